@@ -12,7 +12,7 @@ from transduce.inference.mask_filler import Candidate, Filler, Filling, load_fil
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts with the candidates for their masks."""
+    """A report of texts with the candidates for their masks."""
 
     fillings: Sequence[Filling]
 

@@ -133,11 +133,11 @@ class Corpus(Protocol):
 
     @property
     def source_pad_id(self) -> int:
-        """The padding id of source rows."""
+        """The padding id of source sentences."""
 
     @property
     def target_pad_id(self) -> int:
-        """The padding id of target rows."""
+        """The padding id of target sentences."""
 
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
         """Return the lengths of the pairs in several runs (start, stop), concatenated: sources and targets."""

@@ -38,7 +38,7 @@ class LabeledTexts:
         self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
-        """Return the number of texts."""
+        """Return the number of labeled texts."""
         return len(self.labels)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
@@ -76,7 +76,7 @@ class LabeledPlan:
         return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabeledBatch:
-        """Return the batch at a position of an epoch."""
+        """Return the batch at a position of an epoch, counted from 0."""
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, self._dealt(epoch)
         all_rows = self._epoch[1][position]

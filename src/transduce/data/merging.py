@@ -193,7 +193,7 @@ class _Merging:
 
     @cached_property
     def _rows(self) -> NDArray[np.unsignedinteger]:
-        """The row of each kept pair within its block."""
+        """The row index of each kept pair within its block."""
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[np.unsignedinteger]:

@@ -85,7 +85,7 @@ _DTYPES: dict[Column, np.dtype[np.unsignedinteger]] = {
 
 
 class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a column's file."""
+    """The description of a column's file: a number for each pair, such as a hash."""
 
     sha256: str
 
@@ -98,7 +98,7 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_size(folder / name, pairs * _DTYPES[name].itemsize)
 
     def read(self, folder: Path, name: Column) -> NDArray[np.unsignedinteger]:
-        """Read the column's number for each pair."""
+        """Read the numbers of the column, one for each pair."""
         return np.fromfile(folder / name, _DTYPES[name])
 
     def verify(self, folder: Path, name: Column) -> None:
@@ -362,7 +362,7 @@ class Part:
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """Return a column of all kept pairs."""
+        """Return a column (a number for each pair) of all kept pairs."""
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:

@@ -57,7 +57,7 @@ class SentenceStore(NamedTuple):
 
 
 class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of how rows are made from a text."""
+    """The settings by which rows of two segments are made from a text."""
 
     length: int
     """L, the maximum number of tokens of a row, including special ones."""

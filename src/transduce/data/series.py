@@ -97,7 +97,7 @@ def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
 
 
 class Table(NamedTuple):
-    """The series of a file."""
+    """The time series of a file, with their names."""
 
     columns: tuple[str, ...]
     """The names of the series."""
@@ -236,7 +236,7 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """A batch of windows, each in its own scale."""
+    """A batch of windows of time series, each normalized by its own scale."""
 
     past: NDArray[np.float32]
     """The points that are read, (B, S, C), float32."""

@@ -78,7 +78,7 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The bracket scores of a corpus."""
+    """A report of the bracket scores of a corpus of trees."""
 
     all: BracketCounts
     """Counts over sentences of all lengths."""

@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """The statistics of all differences."""
+        """The agreement statistics over all compared log-probabilities and translations."""
         differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
@@ -256,7 +256,7 @@ class EncoderComparison:
 
     @property
     def agreement(self) -> EncoderAgreement:
-        """The statistics of all differences."""
+        """The agreement statistics over all compared outputs of both encoders."""
         return EncoderAgreement(
             texts=len(self._agreeing),
             largest_differences=dict(self._largest),

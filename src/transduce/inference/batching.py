@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """A unique key of the part: the indices of its sentence and of the part."""
+        """The key of the part in dictionaries: the index of its sentence, and its number within the sentence."""
         return (self.sentence, self.number)
 
     @property

@@ -284,7 +284,7 @@ class ResumableFile:
         self._lock, self._is_open = ExitStack(), False
 
     def __enter__(self) -> Self:
-        """Return the file itself."""
+        """Return this file, whose lock the end of the `with` block releases."""
         return self
 
     def __exit__(

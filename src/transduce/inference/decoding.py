@@ -152,7 +152,7 @@ class CompiledSearch:
     """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
-        """Wrap a compiled search at its first step."""
+        """Wrap a compiled search that has not run a step yet."""
         self.search = search
         self.beam = beam
         self.eos_id = bounds.eos_id

@@ -50,7 +50,7 @@ _LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and posi
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """A continuation of a prompt."""
+    """A continuation of a prompt, with its tokens and their probabilities."""
 
     text: str
     """The generated text without the prompt."""
@@ -104,7 +104,7 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per token."""
+        """The perplexity of the text per token."""
         return math.exp(min(100.0, self.nats / max(1, self.tokens)))
 
     @property

@@ -36,7 +36,7 @@ _SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
 
 
 class Parse(msgspec.Struct, frozen=True):
-    """The parse of a sentence."""
+    """The constituency tree that a parser found for a sentence."""
 
     words: tuple[str, ...]
     """The words of the sentence."""

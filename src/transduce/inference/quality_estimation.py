@@ -60,7 +60,7 @@ class _Number(NamedTuple):
 
     @property
     def digits(self) -> str:
-        """All digits of the number."""
+        """The digits of the number, without separators."""
         return _digits(self.text)
 
     @property
@@ -177,7 +177,7 @@ _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
 
 class QualityWarning(msgspec.Struct, frozen=True):
-    """A quality warning about a translation."""
+    """A warning about the quality of a translation: its kind and the evidence."""
 
     kind: WarningKind
     """The kind of warning.

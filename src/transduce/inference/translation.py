@@ -51,7 +51,7 @@ class GrowingText:
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A translation of a source sentence."""
+    """One of several translations of a source sentence, with its score."""
 
     text: str
     """The translated text."""

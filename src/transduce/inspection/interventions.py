@@ -234,7 +234,7 @@ def _search(
     forbidden: dict[int, list[int]] | None = None,
     observer: Observer | None = None,
 ) -> Hypothesis:
-    """Return the best hypothesis for one sentence."""
+    """Return the best hypothesis for one sentence under the given search settings."""
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.

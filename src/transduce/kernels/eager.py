@@ -292,7 +292,7 @@ def _norm(module: nn.Module) -> Projection | None:
 
 
 def _layers(model: Transformer) -> Iterator[DecoderLayer]:
-    """Iterate over the decoder's layers."""
+    """Iterate over the decoder layers of a model."""
     for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
         assert isinstance(layer, DecoderLayer)
         yield layer

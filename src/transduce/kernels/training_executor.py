@@ -66,7 +66,7 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks."""
+    """Return whether a module has forward or backward hooks."""
     own = vars(module)
     return bool(
         own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
@@ -74,7 +74,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a kernel may compute a module without calling the module: no hook of any kind is registered."""
+    """Return whether a kernel may compute a module without calling it: its class is known and it has no hooks."""
     if _has_hooks(module) or _kernel_of(module) is None:
         return False
     return type(module) in kinds or known_class(module) in kinds

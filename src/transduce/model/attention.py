@@ -315,7 +315,7 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """The number of cached positions."""
+        """The number of positions in the decoder's caches."""
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:

@@ -55,7 +55,7 @@ from transduce.model.transformer import Transformer
 
 
 class Norm(NamedTuple):
-    """A normalization over the model width."""
+    """A normalization over the model width, as described in the layer graph."""
 
     module: nn.Module
     kind: str
@@ -484,7 +484,7 @@ class _Describer:
 
     @property
     def is_shared(self) -> bool:
-        """True if one layer is used for a whole stack."""
+        """True if all layers of each stack are one layer with shared weights."""
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:

@@ -64,7 +64,7 @@ class BiasedMask(AttentionMask):
 
     @property
     def lengths(self) -> None:
-        """None, because lengths cannot express the bias."""
+        """None, since key lengths cannot express the mask's bias."""
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:

@@ -121,7 +121,7 @@ class CellState(NamedTuple):
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """Build one recurrent layer in one direction."""
+    """Build one layer of LSTM or GRU cells that runs in one direction."""
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 

@@ -214,7 +214,7 @@ def _one_row(choice: Choice, row: int) -> Choice:
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Write the selected candidates to the first slots, and mark the remaining slots as impossible."""
+    """Write the selected candidates to the first slots; empty slots get a total of minus infinity."""
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]

@@ -73,7 +73,7 @@ class Bounds(NamedTuple):
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """A target sequence found by search."""
+    """A target sequence that search found, with its log-probability and score."""
 
     ids: tuple[int, ...]
     """The tokens, without start and end symbols."""

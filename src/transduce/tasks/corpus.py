@@ -171,7 +171,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Update the display to a number of pairs read."""
+        """Show a new number of pairs that have been read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():

@@ -73,7 +73,7 @@ class PairBlock(NamedTuple):
     targets: list[str]
 
     def pair(self, row: int) -> Pair:
-        """Return the pair at a row of the block."""
+        """Return the pair at a row of the block, with its file and line number."""
         return Pair(self.sources[row], self.targets[row], self.first_line + row, self.path)
 
 

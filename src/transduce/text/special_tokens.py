@@ -107,7 +107,7 @@ def _expression(written: str, symbol: Symbol) -> str:
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of the special tokens."""
+    """The ids of an encoder's special tokens: [CLS], [SEP] and [MASK]."""
 
     cls: int
     """Begins a text; its hidden state represents the whole text."""

@@ -30,7 +30,7 @@ class Tree(NamedTuple):
     word: str | None = None
 
     def leaves(self) -> "Iterator[Tree]":
-        """Yield the tagged words from left to right."""
+        """Yield the words of the tree with their tags, from left to right."""
         if self.word is not None:
             yield self
         for child in self.children:
@@ -112,7 +112,7 @@ class _Reader:
 
     @property
     def is_inside(self) -> bool:
-        """True if a tree is open."""
+        """True if the brackets of a tree are open."""
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:

@@ -63,7 +63,7 @@ class TensorBoardWriter:
         self.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Add one point to the curve `tag`."""
+        """Add one point to the TensorBoard curve with the name `tag`."""
         field = _field(VALUE_SIMPLE_VALUE, FIXED32) + struct.pack("<f", _within_float32(value))
         self._write_summary(tag, field, step)
 
@@ -359,7 +359,7 @@ class ProgressDisplay:
         self._task: TaskID | None = None
 
     def start(self, step: int, steps: int | None) -> None:
-        """Show the bar if standard error is a terminal."""
+        """Show the progress bar if standard error is a terminal."""
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step {task.completed:,.0f}/{task.fields[last]}"),
@@ -400,12 +400,12 @@ class ProgressDisplay:
             self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the progress bar."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
     def stop(self) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -29,7 +29,7 @@ _ORIGINAL = "parametrizations.weight.original"
 
 
 class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of LoRA."""
+    """The settings of LoRA: rank, alpha and the projections to adapt."""
 
     rank: int = 8
     """R: the width of the narrow matrices."""

@@ -225,7 +225,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 
 
 def _sum_rows(x: Tensor) -> Tensor:
-    """Sum the rows of (N, D) to (D,)."""
+    """Return the sum of the rows of a matrix: (N, D) to (D,)."""
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)

@@ -430,7 +430,7 @@ class FlatOptimizer:
 
     @property
     def rows(self) -> None:
-        """None: each process holds all rows of every tensor."""
+        """None, since each process holds all rows of every tensor."""
         return None
 
     @property

@@ -30,7 +30,7 @@ class Batches(Protocol):
         """Return the number of micro-batches in an epoch."""
 
     def batch(self, epoch: int, position: int) -> Any:
-        """Return one micro-batch of an epoch."""
+        """Return the micro-batch at a position of an epoch."""
 
 
 @runtime_checkable

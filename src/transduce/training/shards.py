@@ -23,10 +23,10 @@ class Sliceable(Protocol):
 
     @property
     def shape(self) -> Sequence[int]:
-        """The shape of the tensor."""
+        """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of rows."""
+        """Return a range of the tensor's rows."""
 
 
 class _Part(NamedTuple):

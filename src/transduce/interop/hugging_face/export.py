@@ -49,7 +49,7 @@ class Place(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors back to the parameter."""
+        """Convert the stored tensors of a parameter back to the parameter."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":

@@ -188,7 +188,7 @@ class AddedToken(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The token's spelling."""
+        """The text of the added token."""
         return self.symbol.text
 
 
@@ -295,7 +295,7 @@ class ModelIds(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> ImportFamily:
-        """The import rules of the model's family."""
+        """The import rules of the model's Hugging Face family."""
         return FAMILIES[self.model_type]
 
 

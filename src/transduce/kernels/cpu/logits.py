@@ -50,7 +50,7 @@ class LogitsRow:
         )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
-        """Return the maximum of a block."""
+        """Return the maximum of one block of logits."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
@@ -114,13 +114,13 @@ class LogitsRow:
         return k.add(k.load_variable(index, start), -1)
 
     def log_sum_exp(self) -> Value:
-        """Return the log-sum-exp of the row."""
+        """Return the log-sum-exp of the row of logits."""
         greatest = self.greatest()[0]
         total = self.k.intrinsic("llvm.log.f32", F32, self._sum_of_exponentials(greatest))
         return self.k.build.fadd(greatest, total)
 
     def _sum_of_exponentials(self, greatest: Value) -> Value:
-        """Return the sum of exp(logit - greatest)."""
+        """Return the sum of exp(logit - greatest logit) over the row."""
         k, greatest_vector = self.k, self.k.splat(greatest)
         total = k.variable(k.splat(0.0))
         blocked_end = k.mul(self.blocks, self.block)
@@ -140,7 +140,7 @@ class LogitsRow:
 
 
 def block_size(k: KernelBuilder) -> int:
-    """Return the number of logits per block."""
+    """Return the number of logits in a block whose maximum the top-k search keeps."""
     return k.lanes * _VECTORS
 
 
@@ -536,7 +536,7 @@ class _Selected:
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
-        """Store a candidate at an index."""
+        """Store a selected candidate at an index of the output arrays."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
         k.store(token, k.element_pointer(self.tokens, number, I64))

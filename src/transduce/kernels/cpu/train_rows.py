@@ -143,7 +143,7 @@ class RowKernelEmitter:
         self.kind = kind
 
     def write(self) -> None:
-        """Emit the kernels that `names` lists."""
+        """Emit the row-wise kernels that the attribute `names` lists."""
         k = self.k
         with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
             self._drop(DropoutArguments(*numbers), *share)
@@ -182,12 +182,12 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Load a vector of a row as float32."""
+        """Load a vector of a float32 or bfloat16 row, converted to float32."""
         k = self.k
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Store a float32 vector to a row."""
+        """Store a float32 vector to a float32 or bfloat16 row."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
@@ -200,7 +200,7 @@ class RowKernelEmitter:
     # --- dropout -----------------------------------------------------------------------------------------------------
 
     def _drop(self, args: DropoutArguments, thread: Value, threads: Value) -> None:
-        """Emit dropout of the thread's share of blocks."""
+        """Emit dropout and residual addition for the thread's share of blocks of elements."""
         k = self.k
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
         scale = k.splat(k.build.fdiv(k.float32(256.0), kept_of_256))
@@ -285,7 +285,7 @@ class RowKernelEmitter:
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
-            """Return a vector of x minus the mean."""
+            """Return a vector of the row x minus the row's mean."""
             return k.build.fsub(element(column, is_first=not is_centred), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
@@ -316,7 +316,7 @@ class RowKernelEmitter:
         thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            """Return a vector of the normalized row."""
+            """Return a vector of the normalized row, (x - mean) / deviation."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
@@ -380,7 +380,7 @@ class RowKernelEmitter:
     # --- softmax -----------------------------------------------------------------------------------------------------
 
     def _softmax(self, args: SoftmaxArguments, row: Value, scratch: Value) -> None:
-        """Emit the softmax of a row."""
+        """Emit the in-place softmax of a row of logits."""
         k, width = self.k, args.width
         maxima = k.accumulators(_NEVER)
         for column, inside, number in self._vectors(width):

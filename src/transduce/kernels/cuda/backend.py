@@ -70,7 +70,7 @@ def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
 
 
 def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
-    """Return whether these vectors include a moving average and a bfloat16 copy."""
+    """Return whether an update includes a moving average, and whether it includes a bfloat16 copy."""
     return vectors.average is not None, vectors.working is not None
 
 
@@ -101,7 +101,7 @@ class _PackedBatches(attention.PackedHeads):
         )
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
-        """Return the decoder's last layer for a packed batch, (1, N, D)."""
+        """Return the output of the decoder's last layer for a packed batch, (1, N, D)."""
         return packed_hidden(model, batch)
 
 

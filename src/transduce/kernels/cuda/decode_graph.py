@@ -55,7 +55,7 @@ class StepLayer:
 
 
 class Caches:
-    """The KV caches of a step."""
+    """The KV caches of a recorded decoding step, for self-attention and cross-attention."""
 
     past: Tensor
     """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
@@ -66,12 +66,12 @@ class Caches:
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The positions in `past` to attend to."""
+        """The cached target positions that the hypotheses attend to."""
         raise NotImplementedError
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The positions in `memory` to attend to."""
+        """The source positions that the hypotheses attend to."""
         raise NotImplementedError
 
 
@@ -111,7 +111,7 @@ class _Chain:
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    """Return x + y, and the normalized x + y."""
+    """Return x + y for the residual connection, and the normalized x + y."""
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
         total = x + y
@@ -139,7 +139,7 @@ _MIN_SOURCE = 8  # smallest source length to allocate
 
 
 class StepSize(NamedTuple):
-    """The buffer sizes of a recorded step."""
+    """The buffer sizes of a recorded decoding step."""
 
     sentences: int
     """The number of sentences B."""
@@ -181,17 +181,17 @@ class RecordedStep(Caches):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """Positions that the hypotheses descend from."""
+        """The cached positions that each hypothesis attends to: those of its own past."""
         return AttendedPositions(self.allowed)
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """Source positions that are not padding."""
+        """The source positions that hypotheses attend to: those that are not padding."""
         return AttendedPositions(self.present, self.sources)
 
     @property
     def bytes(self) -> int:
-        """The size of the caches in bytes."""
+        """The size of the step's KV caches in bytes."""
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:

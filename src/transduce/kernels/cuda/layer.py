@@ -211,7 +211,7 @@ class _Context:
         self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Save tensors for the backward pass."""
+        """Save tensors of a node's forward pass for its backward pass."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:

@@ -87,7 +87,7 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """Positions that the hypotheses descend from; none for sentences that are done."""
+        """The cached positions that each hypothesis attends to; none for sentences that are done."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
@@ -120,7 +120,7 @@ class SearchStep(RecordedStep):
         )  # fmt: skip
 
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
-        """Find each row's best tokens and its log-sum-exp."""
+        """Find the best next tokens of each hypothesis, and the log-sum-exp of its logits."""
         block = self._block
         programs.find_top_tokens[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
@@ -353,17 +353,17 @@ class _RemainingCount:
             self._number = remaining.clone()
 
     def read(self) -> int:
-        """Wait for the copy, and return the number."""
+        """Wait for the asynchronous copy, and return the number of unfinished sentences."""
         if self._event is not None:
             self._event.synchronize()
         return int(self._number)
 
 
 class _Snapshot:
-    """A copy on the CPU of a step's hypotheses."""
+    """A copy on the CPU of all hypotheses after a step."""
 
     def __init__(self, step: SearchStep, length: int) -> None:
-        """Copy the state after `length` steps, t."""
+        """Copy the hypotheses of `length` tokens from the GPU."""
         history = step.history[:length].cpu().numpy()  # (t, B, W, 3)
         self._parents, self._tokens = history[..., 0], history[..., 1]
         self._values = history[..., 2].view(np.float32)

@@ -421,7 +421,7 @@ class TaskKind(ABC, Generic[C]):
 
 
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
-    """Return the data type of the model's precision."""
+    """Return the PyTorch dtype of a model at a precision, such as bfloat16 for "bf16"."""
     return DTYPES[resolved.training.precision]
 
 

@@ -67,7 +67,7 @@ class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The time series of a run."""
+    """The time series of a training run, divided into training and dev windows."""
 
     columns: tuple[str, ...]
     """Names of the series."""

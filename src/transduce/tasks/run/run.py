@@ -456,7 +456,7 @@ class _FolderWriter:
         self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
 
     def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
-        """Write the weights and the model card."""
+        """Write the weights and the model card to the run's folder."""
         card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
         write_model_folder(
             self.folder,

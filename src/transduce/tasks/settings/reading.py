@@ -301,7 +301,7 @@ def _unknown_key(path: tuple[str, ...]) -> str:
 
 
 def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
-    """Yield the full names of all settings."""
+    """Yield the dotted names of all settings that a settings file can have."""
     for key, hint in get_type_hints(struct).items():
         inner = struct_of(hint)
         if inner is None:

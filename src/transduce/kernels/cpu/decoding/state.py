@@ -142,7 +142,7 @@ class NativeSteps:
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
+        """Return the step arguments that depend on the model's kind: each row's offset and count, and the memory."""
         raise NotImplementedError
 
     def select_rows(self, rows: Tensor, width: int) -> None:
@@ -323,7 +323,7 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
+        """Return the step arguments for cross-attention: each row's source offset and length, and the memory."""
         firsts = self.row_sources.data_ptr()
         return {
             "firsts": firsts,
@@ -388,5 +388,5 @@ class NativePromptState(NativeSteps):
             self._after_prompt = self._after_prompt.index_select(0, rows)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
+        """Return the step arguments of each row's tokens: offset and count; a decoder-only model has no memory."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

@@ -213,7 +213,7 @@ class Packer:
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Return a pointer to an element of a matrix."""
+        """Return a pointer to the element of a matrix at a row and column."""
         return self.k.element_pointer(place, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
@@ -231,7 +231,7 @@ class Packer:
             k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
-        """Convert bfloat16 bits to float32 bits."""
+        """Convert a vector of bfloat16 bits to float32 bits."""
         return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.splat_int(16))
 
     def _join(self, values: list[Value]) -> Value:
@@ -477,7 +477,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to a tile's packed rows."""
+        """Return a pointer to the packed rows of one tile."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 

@@ -94,7 +94,7 @@ class MemoryBlock:
         self._stack = stack
 
     def free(self) -> None:
-        """Free the block."""
+        """Free the memory block, which must not be used afterwards."""
         self._stack.live.pop(self.address, None)
 
     def __del__(self) -> None:
@@ -137,7 +137,7 @@ class _HeapBlock(MemoryBlock):
         self._memory: torch.Tensor | None = memory
 
     def free(self) -> None:
-        """Free the block."""
+        """Free the heap block, which must not be used afterwards."""
         self._memory = None
 
 

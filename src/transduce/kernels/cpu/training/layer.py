@@ -378,7 +378,7 @@ class _Writer:
         self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call that computes out = other + x."""
+        """Append a kernel call that computes out = other + x."""
         self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
 
     def _drop(self, arguments: DropoutArguments) -> None:
@@ -602,7 +602,7 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:
-    """Return the shape of a sub-layer."""
+    """Return the shape of a sub-layer, on which its kernel calls depend."""
     attention, (first, last) = part.attention, part.linears
     assert part.norm.eps is not None
     return PartShape(
@@ -637,7 +637,7 @@ def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor 
 
 @lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
-    """Return the plan for a layer's shape, cached."""
+    """Return the plan of kernel calls for a layer's shape, made on first use."""
     return LayerPlan(shape)
 
 

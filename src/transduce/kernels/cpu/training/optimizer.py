@@ -98,7 +98,7 @@ class UpdateEmitter:
         self.k = k
 
     def write(self) -> None:
-        """Emit the kernels that `names` lists."""
+        """Emit the optimizer kernels that the attribute `names` lists."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._take)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
