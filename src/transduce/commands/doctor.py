@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transduce.text.tokenizer import Tokenizer
 
 
-class _Both(msgspec.Struct, frozen=True):
+class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
     """The reports on a model and on the corpus that it is to be trained on."""
 
     model: DoctorReport
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     corpus = _examine_corpus(options) if options.source else None
     if corpus is not None and options.html:
         write_file(Path(options.html), html_page(corpus).encode())
-    report: msgspec.Struct | None = _Both(model, corpus) if model and corpus else model or corpus
+    report: msgspec.Struct | None = _ModelAndCorpusReport(model, corpus) if model and corpus else model or corpus
     assert report is not None
     write_report(report, options.json)
     return int(not all(part.passed for part in (model, corpus) if part is not None))

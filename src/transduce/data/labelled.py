@@ -78,7 +78,7 @@ class LabeledPlan:
     def batch(self, epoch: int, position: int) -> LabeledBatch:
         """Return the batch at a position of an epoch, counted from 0."""
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, self._dealt(epoch)
+            self._epoch = epoch, self._batches_of_epoch(epoch)
         all_rows = self._epoch[1][position]
         share_rows = all_rows[self._share[0] :: self._share[1]]
         if len(share_rows):
@@ -91,7 +91,7 @@ class LabeledPlan:
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
-    def _dealt(self, epoch: int) -> list[Indices]:
+    def _batches_of_epoch(self, epoch: int) -> list[Indices]:
         """Return the text indices of each batch of an epoch, which has texts of similar length, in random order."""
         order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED

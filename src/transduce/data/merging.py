@@ -49,7 +49,7 @@ def check_parts(parts: Sequence[Part]) -> None:
     """
     first = parts[0]
     for part in parts[1:]:
-        for what, one, other in _alike(first, part):
+        for what, one, other in _shared_properties(first, part):
             if one != other:
                 raise TransduceError(
                     f"Parts of one corpus must be prepared alike, but {first.folder} and {part.folder} have different "
@@ -81,7 +81,7 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
     return f"All shards of a corpus are needed, but {lack}: {names}; name the others too."
 
 
-def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
+def _shared_properties(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
     """Yield the properties that two parts must share, each as a name for messages and the values of both parts."""
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task

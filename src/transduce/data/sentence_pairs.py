@@ -125,7 +125,7 @@ class _Sentences(NamedTuple):
         middle = np.where(several, start + 1 + (draw * (stop - start - 1)).astype(np.int64), stop)
         return middle, np.where(several, stop, stop + has_next)
 
-    def elsewhere(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
+    def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
         """Return, for each row, up to `count` consecutive sentences from another random position in the text."""
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         rest = len(self.filled) - (after - before)
@@ -222,7 +222,7 @@ class SentencePairPlan:
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
         """Return the batch at a position, from 0 to ``len(self) - 1``, of an epoch."""
-        laid_out, chosen = self._laid_out(epoch), self._batches[position]
+        laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
         hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
         own_rows = np.arange(len(chosen))[self._share[0] :: self._share[1]]
@@ -233,7 +233,7 @@ class SentencePairPlan:
 
     def largest_batches(self) -> list[SentencePairBatch]:
         """Return stand-ins for the largest batches by padded tokens and by attention scores, often just one."""
-        epoch = self._laid_out(0)
+        epoch = self._rows_of_epoch(0)
         lengths = [epoch.lengths[rows] for rows in self._batches]
         widest = max(lengths, key=lambda rows: len(rows) * int(rows.max()))
         highest = max(lengths, key=lambda rows: len(rows) * int(rows.max()) ** 2)
@@ -255,7 +255,7 @@ class SentencePairPlan:
             float(hidden.mean()),
         )
 
-    def _laid_out(self, number: int) -> _Epoch:
+    def _rows_of_epoch(self, number: int) -> _Epoch:
         """Return the rows of an epoch, which are cached until another epoch is requested."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
@@ -273,7 +273,7 @@ class SentencePairPlan:
             middle, stop = text.split(start, stop, draws[0])
             has_next = stop > middle
             follows = (draws[1] < 0.5) & has_next
-            rest = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
+            rest = text.random_segments(start, stop, np.maximum(1, stop - middle), draws[2])
             second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
         tokens = text.tokens(start, middle) + text.tokens(*second)
         lengths = np.minimum(tokens, self._row_tokens) + self._marks_of_row
@@ -320,11 +320,11 @@ class SentencePairPlan:
         if not self._settings.next_sentence:
             ids = self._framed([one[: self._row_tokens]])
             return _Row(ids, np.zeros_like(ids), follows=True)
-        one, two = self._trimmed(one, text.read(int(begin[number]), int(stop[number])))
+        one, two = self._trim_segments(one, text.read(int(begin[number]), int(stop[number])))
         types = np.repeat([0, 1], [len(one) + 2, len(two) + 1])
         return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
 
-    def _trimmed(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
+    def _trim_segments(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
         """Trim two segments to a row's length, keeping the end of the first segment and the start of the second."""
         first_length = max(self._row_tokens // 2, self._row_tokens - len(two))
         one = one[-first_length:]

@@ -202,19 +202,20 @@ class _Split:
         seen = {pair.target_words for pair in self.train}
         chinese = Counter(word for pair in self.train for word in pair.source_words)
         english = Counter(word for pair in self.train for word in pair.target_words)
-        company = Counter(two for pair in self.train for two in _company(combinations(pair.source_words)))
+        company = Counter(two for pair in self.train for two in _predicate_pairs(combinations(pair.source_words)))
         for pair in self.reserved:
             if (
                 pair.target_words not in seen
                 and min(chinese[word] for word in pair.source_words) >= MIN_OCCURRENCES
                 and min(english[word] for word in pair.target_words) >= MIN_OCCURRENCES
-                and min(company[two] for two in _company(self._held_out(pair.source_words))) >= MIN_COOCCURRENCES
+                and min(company[two] for two in _predicate_pairs(self._held_out(pair.source_words)))
+                >= MIN_COOCCURRENCES
             ):
                 seen.add(pair.target_words)
                 yield pair
 
 
-def _company(candidates: list[Combination]) -> set[tuple[str, str]]:
+def _predicate_pairs(candidates: list[Combination]) -> set[tuple[str, str]]:
     """Return pairs of a sentence's predicate and each of its participants."""
     return {(predicate, word) for predicate, *words in candidates for word in words}
 

@@ -374,7 +374,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], ordinary, most)
-    rows = _closed(vocabulary, encoded, original.longest)
+    rows = _with_special_tokens(vocabulary, encoded, original.longest)
     most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
     return Trial(texts, origin, rows, [], ordinary, most)
 
@@ -415,7 +415,7 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     return list(filter(is_alike, texts))
 
 
-def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
+def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
     """Return source token ids with special tokens, truncated to at most `longest` tokens."""
     most = longest - len(vocabulary.before) - len(vocabulary.after)
     return [vocabulary.with_special_tokens(row[:most]) for row in rows]
@@ -436,7 +436,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
     """Translate sentences by greedy search; blank lines give blank translations."""
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
-    sources = _closed(translator.tokenizer.source, encoded, longest)
+    sources = _with_special_tokens(translator.tokenizer.source, encoded, longest)
     by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
@@ -454,10 +454,10 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
     """Return texts to compare an export on, one of them long, and a description of their origin."""
     vocabulary = original.tokenizer.source
-    real, origin = _real(sources or []), "the sources given"
+    real, origin = _first_texts(sources or []), "the sources given"
     for name, description in _CORPORA:
         if not real:
-            real, origin = _real(_stored_texts(original, name)), description
+            real, origin = _first_texts(_stored_texts(original, name)), description
     if not real:
         real, origin = _random_texts(vocabulary), "random tokens"
     long: list[str] = []
@@ -467,7 +467,7 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
     return [*real, " ".join(long)], f"{count} of {origin} and a long one made of them"
 
 
-def _real(texts: Sequence[str]) -> list[str]:
+def _first_texts(texts: Sequence[str]) -> list[str]:
     """Return the first non-blank texts, as many as an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
@@ -487,4 +487,4 @@ def _random_texts(vocabulary: Vocabulary) -> list[str]:
     draw = random.Random(1)
     ids = text_token_ids(vocabulary)
     drawn = (vocabulary.decode(draw.choices(ids, k=draw.randint(1, 30))) for _ in range(_RANDOM_TEXTS))
-    return _real(list(drawn)) or ["a"]
+    return _first_texts(list(drawn)) or ["a"]

@@ -171,15 +171,15 @@ class HuggingFaceExporter:
 
     def _check_tokenizer(self) -> None:
         original = self.original
-        is_foreign = isinstance(original.tokenizer, ImportedTokenizer)
+        is_imported = isinstance(original.tokenizer, ImportedTokenizer)
         if (
             has_original_tokenizer(original.folder)
-            if is_foreign
+            if is_imported
             else has_tokenizer(original.tokenizer, original.config)
         ):
             return
         alternatives = _other_formats("huggingface", original.config)
-        if is_foreign:
+        if is_imported:
             raise TransduceError(
                 f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
                 "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "

@@ -104,7 +104,7 @@ def build_datastore(
     index = NeighborIndex(tensors, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
         tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MAX_TUNING_PAIRS)))
-        tuner = _Tuner.among(translator, index, source_ids, target_ids, tuning_pairs)
+        tuner = _Tuner.from_own_pairs(translator, index, source_ids, target_ids, tuning_pairs)
     else:
         tuner = _Tuner.of(translator, index, *_encode(translator, *dev))
     card, loss_without, loss_with = tuner.choose(len(usable))
@@ -162,7 +162,7 @@ class _Tuner:
         self._voted: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
-    def among(
+    def from_own_pairs(
         cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
     ) -> "_Tuner":
         """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source."""

@@ -207,7 +207,7 @@ def find_quality_warnings(
     *,
     source_language: str | None = None,
     target_language: str | None = None,
-    unread: str = "",
+    unknown_characters: str = "",
     glossary: Glossary | None = None,
 ) -> tuple[QualityWarning, ...]:
     """Return the quality warnings about a translation's best alternative, in the order of `WARNING_KINDS`.
@@ -217,13 +217,16 @@ def find_quality_warnings(
         source_language: language code of the source. The checks for copied or untranslated text and for numbers run
             only if both languages are known and differ.
         target_language: language code of the target.
-        unread: characters of the source that are not in the model's vocabulary.
+        unknown_characters: characters of the source that are not in the model's vocabulary.
         glossary: terms that must be translated as specified.
     """
     if not any(map(str.isalnum, translation.source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
-    warnings: dict[WarningKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
+    warnings: dict[WarningKind, str | None] = {
+        "unread": unknown_characters or None,
+        "terms": ", ".join(map(str, missing)) or None,
+    }
     warnings["language"] = describe_wrong_language(translation.source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
@@ -284,10 +287,10 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
     if missing - {number for term in terms for number in missing_numbers(term.source, "")}:
         return True
     expected_text = "\n".join([source, plain, *(form for term in terms for form in term.forms)])
-    return bool(missing_numbers(text, expected_text)) or (rewritten and _begins_anew(_units(plain), _units(text)))
+    return bool(missing_numbers(text, expected_text)) or (rewritten and _repeats_ngram(_units(plain), _units(text)))
 
 
-def _begins_anew(plain: list[str], text: list[str]) -> bool:
+def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
     """Return whether a text with inserted terms repeats an n-gram more often than the plain translation does."""
     size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))

@@ -186,7 +186,7 @@ class _Aligner:
     def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
         self.words = word_spans(marked.text)
-        self.losses = [self._tied(span, own) for span, own in zip(marked.spans, losses, strict=True)]
+        self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, losses, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
         """The words that are assigned to each aligned span."""
@@ -200,7 +200,7 @@ class _Aligner:
             self._align(number)
         return [self.placed[number] for number in range(len(spans))]
 
-    def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
+    def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
         """Return the losses of a span's words, where words with a known span (glossary terms) get fixed values."""
         adjusted = list(losses)
         for source, target in self.marked.ties:
@@ -222,7 +222,7 @@ class _Aligner:
         bounds = min(
             (self.placed[other] for other in parents), key=lambda s: s.end - s.start, default=Span(0, len(text))
         )
-        free = self._free(parents, bounds)
+        free = self._free_words(parents, bounds)
         words = self._run(number, free)
         self.taken[number] = words
         if not words:
@@ -240,7 +240,7 @@ class _Aligner:
                     target_span = Span(target_span.start, min(target.end, bounds.end))
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
-    def _free(self, parents: Sequence[int], bounds: Span) -> list[int]:
+    def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
         """Return the target words that a span may use: words of its enclosing span that no disjoint span has taken."""
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
@@ -255,7 +255,7 @@ class _Aligner:
             return range(free[0], free[-1] + 1)
         strongest = max(losses[word] for word in free) if losses else 0.0
         if strongest < _MIN_NATS:
-            return self._with_contractions(self._as_far_along(span, free), free)
+            return self._with_contractions(self._at_same_relative_position(span, free), free)
         threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
         for index, word in enumerate(free):
@@ -268,17 +268,17 @@ class _Aligner:
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
         """Extend a run so that it does not split a contraction such as `doesn't`."""
         first, last = run.start, run.stop - 1
-        while last + 1 in free and self._joins(last):
+        while last + 1 in free and self._is_contraction(last):
             last += 1
-        while first - 1 in free and self._joins(first - 1):
+        while first - 1 in free and self._is_contraction(first - 1):
             first -= 1
         return range(first, last + 1)
 
-    def _joins(self, word: int) -> bool:
+    def _is_contraction(self, word: int) -> bool:
         """Return whether only an apostrophe separates a target word from the next one, as in a contraction."""
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
-    def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
+    def _at_same_relative_position(self, span: Span, free: Sequence[int]) -> range:
         """Return the free target word at about the same relative position as the span in the source."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)

@@ -309,7 +309,7 @@ def _quality_warnings(
             translation,
             source_language=planned.source,
             target_language=request.target,
-            unread=model.unknown_characters(translation.source),
+            unknown_characters=model.unknown_characters(translation.source),
             glossary=request.glossary_for(model),
         )
     )

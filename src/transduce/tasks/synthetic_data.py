@@ -286,10 +286,10 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
     _check(settings, request)
     if request.resume and (request.out / SETTINGS_FILE).exists():
         return train_run(_training_request(request, None))
-    return train_run(_have_translated(request, settings.data))
+    return train_run(_translate_with_teacher(request, settings.data))
 
 
-def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
+def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunRequest:
     """Translate the sources with the teacher, and return the training run's request with these translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)

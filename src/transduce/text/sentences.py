@@ -137,7 +137,7 @@ def sentences_of(text: str) -> list[str]:
 
 def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Return the sentences of a hard-wrapped text; its first lines determine the width."""
-    paragraphs = join_lines(lines, _width(_followed(first)))
+    paragraphs = join_lines(lines, _width(_consecutive_lines(first)))
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
 
@@ -163,15 +163,15 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
     Sentences that end within lines distinguish prose from a list, whose lines may be about equally long.
     """
-    followed = _followed(lines)
+    followed = _consecutive_lines(lines)
     if len(followed) < 2:
         return False
     width = _width(followed)
     full = sum(len(line) + 1 + _first_word(after) > width for line, after in followed)
-    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _runs_on(followed)
+    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _continues_across_lines(followed)
 
 
-def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
+def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
     """Return the pairs of consecutive lines in which neither line is empty."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
@@ -181,7 +181,7 @@ def _width(followed: Sequence[tuple[str, str]]) -> int:
     return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
 
 
-def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
+def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
     """Return whether sentences continue across lines: more of them end within lines than at line ends."""
     within = at_end = large = 0
     for line, after in followed:

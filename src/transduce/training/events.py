@@ -322,7 +322,7 @@ def _event_key(line: bytes) -> _EventKey | None:
         return None
 
 
-class _LastingStream(io.TextIOBase):
+class _RobustStandardError(io.TextIOBase):
     """A wrapper of standard error that ignores a closed terminal or pipe."""
 
     @property
@@ -359,7 +359,7 @@ class ProgressDisplay:
     """A progress bar on a terminal, or one line per report elsewhere; both go to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=_LastingStream(), highlight=False)  # type: ignore[arg-type]
+        self.console = console or Console(file=_RobustStandardError(), highlight=False)  # type: ignore[arg-type]
         self._bar: Progress | None = None
         self._reported = False
         self._task: TaskID | None = None

@@ -268,7 +268,7 @@ class Trainer:
         norm = math.nan if high else self.optimizer.step(sums.tokens, rate, weight_decay)
         self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
-            self._watch.learnt(step, mean)
+            self._watch.record_accepted(step, mean)
         else:
             self._watch.skipped(high=high)
             self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))

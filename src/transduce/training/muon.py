@@ -143,7 +143,7 @@ class Muon:
             master.device.type == "cpu" and gather is None and self._processes.count == 1
         ):  # several processes must form equal groups
             most = max(most, _MAX_ELEMENTS_OF_THREAD * torch.get_num_threads())
-        self._groups = _some_at_a_time(weights, self._processes.count, most)
+        self._groups = _group_by_memory(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
         """Update the master vector from the gradient with Nesterov momentum."""
@@ -206,7 +206,7 @@ class Muon:
         return {"momentum": self.momentum}
 
 
-def _some_at_a_time(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
+def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
     """Divide weights into groups that need little memory and can be distributed to the processes."""
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)

@@ -27,7 +27,7 @@ _NATIVE_NAME = "source_weight"
 _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
-class Place(NamedTuple):
+class StoredParameter(NamedTuple):
     """The names and layout of the stored tensors that hold one parameter of a model."""
 
     names: tuple[str, ...]
@@ -155,7 +155,7 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
     )
 
 
-def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, Place]:
+def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, StoredParameter]:
     """Return for each parameter the names and layout of the stored tensors that hold it.
 
     Args:
@@ -165,7 +165,7 @@ def places(names: Collection[str], config: ModelConfig, present: Collection[str]
     """
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
-        return {name: Place((name,)) for name in names}
+        return {name: StoredParameter((name,)) for name in names}
     return {name: _place(name, config, family) for name in names}
 
 
@@ -194,7 +194,7 @@ def ignored_names(config: ModelConfig) -> set[str]:
 # --- one parameter ----------------------------------------------------------------------------------------------
 
 
-def _place(name: str, config: ModelConfig, family: Family) -> Place:
+def _place(name: str, config: ModelConfig, family: Family) -> StoredParameter:
     names = _stored_names(family, config)
     if name == "output_bias":
         return _output_bias_place(names)
@@ -204,18 +204,18 @@ def _place(name: str, config: ModelConfig, family: Family) -> Place:
         "own_output_weight": names.output,
     }.get(name)
     if table is not None:
-        return Place((table,))
+        return StoredParameter((table,))
     if family.architecture == "BertForPreTraining" and name.startswith("classifier."):
-        return Place((name.replace("classifier", _NEXT_SENTENCE_HEAD),), "reversed")
+        return StoredParameter((name.replace("classifier", _NEXT_SENTENCE_HEAD),), "reversed")
     entry: Names | None = find_names(names.names, name)
     if entry is None:
         raise ValueError(f"{family.architecture} has no name for the parameter {name}")
-    return Place(entry.theirs, "transposed" if entry.transposed else "rows")
+    return StoredParameter(entry.theirs, "transposed" if entry.transposed else "rows")
 
 
-def _output_bias_place(names: StoredNames) -> Place:
+def _output_bias_place(names: StoredNames) -> StoredParameter:
     name = names.output_bias[0]
-    return Place((name,), "flat" if name == "final_logits_bias" else "rows")
+    return StoredParameter((name,), "flat" if name == "final_logits_bias" else "rows")
 
 
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:

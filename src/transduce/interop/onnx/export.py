@@ -27,7 +27,7 @@ from transduce.interop.components import (
 )
 from transduce.interop.onnx.graph import Graph
 from transduce.interop.onnx.layers import (
-    Known,
+    DecoderCaches,
     add_inputs,
     add_outputs,
     build_activation,
@@ -41,8 +41,8 @@ from transduce.interop.onnx.layers import (
     build_norm,
     build_output,
     build_output_scale,
+    key_mask,
     key_value_shapes,
-    of_keys,
 )
 from transduce.interop.onnx.recurrent import build_recurrent_decoder, build_recurrent_encoder
 from transduce.model.build import Model
@@ -223,10 +223,12 @@ def build_decoder(model: Transformer) -> Graph:
     )
     x = build_embedding(graph, ids, positions, model.target_embedding, model.target_weight, config)
     context = build_context(graph, model.decoder_positions, config, positions, all_positions)
-    memory_bias = build_bias(graph, of_keys(graph, mask))
+    memory_bias = build_bias(graph, key_mask(graph, mask))
     caches = []
     for layer, memory, past in zip(layers, memories, pasts, strict=True):
-        x, keys_and_values = build_decoder_layer(graph, x, layer, context, Known(memory, memory_bias, past), config)
+        x, keys_and_values = build_decoder_layer(
+            graph, x, layer, context, DecoderCaches(memory, memory_bias, past), config
+        )
         caches.append(keys_and_values)
     x = build_output_scale(graph, build_norm(graph, x, model.decoder_norm), config)
     graph.add_output(

@@ -295,7 +295,7 @@ def build_encoder_layer(
     return after_sublayer(graph, x, y, layer.feed_forward_residual), keys_and_values
 
 
-class Known(NamedTuple):
+class DecoderCaches(NamedTuple):
     """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache.
 
     The inputs are the projected encoder output, its mask as a bias, and the self-attention cache.
@@ -307,7 +307,7 @@ class Known(NamedTuple):
 
 
 def build_decoder_layer(
-    graph: Graph, x: str, layer: DecoderLayer, context: Context, known: Known, config: ModelConfig
+    graph: Graph, x: str, layer: DecoderLayer, context: Context, known: DecoderCaches, config: ModelConfig
 ) -> tuple[str, KeysAndValues]:
     """Add a decoder layer; return its output, and the self-attention cache extended by this call's positions."""
     y = before_sublayer(graph, x, layer.self_attention_residual)
@@ -369,7 +369,7 @@ def build_bias(graph: Graph, allowed: str) -> str:
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 
 
-def of_keys(graph: Graph, present: str) -> str:
+def key_mask(graph: Graph, present: str) -> str:
     """Add a reshape of a key mask (B, L) to (B, 1, 1, L), so that it broadcasts over heads and queries."""
     return graph.unsqueeze(present, 1, 2)
 
@@ -388,7 +388,7 @@ def build_context(
         present: a boolean mask of the keys that are not padding, (B, L); None: no key is padding.
     """
     distance = graph.apply("Sub", graph.unsqueeze(keys, 1, 2), graph.unsqueeze(queries, 1, 3))  # (B or 1, 1, T, L)
-    masks = [] if present is None else [of_keys(graph, present)]
+    masks = [] if present is None else [key_mask(graph, present)]
     if stack.causal:
         masks.append(graph.apply("LessOrEqual", distance, graph.integer(0)))
     if config.attention_window is not None:

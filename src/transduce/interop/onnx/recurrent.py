@@ -25,7 +25,7 @@ from transduce.interop.onnx.layers import (
     build_linear,
     build_output,
     build_output_scale,
-    of_keys,
+    key_mask,
 )
 from transduce.model.recurrent import Recurrent
 from transduce.model.recurrent_layers import PastAttention, RecurrentDecoderLayer, RecurrentEncoderLayer
@@ -163,7 +163,7 @@ class _MemoryAttention:
         assert model.memory_attention is not None
         self.graph, self.attention, self.width = graph, model.memory_attention, model.config.d_model
         shape = ("batch", "source", self.width)
-        self.bias = build_bias(graph, of_keys(graph, graph.add_input("memory_mask", np.bool_, ("batch", "source"))))
+        self.bias = build_bias(graph, key_mask(graph, graph.add_input("memory_mask", np.bool_, ("batch", "source"))))
         memory = keys = graph.add_input("memory", np.float32, shape)
         if isinstance(self.attention.key, nn.Linear):
             keys = graph.add_input("memory_key", np.float32, shape)

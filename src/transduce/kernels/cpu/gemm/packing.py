@@ -395,9 +395,9 @@ class _Panels:
         """Prefetch what the epilogue of the current tile will need."""
         k = self.k
         with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
-            self.is_last_span.fetch(self._place_of(parts, row))
+            self.is_last_span.fetch(self._offset_of(parts, row))
 
-    def _place_of(self, parts: list[Value], row: Value) -> Value:
+    def _offset_of(self, parts: list[Value], row: Value) -> Value:
         """Return the offset, in the result, of the first element of row `row` of a tile."""
         k = self.k
         is_first = k.build.icmp_signed("<", row, k.int64(PART_ROWS))
@@ -410,7 +410,7 @@ class _Panels:
         sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
         parts = [k.load_variable(variable, none) for variable in self.parts_made]
         with k.loop(first, k.minimum(last, k.load_variable(self.rows_made, none))) as row:
-            self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._place_of(parts, row))
+            self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._offset_of(parts, row))
 
 
 # --- packing for AMX ---

@@ -157,7 +157,7 @@ class AmxGemmEmitter(GemmEmitter):
                 is_first_span=block.begins,
                 is_last_span=block.ends,
                 prefetched=self._panel_from(gemm, next_column, panel, PairRange(pair, block.span.count)),
-                **self._places(gemm, column, block.span),
+                **self._common_arguments(gemm, column, block.span),
                 first=block.tiles.first,
                 last=block.tiles.last,
                 step=k.int64(1),
@@ -180,7 +180,7 @@ class AmxGemmEmitter(GemmEmitter):
             is_first_span=k.int64(1),
             is_last_span=k.int64(1),
             prefetched=self._panel_from(gemm, k.add(column, width), width, span),
-            **self._places(gemm, column, span),
+            **self._common_arguments(gemm, column, span),
             first=first,
             last=last,
             step=k.int64(step),
@@ -188,7 +188,7 @@ class AmxGemmEmitter(GemmEmitter):
         with k.when(k.build.icmp_signed("<", first, last)):
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
-    def _places(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
+    def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
         """Return the tile function's arguments that are the same for packed and unpacked rows."""
         k = self.k
         return {
