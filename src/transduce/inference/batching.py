@@ -65,7 +65,7 @@ class Part(NamedTuple):
         return len(self.ids) < 2 or not self.text.strip()
 
     def place(self, places: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers: its sentence's index plus an offset for each part.
+        """Return the index that seeds the part's random numbers: the sentence's index plus an offset for each part.
 
         `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """

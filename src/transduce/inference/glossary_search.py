@@ -244,7 +244,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether the second translation is missing or only appends to the end of the first.
+    """Return whether a second translation of a part is missing or only appends text to the end of the first.
 
     An appended term is in the wrong position.
     """

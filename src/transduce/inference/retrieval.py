@@ -53,7 +53,7 @@ class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class DatastoreTensors(NamedTuple):
-    """The tensors of a datastore."""
+    """The tensors of a datastore: decoder states with their next tokens, and embeddings of the sources."""
 
     states: Tensor
     """Output of the last decoder layer before each target token, float16, (N, D)."""

@@ -187,7 +187,7 @@ def _find_gpus() -> tuple[tuple[str, ...], str | None]:
 
 
 def _forecast(machine: Machine) -> BackendChoice:
-    """Return what decodes the paper's base model on a machine."""
+    """Return the backend that would decode the paper's base model on a machine."""
     with torch.device("meta"):
         model = Transformer(ModelConfig(source_vocabulary_size=37_000, target_vocabulary_size=37_000))
     backend, refused = forecast_decoder(model.eval(), machine.device)

@@ -130,7 +130,7 @@ class TrainingKernels(Protocol):
 
     @property
     def packed(self) -> PackedAttention | None:
-        """The backend's training on packed batches; None if padded batches are at least as fast."""
+        """The backend's kernels for packed batches (without padding); None if padded batches are at least as fast."""
 
     def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
         """Compute a whole encoder or decoder layer in training, or return None if that is not supported.

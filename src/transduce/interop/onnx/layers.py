@@ -322,7 +322,7 @@ def build_decoder_layer(
 
 
 def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
-    """Add the output scale of `VocabularyModel.finish`."""
+    """Add a multiplication by the output scale that T5 applies (`VocabularyModel.finish`)."""
     return x if config.output_scale == 1.0 else graph.apply("Mul", x, graph.number(config.output_scale))
 
 

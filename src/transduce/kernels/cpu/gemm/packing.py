@@ -392,7 +392,7 @@ class _Panels:
             self.finish_rows(first, last)
 
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
-        """Prefetch what the epilogue of the current tile will need."""
+        """Prefetch the memory that the epilogue of the current tile will read."""
         k = self.k
         with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
             self.is_last_span.fetch(self._offset_of(parts, row))

@@ -335,7 +335,7 @@ class KernelBuilder:
             self.intrinsic(name, VOID, values, at, mask)
 
     def _load_inside(self, at: Value, elements: Any, mask: Value) -> Value:
-        """Emit a masked load; other lanes are zero."""
+        """Emit a load of a vector under a mask; elements outside the mask are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, mask, ir.Constant(elements, None))
 
