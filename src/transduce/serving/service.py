@@ -366,7 +366,7 @@ class RequestChecks:
         return await self.read_message(request, message)
 
     async def read_message(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request that costs almost nothing to answer, without a rate limit.
+        """Return the typed message of a request that is so cheap to answer that no rate limit applies.
 
         Raises:
             RequestError: the body is too large, too slow, or invalid.
