@@ -287,7 +287,7 @@ def cross_attention_projections(attention: MultiHeadAttention) -> tuple[Projecti
 
 
 def _norm(module: nn.Module) -> Projection | None:
-    """Return a norm's function, or None for an identity."""
+    """Return the function that a norm module computes, or None for an identity."""
     return None if isinstance(module, nn.Identity) else module.forward
 
 

@@ -288,7 +288,7 @@ def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep
     model_reference = weakref.ref(model)
 
     def give_back_all() -> None:
-        """Return all held steps, if the model still exists."""
+        """Return all held steps to the model's pool, if the model still exists."""
         if (model := model_reference()) is not None:
             for step in held:
                 release_step(model, step)

@@ -192,7 +192,7 @@ class _Blocks:
         self._finish(none, k.int64(self.most))
 
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
-        """Emit the sums of two vectors of outputs for the rows from `row` on.
+        """Emit the sums of two vectors of outputs for rows from `row` on, interleaved with the previous epilogue.
 
         After each step along the inputs, `each_step` rows of the previous sub-block are finished.
         """

@@ -163,7 +163,7 @@ def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) 
 
 
 def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
+    """Emit the function `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
     with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
         rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
@@ -321,7 +321,7 @@ class NativeLinear(nn.Module):
         return result
 
     def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for these rows, by which the number of threads is chosen."""
+        """Return the number of multiply-adds for these rows, from which the number of threads follows."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:

@@ -305,7 +305,7 @@ PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64,
 
 
 class EpilogueEmitter(NamedTuple):
-    """Callbacks that emit an epilogue's prefetches and its computation for one row."""
+    """Callbacks that emit an epilogue (the work on a tile's sums) for one row, and its prefetches."""
 
     fetch: Callable[[Value], None]
     """Emit prefetches while a tile is multiplied, given the offset from `out` of a row's first element."""

@@ -201,7 +201,7 @@ class GradientSums(NamedTuple):
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `multiply` and `linear_backward` take x (N, I) and rows of a weight (O, I)."""
+    """Return whether `multiply` and `linear_backward` support x (N, I) and these rows of a weight (O, I)."""
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 

@@ -70,7 +70,7 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """Base addresses that offsets are relative to, in the order in which they are passed to `CompiledSteps.run`."""
+    """An enumeration of the base addresses of memory offsets, in the order in which `CompiledSteps.run` takes them."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
@@ -95,7 +95,7 @@ class Base(IntEnum):
 
 
 class PartBase(IntEnum):
-    """The base addresses of a sub-layer; each parameter's base is followed by that of its gradient sum."""
+    """An enumeration of a sub-layer's base addresses; each parameter's is followed by that of its gradient sum."""
 
     SEED = 0
     """The seed of its dropout, a number."""

@@ -1,4 +1,4 @@
-"""Compute row-wise Triton kernels: dropout, sums, norms, softmax, embeddings and optimizer updates."""
+"""Define Triton kernels for row-wise operations: dropout, sums, norms, softmax, embeddings and optimizer updates."""
 
 import triton
 import triton.language as tl
