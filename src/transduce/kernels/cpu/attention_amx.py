@@ -279,7 +279,7 @@ class AmxHead(HeadAddresses):
                 amx.store(k, number, k.element_pointer(out, column), row)
 
     def _multiply(self, *registers: int) -> None:
-        """Emit an AMX multiplication of bfloat16 pairs; arguments: the tile registers of sums, left and right operand."""
+        """Emit an AMX multiplication of bfloat16 pairs; arguments: tile registers of sums, left and right operand."""
         self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
 
     def store_rows(self, made: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
