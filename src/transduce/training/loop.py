@@ -68,7 +68,7 @@ class Validator(Protocol):
     """A function that measures a model on the dev set."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Return the scores that a model with these weights has on the dev set at this step."""
+        """Return the dev set scores of a model with these weights, at this step."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +292,7 @@ class Trainer:
         norm = math.nan if high else self.optimizer.step(sums.tokens, rate, weight_decay)
         self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
-            self._watch.learnt(step, mean)
+            self._watch.record_accepted(step, mean)
         else:
             self._watch.skipped(high=high)
             self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
@@ -441,7 +441,7 @@ class Trainer:
         self._selection.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the model folder; return False if the disk is full. At the last step, a full disk raises an error."""
+        """Write the best model's folder; return False if the disk is full (at the last step, raise an error)."""
         if self.keep_model is None:
             return True
         if self.step == self.steps:

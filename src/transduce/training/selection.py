@@ -16,7 +16,7 @@ _WORST = sys.float_info.max
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best validation of a run, and how many validations followed it."""
+    """The best validation of a run, and the number of validations since then."""
 
     step: int | None = None
     value: float | None = None
@@ -97,7 +97,7 @@ class Selection:
         return max(error, _LEAST_NOISE.get(self._by, 0.0))
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
-        """Return the selection metric, greater is better, and the loss, both finite."""
+        """Return the selection metric (higher is better) and the loss of a validation, both finite."""
         scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
         scores.update(event.scores)
         value = scores.get(self._by)

@@ -201,7 +201,7 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
+        """Return the text to prepare, with the tag of back-translated sources unless a base model may lack that tag."""
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text

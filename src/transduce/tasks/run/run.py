@@ -125,7 +125,7 @@ def make_safeguards(
 
 
 def _share(batch: Any, processes: int) -> Any:
-    """Return the first process's share of a batch's rows; each array has a row for each example."""
+    """Return the share of a batch's rows that the first process gets."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
@@ -281,7 +281,7 @@ class Run:
             )
 
     def _use_threads_of(self, environment: Environment) -> None:
-        """Set the number of threads to that of the earlier run, so that results are equal bit by bit.
+        """Use as many threads as the earlier run did, so that results are equal bit by bit.
 
         Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
         results differ anyway, and each process takes its share of the cores.
@@ -491,7 +491,7 @@ class _FolderWriter:
         self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
 
     def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
-        """Write the weights and the model card."""
+        """Write the weights and the model card to the run's folder."""
         card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
         write_model_folder(
             self.folder,
