@@ -151,3 +151,4 @@ def test_ollama(serve: Any, gated_model: Any) -> None:
         assert client.ps().models[0].model == "de-en:latest"
         with pytest.raises(ollama.ResponseError, match="There is no model `gpt`"):
             client.chat(model="gpt", messages=messages)
+        client._client.close()
