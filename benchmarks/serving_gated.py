@@ -44,7 +44,7 @@ class GatedModel:
         glossary: Glossary | None = None,
     ) -> None:
         """Create a model; `leak_bytes` are leaked on every sentence, for tests that must detect a leak."""
-        self.longest_source = 256
+        self.max_source_tokens = 256
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
         self.glossary = glossary
@@ -90,7 +90,7 @@ class GatedModel:
         self,
         sentences: list[str],
         search: SearchSettings,
-        places: Sequence[int],  # noqa: ARG002
+        indices: Sequence[int],  # noqa: ARG002
         observer: Observer,
         glossary: Glossary | None,
     ) -> list[Translation]:
@@ -117,7 +117,7 @@ class GatedModel:
         if any("☃" in target for term in glossary.terms for target in term.targets):
             raise TransduceError("this model cannot write ☃")
 
-    def locate(
+    def align_spans(
         self,
         translations: Sequence[Translation],
         spans: Sequence[Sequence[Span]],
@@ -127,11 +127,11 @@ class GatedModel:
         assert all(each.text.startswith(each.source.upper()) for each in translations)
         return [list(sentence_spans) for sentence_spans in spans]
 
-    def unread(self, sentence: str) -> str:
+    def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a sentence that the model cannot read (☃)."""
         return "☃" * sentence.count("☃")
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Return one word per step."""
         return " ".join(f"word{id}" for id in ids)
 

@@ -25,7 +25,7 @@ class Meeting:
 
     source_language, target_language = "de", "en"
     search = SearchSettings(beam_size=1)
-    longest_source = 256
+    max_source_tokens = 256
     glossary: Glossary | None = None
 
     def __init__(self, batches: int) -> None:
@@ -39,7 +39,7 @@ class Meeting:
         self,
         sentences: list[str],
         search: SearchSettings,  # noqa: ARG002
-        places: Sequence[int],  # noqa: ARG002
+        indices: Sequence[int],  # noqa: ARG002
         observer: Observer,
         glossary: Glossary | None,  # noqa: ARG002
     ) -> list[Translation]:
@@ -54,7 +54,7 @@ class Meeting:
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """There is nothing that it cannot write."""
 
-    def locate(
+    def align_spans(
         self,
         translations: Sequence[Translation],  # noqa: ARG002
         spans: Sequence[Sequence[Span]],
@@ -62,10 +62,10 @@ class Meeting:
     ) -> list[list[Span]]:
         return [list(own) for own in spans]
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return str(ids)
 
-    def unread(self, sentence: str) -> str:
+    def unknown_characters(self, sentence: str) -> str:
         return sentence[:0]
 
     def _threads_of_step(self, observer: Observer) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from transduce.errors import TransduceError
 from transduce.serving.jobs import Model
-from transduce.serving.messages import DetectedLanguage, RequestError, invalid
+from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
 from transduce.text.languages import LanguageProfiles
 
 AUTO = "auto"
@@ -115,12 +115,12 @@ class Routes:
         return sorted({source for source, _ in self._models})
 
     @property
-    def all_targets(self) -> list[str]:
+    def targets_of_any(self) -> list[str]:
         """The languages that some model translates to."""
         return sorted({target for _, target in self._models})
 
     @property
-    def first(self) -> tuple[str, str]:
+    def default_pair(self) -> tuple[str, str]:
         """The language pair that the page selects at first."""
         return next(iter(self._models))
 
@@ -130,7 +130,7 @@ class Routes:
         return list(self._models)
 
     @property
-    def named(self) -> list[tuple[str, str]]:
+    def named_pairs(self) -> list[tuple[str, str]]:
         """The language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]
 
@@ -168,7 +168,7 @@ class Routes:
         model = self._models.get((source, target))
         if model is None:
             served = ", ".join(f"{source} → {target}" for source, target in self._models)
-            raise invalid(f"there is no model from {source} to {target}, only {served}")
+            raise invalid_request(f"there is no model from {source} to {target}, only {served}")
         return model
 
     def candidates(self, target: str) -> list[str]:

@@ -21,13 +21,13 @@ from transduce.serving.messages import (
     RequestError,
     TranslateRequest,
     TranslateResponse,
-    invalid,
+    invalid_request,
 )
 from transduce.serving.openapi import Operation
-from transduce.serving.request_bodies import listed
-from transduce.serving.responses import json_answer
-from transduce.serving.service import Answer, Gate, Wish, watch
-from transduce.serving.streaming import LatestProgress, stream_answer
+from transduce.serving.request_bodies import as_list
+from transduce.serving.responses import json_response
+from transduce.serving.service import Answer, RequestChecks, TranslationRequest, watch_disconnect
+from transduce.serving.streaming import ProgressBuffer, stream_response
 from transduce.text.glossary import Glossary
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
@@ -44,77 +44,79 @@ OPERATIONS = (
 )
 
 
-class LibreTranslate:
+class LibreTranslateHandlers:
     """Handlers of LibreTranslate's routes."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self.service = gate.service
+    def __init__(self, checks: RequestChecks) -> None:
+        self.checks = checks
+        self.service = checks.service
 
     async def translate(self, request: Request) -> Response:
         """Answer `POST /translate`."""
-        message = await self.gate.read(request, TranslateRequest)
-        self.gate.check_key(request, message.api_key)
-        translation_request = Wish(
-            texts=listed(message.q),
+        message = await self.checks.read(request, TranslateRequest)
+        self.checks.check_key(request, message.api_key)
+        translation_request = TranslationRequest(
+            texts=as_list(message.q),
             source=message.source,
             target=message.target,
             format=message.format or "text",
             alternatives=message.alternatives or 0,
             timeout_seconds=message.timeout,
-            doubts=message.doubts,
+            quality_warnings=message.doubts,
             glossary=_glossary(message),
         )
-        gone = watch(request)
+        disconnected = watch_disconnect(request)
         if message.stream:
-            latest = LatestProgress()
-            answering = asyncio.ensure_future(self._answer(message, translation_request, gone, latest))
-            return await stream_answer(answering, latest, gone.cancel)
+            latest = ProgressBuffer()
+            answering = asyncio.ensure_future(self._answer(message, translation_request, disconnected, latest))
+            return await stream_response(answering, latest, disconnected.cancel)
         try:
-            return json_answer(await self._answer(message, translation_request, gone))
+            return json_response(await self._answer(message, translation_request, disconnected))
         finally:
-            gone.cancel()
+            disconnected.cancel()
 
     async def _answer(
         self,
         message: TranslateRequest,
-        translation_request: Wish,
-        gone: asyncio.Future[None],
-        latest: LatestProgress | None = None,
+        translation_request: TranslationRequest,
+        disconnected: asyncio.Future[None],
+        latest: ProgressBuffer | None = None,
     ) -> TranslateResponse:
-        answers = await self.service.translate(translation_request, gone, None if latest is None else latest.put)
+        answers = await self.service.translate(
+            translation_request, disconnected, None if latest is None else latest.put
+        )
         is_list = not isinstance(message.q, str)
         return TranslateResponse(
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
             detected_language=_detected_languages(answers, is_list=is_list),
             alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
-            doubts=_quality_warnings(answers, is_list=is_list) if translation_request.doubts else UNSET,
+            doubts=_quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET,
         )
 
     async def detect(self, request: Request) -> Response:
         """Answer `POST /detect`."""
-        message = await self.gate.read(request, DetectRequest)
-        self.gate.check_key(request, message.api_key)
+        message = await self.checks.read(request, DetectRequest)
+        self.checks.check_key(request, message.api_key)
         if len(message.q) > self.service.settings.max_characters:
             raise RequestError(
                 400,
                 f"Invalid request: request ({len(message.q)}) exceeds text limit "
                 f"({self.service.settings.max_characters} characters)",
             )
-        return json_answer(self.service.detector.detect(message.q))
+        return json_response(self.service.detector.detect(message.q))
 
     async def languages(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /languages`."""
         routes = self.service.routes
-        return json_answer(
+        return json_response(
             [Language(code=code, name=language_name(code), targets=routes.targets(code)) for code in routes.codes]
         )
 
     async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /frontend/settings`."""
         keys = self.service.keys.are_required
-        source, target = self.service.routes.first
-        return json_answer(
+        source, target = self.service.routes.default_pair
+        return json_response(
             FrontendSettings(
                 char_limit=self.service.settings.max_characters,
                 frontend_timeout=_FRONTEND_TIMEOUT_MILLISECONDS,
@@ -136,7 +138,7 @@ def _glossary(message: TranslateRequest) -> Glossary | None:
     try:
         return as_glossary(message.glossary)
     except TransduceError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
 
 
 def _language_choice(code: str) -> LanguageChoice:
@@ -157,4 +159,4 @@ def _alternatives(answers: Sequence[Answer], *, is_list: bool) -> list[str | lis
 
 
 def _quality_warnings(answers: Sequence[Answer], *, is_list: bool) -> list[QualityWarning | list[QualityWarning]]:
-    return [list(answer.doubts) for answer in answers] if is_list else [*answers[0].doubts]
+    return [list(answer.quality_warnings) for answer in answers] if is_list else [*answers[0].quality_warnings]

@@ -15,10 +15,10 @@ from transduce.inference.quality_estimation import QualityWarning, find_quality_
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
-from transduce.serving.jobs import Job, Model, Translated
+from transduce.serving.jobs import AlignedTranslation, Job, Model
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
-from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid
+from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid_request
 from transduce.serving.metrics import Metrics
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
@@ -28,7 +28,7 @@ from transduce.text.languages import LanguageProfiles
 _MAX_TERMS = 500  # in a request's glossary, which the event loop searches while other requests wait
 
 
-class Wish(NamedTuple):
+class TranslationRequest(NamedTuple):
     """A protocol-independent request to translate texts."""
 
     texts: list[str]
@@ -38,12 +38,12 @@ class Wish(NamedTuple):
     alternatives: int = 0
     timeout_seconds: float | None = None
     """The client's own time limit, which can only shorten the server's deadline."""
-    doubts: bool = False
+    quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
 
-    def terms_of(self, model: Model) -> Glossary | None:
+    def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that this model uses for the request, or None."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
@@ -63,11 +63,11 @@ class Answer(NamedTuple):
     source: str
     detected: DetectedLanguage | None
     """The detected source language if the request left it open."""
-    doubts: tuple[QualityWarning, ...] = ()
+    quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
 
 
-class Task(NamedTuple):
+class PlannedText(NamedTuple):
     """One text of a request, with its split into sentences, its model and its languages."""
 
     text: str
@@ -113,17 +113,19 @@ class Service:
         """Return the settings that the web page needs."""
         return PageSettings(
             pairs=self.routes.pairs,
-            most_characters=self.settings.max_characters,
-            most_alternatives=self.settings.max_alternatives,
+            max_characters=self.settings.max_characters,
+            max_alternatives=self.settings.max_alternatives,
             needs_key=self.keys.are_required,
         )
 
-    async def translate(self, request: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
+    async def translate(
+        self, request: TranslationRequest, disconnected: asyncio.Future[None], report: Report | None = None
+    ) -> list[Answer]:
         """Return the translation of each text of a request, in order.
 
         Args:
             request: what the client asks for.
-            gone: done once the client has disconnected.
+            disconnected: done once the client has disconnected.
             report: receives the progress of each line, in the event loop.
 
         Raises:
@@ -131,51 +133,57 @@ class Service:
             ClientGoneError: the client disconnected before the answer.
         """
         self._check_limits(request)
-        tasks = self._tasks(request)
+        planned_texts = self._plan_texts(request)
         self.metrics.characters.inc(sum(map(len, request.texts)))
-        models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
-        jobs = [self._job(model, tasks, request, report) for model in models]
-        results_by_model = await self.engine.decode(jobs, gone)
+        models = list(
+            dict.fromkeys(
+                planned.model for planned in planned_texts if planned.model is not None and planned.plan.sentences
+            )
+        )
+        jobs = [self._job(model, planned_texts, request, report) for model in models]
+        results_by_model = await self.engine.decode(jobs, disconnected)
         translations = {id(model): iter(results) for model, results in zip(models, results_by_model, strict=True)}
-        return [_answer(task, request, translations.get(id(task.model), iter(()))) for task in tasks]
+        return [_answer(planned, request, translations.get(id(planned.model), iter(()))) for planned in planned_texts]
 
-    def _check_limits(self, request: Wish) -> None:
+    def _check_limits(self, request: TranslationRequest) -> None:
         settings, characters = self.settings, request.characters
         if len(request.texts) > settings.max_texts:
-            raise invalid(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
+            raise invalid_request(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
         if characters > settings.max_characters:
-            raise invalid(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
+            raise invalid_request(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
         if request.glossary is not None and len(request.glossary) > _MAX_TERMS:
-            raise invalid(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
+            raise invalid_request(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
         if request.alternatives > settings.max_alternatives:
-            raise invalid(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
+            raise invalid_request(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
 
-    def _tasks(self, request: Wish) -> list[Task]:
+    def _plan_texts(self, request: TranslationRequest) -> list[PlannedText]:
         target = self.routes.find(request.target)
         spaced = not is_unspaced(target)
         requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
-        tasks = []
+        planned_texts = []
         for text in request.texts:
             text_plan = plan(text, request.format, spaced=spaced)
             detected = None if requested_source else self._detect(text_plan, target)
             source = requested_source or (detected.language if detected else target)
-            tasks.append(Task(text, text_plan, self.routes.model(source, target), source, detected))
-        return tasks
+            planned_texts.append(PlannedText(text, text_plan, self.routes.model(source, target), source, detected))
+        return planned_texts
 
     def _detect(self, text_plan: Plan, target: str) -> DetectedLanguage:
         """Return the detected language of a text, among the target and the languages that translate to it."""
         return self.detector.detect(" ".join(text_plan.sentences), self.routes.candidates(target))[0]
 
-    def _job(self, model: Model, tasks: Sequence[Task], request: Wish, report: Report | None) -> Job:
+    def _job(
+        self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
+    ) -> Job:
         """Return the job with all sentences of a request that one model translates."""
         positions = [
             (index, line)
-            for index, task in enumerate(tasks)
-            if task.model is model
-            for line in range(len(task.plan.sentences))
+            for index, planned in enumerate(planned_texts)
+            if planned.model is model
+            for line in range(len(planned.plan.sentences))
         ]
-        sentences = [tasks[index].plan.sentences[line] for index, line in positions]
-        seconds, glossary = self.settings.deadline_seconds, request.terms_of(model)
+        sentences = [planned_texts[index].plan.sentences[line] for index, line in positions]
+        seconds, glossary = self.settings.deadline_seconds, request.glossary_for(model)
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
@@ -189,9 +197,9 @@ class Service:
             else _reporter(model, positions, report, _with_terms(sentences, glossary)),
             glossary=glossary,
             marks={
-                number: tasks[index].plan.marks[line]
+                number: planned_texts[index].plan.marks[line]
                 for number, (index, line) in enumerate(positions)
-                if line in tasks[index].plan.marks
+                if line in planned_texts[index].plan.marks
             },
         )
 
@@ -200,7 +208,7 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
     try:
         model.check(glossary, search)
     except TransduceError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
@@ -234,31 +242,33 @@ def _reporter(
             return
         index, line = positions[number]
         # The last character may be incomplete, with only some of its byte tokens decoded.
-        text, draft = (model.text(part).rstrip("\ufffd") for part in (ids[:certain], ids))
+        text, draft = (model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
         with contextlib.suppress(RuntimeError):  # the event loop has been closed
             loop.call_soon_threadsafe(report, Progress(index=index, line=line, text=text, draft=draft))
 
     return progress
 
 
-def _answer(task: Task, request: Wish, translations: Iterator[Translated]) -> Answer:
+def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:
     """Return the answer for one text, taking the translations of its sentences from the iterator."""
-    if task.model is None:
-        return Answer(task.text, [], task.source, task.detected)
-    sentence_translations = [next(translations) for _ in task.plan.sentences]
+    if planned.model is None:
+        return Answer(planned.text, [], planned.source, planned.detected)
+    sentence_translations = [next(translations) for _ in planned.plan.sentences]
     best, *alternatives = dict.fromkeys(
-        _assemble(task.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
+        _assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
     )
-    doubts = (
-        _quality_warnings([translated.translation for translated in sentence_translations], task, request, task.model)
-        if request.doubts
+    found = (
+        _quality_warnings(
+            [translated.translation for translated in sentence_translations], planned, request, planned.model
+        )
+        if request.quality_warnings
         else ()
     )
-    return Answer(best, alternatives, task.source, task.detected, doubts)
+    return Answer(best, alternatives, planned.source, planned.detected, found)
 
 
 def _quality_warnings(
-    translations: Iterable[Translation], task: Task, request: Wish, model: Model
+    translations: Iterable[Translation], planned: PlannedText, request: TranslationRequest, model: Model
 ) -> tuple[QualityWarning, ...]:
     """Return the quality warnings for the translations of a text's sentences."""
     return tuple(
@@ -266,22 +276,24 @@ def _quality_warnings(
         for translation in translations
         for warning in find_quality_warnings(
             translation,
-            source_language=task.source,
+            source_language=planned.source,
             target_language=request.target,
-            unread=model.unread(translation.source),
-            glossary=request.terms_of(model),
+            unread=model.unknown_characters(translation.source),
+            glossary=request.glossary_for(model),
         )
     )
 
 
-def _assemble(plan: Plan, sentence_translations: Sequence[Translated], rank: int) -> str:
+def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
     """Return the text made of each sentence's alternative of this rank, or its best one if it has fewer."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text
         for translated, sentence_rank in zip(sentence_translations, ranks, strict=True)
     ]
-    return plan.assemble(texts, {number: sentence_translations[number].places[ranks[number]] for number in plan.marks})
+    return plan.assemble(
+        texts, {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks}
+    )
 
 
 # --- checks before decoding: rate limit, queue, size of the body, format and API key ---
@@ -290,7 +302,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[Translated], rank: int
 _Message = TypeVar("_Message")
 
 
-class Gate:
+class RequestChecks:
     """The checks that every protocol's handler applies to a request, and the parsing of the request's body."""
 
     def __init__(self, service: Service) -> None:
@@ -304,7 +316,7 @@ class Gate:
             RequestError: a limit is exceeded, the queue is full, or the message is invalid.
         """
         self.limiter.take(request.client.host if request.client else "")
-        self.service.engine.check_room()
+        self.service.engine.check_queue()
         return await self.read_message(request, message)
 
     async def read_message(self, request: Request, message: type[_Message]) -> _Message:
@@ -317,16 +329,16 @@ class Gate:
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
-    def check_key(self, request: Request, said: str | None = None) -> None:
-        """Check the API key of a request; `said` is the key in its fields, if any.
+    def check_key(self, request: Request, key: str | None = None) -> None:
+        """Check the API key of a request; `key` is the key in its fields, if any.
 
         Raises:
             RequestError: the key is missing or invalid.
         """
-        self.service.keys.check(request.headers, said)
+        self.service.keys.check(request.headers, key)
 
 
-def watch(request: Request) -> asyncio.Future[None]:
+def watch_disconnect(request: Request) -> asyncio.Future[None]:
     """Return a future that is done once the client has disconnected.
 
     The request's body must have been read before. The caller must cancel the future at the end.
