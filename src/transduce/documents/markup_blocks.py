@@ -8,6 +8,7 @@ an image or a comment, goes beside the translation of the word next to it.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from transduce.documents.markup_tokens import (
@@ -101,11 +102,9 @@ class Block(NamedTuple):
 
     def located(self) -> list[Span]:
         """Return the spans of the text whose translations `render` needs, nested or disjoint, without duplicates."""
-        spans = [Span(mark.start, mark.end) for mark in self.root.elements()]
-        for mark in self.root.points():
-            if mark.neighbor is not None and mark.neighbor.kind == "word":
-                spans.append(mark.neighbor.span)
-        return list(dict.fromkeys(spans))
+        elements = [Span(mark.start, mark.end) for mark in self.root.elements()]
+        neighbors = (mark.neighbor for mark in self.root.points() if mark.neighbor and mark.kind != "protected")
+        return list(dict.fromkeys([*elements, *(each.span for each in neighbors if each.kind == "word")]))
 
 
 def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | None:
@@ -121,7 +120,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
         builder.add(token)
     if not has_words(builder.text):
         return None
-    before, _, after = split_white_space("".join(token.source for token in inner if token.kind == "text"))
+    before, after = _outer_space(inner), _outer_space(inner, from_end=True)
     root, text = builder.root, builder.text
     root.end = len(text)
     _trim(root, text, Span(0, len(text)))
@@ -144,6 +143,20 @@ def _content(tokens: Sequence[Token]) -> tuple[int, int]:
     while last > first and is_edge(tokens[last - 1]):
         last -= 1
     return first, last
+
+
+def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
+    """Return the white space before the first content of a text, or after its last one, without the tags in between."""
+    space = ""
+    for token in reversed(tokens) if from_end else tokens:
+        if token.kind == "protected":
+            break
+        if token.kind == "text":
+            before, content, after = split_white_space(token.source)
+            space = (after if content else before) + space if from_end else space + before
+            if content:
+                break
+    return space
 
 
 def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
@@ -198,9 +211,6 @@ class _Builder:
         else:
             self._add_point(token)
 
-    def finish(self) -> None:
-        """Turn the start tags without an end tag in this text into points."""
-
     def _add_mark(self, mark: Mark) -> None:
         self._stack[-1].children.append(mark)
 
@@ -224,9 +234,8 @@ class _Builder:
 
     def _add_point(self, token: Token) -> None:
         """Add a protected element, a line break or a point."""
-        kind: Literal["protected", "break", "point"] = (
-            token.kind if token.kind in ("protected", "break") else "point"  # type: ignore[assignment]
-        )
+        kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
+        kind: Literal["protected", "break", "point"] = kinds.get(token.kind, "point")
         has_space = bool(self._space)
         if kind == "protected":
             self._put(STAND_IN)
@@ -278,14 +287,12 @@ def _find_neighbors(parent: Mark, text: str) -> None:
 
 def _join_overlapping(marks: Sequence[Mark]) -> None:
     """Let the points whose neighboring words overlap have all these words as their neighbor."""
-    for one, other in zip(marks, marks[1:], strict=False):
-        assert one.neighbor is not None and other.neighbor is not None  # noqa: S101  (anchored points only)
-        a, b = one.neighbor.span, other.neighbor.span
-        if a != b and a.start < b.end and b.start < a.end:
-            joined = Span(min(a.start, b.start), max(a.end, b.end))
+    spans = list(dict.fromkeys(mark.neighbor.span for mark in marks if mark.neighbor is not None))
+    for one, other in pairwise(sorted(spans)):
+        if other.start < one.end:
             for mark in marks:
-                if mark.neighbor is not None and mark.neighbor.span in (a, b):
-                    mark.neighbor = mark.neighbor._replace(span=joined)
+                if mark.neighbor is not None and mark.neighbor.span in (one, other):
+                    mark.neighbor = mark.neighbor._replace(span=Span(one.start, max(one.end, other.end)))
 
 
 def _has_content(mark: Mark, text: str) -> bool:
@@ -529,9 +536,10 @@ class _Renderer:
                 return self._past_punctuation(part.start, part) if between.strip() else part.start
             between = source[point.end : parent.end]
             return self._before_punctuation(part.end, part) if between.strip() else part.end
-        span = self._neighbor_span(neighbor, part)
+        span = self._neighbor_span(neighbor)
         if span is None:
-            return self._free(part.start, part, occupied)
+            share = (point.start - parent.start) / max(1, parent.end - parent.start)
+            return self._free(part.start + round(share * (part.end - part.start)), part, occupied)
         if point.side == "next":
             position = span.start
             if source[point.end : neighbor.span.start].strip():
@@ -545,7 +553,7 @@ class _Renderer:
                 position = other.start if point.side == "next" else other.end
         return min(max(position, part.start), part.end)
 
-    def _neighbor_span(self, neighbor: Neighbor, part: Span) -> Span | None:
+    def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
         """Return the span of a neighbor in the translation; None if it is not known."""
         if neighbor.kind == "word":
             return self.words.get(neighbor.span)

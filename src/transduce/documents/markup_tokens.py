@@ -125,15 +125,28 @@ def unescape(source: str, settings: MarkupSettings) -> str:
     return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
 
 
-def attribute_values(tag: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the name of each attribute of a start tag, with the start and end of its value within the tag."""
-    opening = _MARKUP.match(tag)
-    if opening is None or not opening["name"] or opening["end"]:
-        return
-    offset = opening.start("attributes")
-    for match in _ATTRIBUTE.finditer(opening["attributes"]):
-        group = next(name for name in ("double", "single", "bare") if match[name] is not None)
-        yield match["name"], offset + match.start(group), offset + match.end(group)
+def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each attribute of the start tags in a source, with the start and end of its value."""
+    for tag in _MARKUP.finditer(source):
+        if not tag["name"] or tag["end"]:
+            continue
+        offset = tag.start("attributes")
+        for match in _ATTRIBUTE.finditer(tag["attributes"]):
+            group = next(name for name in ("double", "single", "bare") if match[name] is not None)
+            yield match["name"], offset + match.start(group), offset + match.end(group)
+
+
+def is_copied(token: Token, settings: MarkupSettings) -> bool:
+    """Return whether a token is an element that is copied with all it contains."""
+    opening = _MARKUP.match(token.source)
+    attributes = (opening and opening["attributes"]) or ""
+    return _copies(token.name, attributes, settings)
+
+
+def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
+    """Return whether an element is copied with all it contains."""
+    opaque = _OPAQUE_WORDS | _OPAQUE_POINTS | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
+    return name in opaque or name in settings.ignore_tags or _is_untranslated(attributes)
 
 
 # --- scanning ---
@@ -340,16 +353,9 @@ class _Reader:
 
     def _opaque_end(self, index: int) -> int:
         """Return the index of the end tag of an element that is copied; -1 if this item does not start one."""
-        item, settings = self.items[index], self.settings
+        item = self.items[index]
         end = self.outline.partner.get(index, -1)
-        if item.role != "start" or end < 0:
-            return -1
-        is_opaque = item.name in settings.ignore_tags or _is_untranslated(item.attributes)
-        if settings.kind == "html":
-            is_opaque = is_opaque or item.name in _OPAQUE_WORDS | _OPAQUE_POINTS | _OPAQUE_BLOCKS
-        else:
-            is_opaque = is_opaque or item.name in _XLIFF_OPAQUE
-        return end if is_opaque else -1
+        return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1
 
     def _copied(self, start: int, stop: int) -> Token:
         """Return the token of an element that is copied with its content."""
@@ -411,7 +417,7 @@ def _side(name: str) -> Side:
 
 
 def reference_id(token: Token) -> str:
-    """Return the id that the opening and the closing code of XLIFF share (`bx` and `ex`, `bpt` and `ept`, `sc` and `ec`)."""
+    """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code."""
     values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
     return values.get("rid") or values.get("startRef") or values.get("id") or ""
 
