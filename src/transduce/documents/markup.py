@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 from unicodedata import east_asian_width
 
 from transduce.documents.markup_blocks import (
-    MAX_ELEMENTS,
     Block,
     Rendering,
+    has_too_many_tags,
     is_row,
     read_block,
     render,
@@ -196,7 +196,7 @@ class _Planner:
         around = (list[_Part](tokens[:first]), list[_Part](tokens[last:]))
         inner = tokens[first:last]
         block = read_block(inner, self.settings)
-        if block is None and sum(token.kind == "start" for token in inner) > MAX_ELEMENTS:
+        if block is None and has_too_many_tags(inner):
             return [*around[0], *map(self._text, inner), *around[1]]
         if block is None:
             return list(tokens)
@@ -387,6 +387,7 @@ class _Escape:
             if len(character) == 1
             and character not in written
             and not character.isspace()
+            and not (character.isascii() and character.isalnum())
             and (settings.kind == "html" or entity.startswith("&#") or entity[1:] in html5)
         }
         self._table = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | known)

@@ -28,8 +28,9 @@ from transduce.text.word_spans import Span
 STAND_IN = "\ufffc"
 """The character that stands for a protected element in a text (Unicode's object replacement character)."""
 
-MAX_ELEMENTS = 64
-"""Inline elements of a text that is translated as a whole; the model aligns each of them."""
+_MAX_ELEMENTS = 64
+_MAX_TAGS = 256
+_MAX_LOCATED = 64  # spans that the model aligns in a text
 
 _SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
 _SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&|;061#&|;0Ax#&)*+", re.IGNORECASE)
@@ -104,24 +105,30 @@ class Block(NamedTuple):
         """Return the spans of the text whose translations `render` needs, nested or disjoint, without duplicates."""
         elements = [Span(mark.start, mark.end) for mark in self.root.elements()]
         neighbors = (mark.neighbor for mark in self.root.points() if mark.neighbor and mark.kind != "protected")
-        return list(dict.fromkeys([*elements, *(each.span for each in neighbors if each.kind == "word")]))
+        found = dict.fromkeys([*elements, *(each.span for each in neighbors if each.kind == "word")])
+        return list(found)[: max(len(elements), _MAX_LOCATED)]
+
+
+def has_too_many_tags(tokens: Sequence[Token]) -> bool:
+    """Return whether a text has too many tags to be translated as a whole."""
+    return sum(t.kind == "start" for t in tokens) > _MAX_ELEMENTS or sum(t.kind != "text" for t in tokens) > _MAX_TAGS
 
 
 def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | None:
-    """Return a text with inline tags as plain text and marks; None if it has no words or too many elements."""
+    """Return a text with inline tags as plain text and marks; None if it has no words or too many tags."""
+    if has_too_many_tags(tokens):
+        return None
     first, last = _content(tokens)
     head = "".join(token.source for token in tokens[:first])
     tail = "".join(token.source for token in tokens[last:])
     inner = _with_paired_codes(tokens[first:last])
-    if sum(token.kind == "start" for token in inner) > MAX_ELEMENTS:
-        return None
-    builder = _Builder(settings)
+    builder = _Builder(settings, inner)
     for token in inner:
         builder.add(token)
-    if not has_words(builder.text):
+    root, text = builder.root, builder.text
+    if not has_words(text):
         return None
     before, after = _outer_space(inner), _outer_space(inner, from_end=True)
-    root, text = builder.root, builder.text
     root.end = len(text)
     _trim(root, text, Span(0, len(text)))
     _find_neighbors(root, text)
@@ -168,8 +175,8 @@ def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
     for index, token in enumerate(tokens):
         if token.kind == "start":
             depths.append(token.pair)
-        elif token.kind == "end" and depths:
-            depths.pop()
+        elif token.kind == "end" and token.pair in depths:
+            del depths[depths.index(token.pair) :]
         elif token.name in OPENING_CODES and token.kind == "point":
             open_codes[reference_id(token)] = (index, number)
             depths.append(number)
@@ -188,26 +195,33 @@ def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 class _Builder:
     """Collects the plain text and the marks of a text with inline tags."""
 
-    def __init__(self, settings: MarkupSettings) -> None:
-        self.text = ""
+    def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
+        self._characters: list[str] = []
         self.root = Mark("element", Token("start", ""), 0, 0)
         self._settings = settings
+        self._closed = {token.pair for token in tokens if token.kind == "end"}
+        """The numbers of the elements that end in this text."""
         self._stack = [self.root]
         self._space = ""
         """White space that may come before the next character."""
         self._loose: list[Mark] = []
         """Points after the last character."""
 
+    @property
+    def text(self) -> str:
+        """The plain text."""
+        return "".join(self._characters)
+
     def add(self, token: Token) -> None:
         """Add a token at the end."""
         if token.kind == "text":
             self._add_text(unescape(token.source, self._settings))
-        elif token.kind == "start":
-            self._add_mark(Mark("element", token, len(self.text), len(self.text)))
+        elif token.kind == "start" and token.pair in self._closed:
+            self._add_mark(Mark("element", token, len(self._characters), len(self._characters)))
             self._stack.append(self._stack[-1].children[-1])
         elif token.kind == "end" and len(self._stack) > 1 and self._stack[-1].opening.pair == token.pair:
             mark = self._stack.pop()
-            mark.closing, mark.end = token.source, len(self.text)
+            mark.closing, mark.end = token.source, len(self._characters)
         else:
             self._add_point(token)
 
@@ -225,10 +239,11 @@ class _Builder:
 
     def _put(self, character: str) -> None:
         """Append a character, after a space if the source has one there that does not only wrap a line."""
-        is_wrap = "\n" in self._space and self.text and _is_unspaced(self.text[-1]) and _is_unspaced(character)
-        if self._space and self.text and not is_wrap:
-            self.text += " "
-        self.text += character
+        last = self._characters[-1] if self._characters else ""
+        is_wrap = "\n" in self._space and last and _is_unspaced(last) and _is_unspaced(character)
+        if self._space and last and not is_wrap:
+            self._characters.append(" ")
+        self._characters.append(character)
         self._space = ""
         self._loose.clear()
 
@@ -239,8 +254,9 @@ class _Builder:
         has_space = bool(self._space)
         if kind == "protected":
             self._put(STAND_IN)
-        start = len(self.text) - (kind == "protected")
-        mark = Mark(kind, token, start, len(self.text), space_before=has_space, side=token.side)
+        start = len(self._characters) - (kind == "protected")
+        side: Side = {"start": "next", "end": "previous"}.get(token.kind, token.side)  # type: ignore[assignment]
+        mark = Mark(kind, token, start, len(self._characters), space_before=has_space, side=side)
         mark.is_tag = token.kind in ("start", "end") or (kind == "point" and bool(token.side))
         self._add_mark(mark)
         self._loose.append(mark)
@@ -493,9 +509,12 @@ class _Renderer:
                 pieces.append(_Piece(self.spans[id(child)], order, child))
                 continue
             position = self._position(mark, child, part, occupied)
+            piece = self._spaced(_Piece(Span(position, position), order, child), part)
             if child.is_tag:
-                position = least = max(position, least)
-            pieces.append(self._spaced(_Piece(Span(position, position), order, child), part))
+                # An element that starts here ends elsewhere, so such tags keep their order, outside of the others.
+                least = _outside(max(piece.span.start, least), occupied)
+                piece = piece._replace(span=Span(least, least))
+            pieces.append(piece)
         return sorted(pieces, key=lambda piece: piece[:2])
 
     def _wordless(self, parent: Mark, element: Mark, part: Span, occupied: Sequence[Span]) -> Span:
@@ -617,6 +636,14 @@ def _without(span: Span, others: Sequence[Span]) -> Span:
     starts = [span.start, *(other.end for other in edges)]
     ends = [*(other.start for other in edges), span.end]
     return max(map(Span, starts, ends), key=lambda part: part.end - part.start)
+
+
+def _outside(position: int, occupied: Sequence[Span]) -> int:
+    """Return the first position from a position on that is inside none of the spans."""
+    for span in sorted(occupied):
+        if span.start < position < span.end:
+            position = span.end
+    return position
 
 
 def _has_any_content(text: str) -> bool:

@@ -70,10 +70,11 @@ _XLIFF_OPAQUE = _names("bpt ept it ph")
 
 # Comments, CDATA sections, declarations, tags. Possessive quantifiers keep malformed markup from causing backtracking.
 _MARKUP = re.compile(
-    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<\?.*?\?>|<!DOCTYPE[^<>\[]*+\[[^\]]*+\]\s*+>|<[!?][^<>]*+>"
+    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<!DOCTYPE[^<>\[]*+\[[^\]]*+\]\s*+>|<[!?][^<>]*+>"
     r"|<(?P<end>/?)(?P<name>[A-Za-z_][\w:.-]*+)(?P<attributes>(?:[^<>\"']++|\"[^\"]*+\"|'[^']*+')*+)>",
     re.DOTALL | re.IGNORECASE,
 )
+_MARKUP_OR_INSTRUCTION = re.compile(rf"<\?.*?\?>|{_MARKUP.pattern}", re.DOTALL | re.IGNORECASE)
 # Scripts and styles contain no tags except their end tag.
 _RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])[^<>]*+>", re.IGNORECASE) for name in ("script", "style")}
 _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unquoted value, as in src=/js/
@@ -167,7 +168,8 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
     position, is_html = 0, settings.kind == "html"
     # XML that is written like HTML leaves line breaks and images open.
     voids = _VOID if is_html else {name for name in ("br", "img", "wbr") if f"</{name}" not in document}
-    while match := _MARKUP.search(document, position):
+    last_instruction = document.rfind("?>")  # behind it, searching for the end of another one would take long
+    while match := (_MARKUP_OR_INSTRUCTION if position < last_instruction else _MARKUP).search(document, position):
         if match.start() > position:
             yield from _texts(document[position : match.start()], settings)
         position = match.end()
