@@ -483,6 +483,11 @@ class Translator:
         spans = [None] * len(texts) if protected is None else [list(each) for each in protected]
         return [segmenter(*each) for each in zip(texts, spans, strict=True)]
 
+    def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
+        (segmented,) = self._segment([text], text_settings or self.text, None)
+        return [sentence.text for sentence in segmented.sentences] == [text]
+
     def _parts(
         self,
         texts: Sequence[SegmentedText],

@@ -20,6 +20,7 @@ from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
+from transduce.evaluation.significance import MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
@@ -122,6 +123,8 @@ class DevSet:
         self.references = list(references)
         self.batches = batches
         self.target_language = target_language
+        self.best_by: BestBy = "bleu"
+        """The measure whose noise is estimated."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
@@ -144,6 +147,7 @@ class DevSet:
             translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
         # Show other samples at each validation, but the same ones in every run.
+        contributions = self._contributions(translations)
         shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
         return msgspec.structs.replace(
             event,
@@ -153,6 +157,20 @@ class DevSet:
             scores={"exact_match": report.exact_match / report.sentences},
             perfect=report.exact_match == report.sentences >= _MANY_SENTENCES,
             samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
+            standard_error=standard_error(contributions),
+            contributions=contributions,
+        )
+
+    def _contributions(self, translations: list[str]) -> list[float]:
+        """Return the contribution of each sentence to the score that selects the best model; empty for the loss."""
+        if self.best_by == "exact_match":
+            pairs = zip(translations, self.references, strict=True)
+            return [float(one.strip() == other.strip()) for one, other in pairs]
+        names: dict[BestBy, MetricName] = {"bleu": "BLEU", "chrf": "chrF"}
+        if self.best_by not in names:
+            return []
+        return score_contributions(
+            names[self.best_by], translations, self.references, target_language=self.target_language
         )
 
 
@@ -202,7 +220,7 @@ class Translation(TextKind):
         """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
-        return DevSet(
+        dev = DevSet(
             config=resolved.model,
             tokenizer=corpus.tokenizer,
             sources=corpus.dev_sources[:translated],
@@ -213,6 +231,8 @@ class Translation(TextKind):
             device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
+        dev.best_by = resolved.training.best_by
+        return dev
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
