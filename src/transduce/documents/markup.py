@@ -9,6 +9,7 @@ import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html.entities import html5
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 from unicodedata import east_asian_width
 
@@ -73,16 +74,16 @@ class Plan(NamedTuple):
     protected: Mapping[int, Sequence[Span]] = {}
     """Spans that stand for protected elements, for each text that has some, by its number."""
 
-    def protected_spans(self, text_settings: TextSettings) -> list[list[Span]]:
-        """Return all protected spans of each text: its protected elements, and placeholders, URLs and the like."""
-        return [
-            _merged(self.protected.get(number, ()), find_protected(text, text_settings.protect))
-            for number, text in enumerate(self.sentences)
-        ]
 
+def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSettings) -> list[Span]:
+    """Return the spans of a text that translation must not change, in order and disjoint.
 
-def _merged(elements: Sequence[Span], found: Iterable[Span]) -> list[Span]:
-    """Return the spans of both kinds in order, without those that overlap a protected element."""
+    Args:
+        text: a text of a plan.
+        elements: the spans that stand for its protected elements.
+        text_settings: settings for the text, with further expressions to protect.
+    """
+    found = find_protected(text, text_settings.protect)
     others = [span for span in found if not any(e.start < span.end and span.start < e.end for e in elements)]
     return sorted([*elements, *others])
 
@@ -90,9 +91,14 @@ def _merged(elements: Sequence[Span], found: Iterable[Span]) -> list[Span]:
 _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
-def plan_text(text: str) -> Plan:
-    """Return the plan of a plain text: one text per line that is not blank."""
-    parts = _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
+def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
+    """Return the plan of a plain text: one text per line that is not blank.
+
+    Args:
+        text: the text.
+        joins_lines: whether its lines are one text instead.
+    """
+    parts = [text] if joins_lines else _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
     line_indices = [index for index in range(0, len(parts), 2) if parts[index].strip()]
 
     def assemble(
@@ -130,6 +136,39 @@ def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced
         spaced: whether the target language puts spaces between words.
     """
     return _Planner(document, settings or MarkupSettings(), spaced=spaced).plan()
+
+
+def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> Plan:
+    """Return one plan for several texts, such as those of a document.
+
+    Args:
+        plans: the plan of each text.
+        write: makes the document from the translated texts.
+    """
+    starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
+
+    def assemble(
+        translations: Sequence[str],
+        marks: Mapping[int, Sequence[Span]] | None = None,
+        protected: Mapping[int, Sequence[tuple[Span, Span]]] | None = None,
+    ) -> str:
+        return write(
+            [
+                each.assemble(
+                    translations[start : start + len(each.sentences)],
+                    {number: (marks or {})[start + number] for number in each.marks},
+                    {number: (protected or {})[start + number] for number in each.protected},
+                )
+                for start, each in zip(starts, plans, strict=False)
+            ]
+        )
+
+    return Plan(
+        [sentence for each in plans for sentence in each.sentences],
+        assemble,
+        {start + n: spans for start, each in zip(starts, plans, strict=False) for n, spans in each.marks.items()},
+        {start + n: spans for start, each in zip(starts, plans, strict=False) for n, spans in each.protected.items()},
+    )
 
 
 # --- markup ---
@@ -433,7 +472,11 @@ def translate_markup(
         search or translator.search,
         glossary=glossary,
         text_settings=texts,
-        protected=[spans for each in plans for spans in each.protected_spans(texts)],
+        protected=[
+            protected_spans(text, each.protected.get(number, ()), texts)
+            for each in plans
+            for number, text in enumerate(each.sentences)
+        ],
     )
     return assemble_plans(plans, translations, lambda *marked: translator.locate(*marked, glossary=glossary))
 

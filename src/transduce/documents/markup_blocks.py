@@ -288,13 +288,16 @@ def _find_neighbors(parent: Mark, text: str) -> None:
         gap = Span(left.end if left else parent.start, right.start if right else parent.end)
         previous = _last_in(text, Span(gap.start, max(gap.start, child.start)), left)
         following = _first_in(text, Span(min(gap.end, child.end), gap.end), right)
-        if previous is None or following is None:
+        is_at_start = previous is None and not text[parent.start : child.start].strip()
+        if following is None or is_at_start:
             child.side = "next" if previous is None else "previous"
             continue
+        if previous is None:
+            child.side = "next"
         if not child.side:
             is_after = child.space_after and not child.space_before
             child.side = "previous" if is_after and child.kind != "break" else "next"
-        child.neighbor = following if child.side == "next" else previous
+        child.neighbor = previous if child.side == "previous" and previous is not None else following
         if child.neighbor.kind == "word":
             anchors.setdefault(gap, []).append(child)
     for marks in anchors.values():
@@ -570,6 +573,9 @@ class _Renderer:
         for other in occupied:
             if other.start < position < other.end:
                 position = other.start if point.side == "next" else other.end
+        step = -1 if point.side == "next" else 1
+        while part.start < position < part.end and _is_within_word(self.text, position):
+            position += step
         return min(max(position, part.start), part.end)
 
     def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
@@ -648,6 +654,14 @@ def _outside(position: int, occupied: Sequence[Span]) -> int:
 
 def _has_any_content(text: str) -> bool:
     return has_words(text) or STAND_IN in text
+
+
+def _is_within_word(text: str, position: int) -> bool:
+    return (
+        text[position - 1].isalnum()
+        and _is_same_word(text[position - 1], text[position])
+        and not _is_unspaced(text[position])
+    )
 
 
 def _is_punctuation(character: str) -> bool:

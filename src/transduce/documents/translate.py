@@ -10,10 +10,10 @@ import msgspec
 from transduce.atomic_io import write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
-from transduce.documents.markup import plan
+from transduce.documents.markup import translate_markup
+from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -97,18 +97,8 @@ class ModelTexts:
         """Return the translation of each text, in order."""
         if kind == "text":
             return [each.text for each in self.translator.translate(texts, self.search, glossary=self.glossary)]
-        spaced = not is_unspaced(self.translator.target_language)
-        plans = [plan(text, "html", spaced=spaced) for text in texts]
-        sentences = [sentence for each in plans for sentence in each.sentences]
-        translations = self.translator.translate(sentences, self.search, glossary=self.glossary)
-        results, position = [], 0
-        for each in plans:
-            own = translations[position : position + len(each.sentences)]
-            position += len(each.sentences)
-            marked = list(each.marks)
-            places = self.translator.locate([own[n] for n in marked], [each.marks[n] for n in marked])
-            results.append(each.assemble([one.text for one in own], dict(zip(marked, places, strict=True))))
-        return results
+        settings = MarkupSettings(kind="xliff" if kind == "xml" else "html")
+        return translate_markup(self.translator, texts, settings, search=self.search, glossary=self.glossary)
 
 
 Progress = Callable[[int, int], None]

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from transduce.documents.markup import Plan, plan
+from transduce.documents.markup import Plan, plan, plan_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
 from transduce.inference.quality_estimation import (
@@ -217,13 +217,18 @@ class Service:
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.marks
             },
+            elements={
+                number: planned_texts[index].plan.protected[line]
+                for number, (index, line) in enumerate(positions)
+                if line in planned_texts[index].plan.protected
+            },
         )
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
-    if request.format == "text" and request.text_settings.lines == "join" and text.strip():
-        return Plan([text], lambda translations, _: translations[0])
+    if request.format == "text":
+        return plan_text(text, joins_lines=request.text_settings.lines == "join")
     return plan(text, request.format, spaced=spaced)
 
 
@@ -323,7 +328,9 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
         for translated, sentence_rank in zip(sentence_translations, ranks, strict=True)
     ]
     return plan.assemble(
-        texts, {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks}
+        texts,
+        {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks},
+        {number: sentence_translations[number].translation.protected for number in plan.protected},
     )
 
 
