@@ -18,6 +18,12 @@ from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 
+UNIT_MARKUP = {
+    "xml": MarkupSettings(kind="xliff"),
+    "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title")),
+}
+"""How the texts of documents are read that have tags."""
+
 _PORTION_CHARACTERS = 20_000  # characters that are translated together, and after which progress is stored
 
 
@@ -97,8 +103,7 @@ class ModelTexts:
         """Return the translation of each text, in order."""
         if kind == "text":
             return [each.text for each in self.translator.translate(texts, self.search, glossary=self.glossary)]
-        settings = MarkupSettings(kind="xliff" if kind == "xml" else "html")
-        return translate_markup(self.translator, texts, settings, search=self.search, glossary=self.glossary)
+        return translate_markup(self.translator, texts, UNIT_MARKUP[kind], search=self.search, glossary=self.glossary)
 
 
 Progress = Callable[[int, int], None]

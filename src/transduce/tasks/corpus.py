@@ -33,6 +33,7 @@ from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import fallback_ids
@@ -446,7 +447,10 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     prepared.verify()
     saved = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if saved.get(name) is not None]
-    tokenizer_settings = TokenizerSettings(**{name: saved[name] for name in names}, user_symbols=text.marks)
+    tokenizer_settings = TokenizerSettings(
+        **{name: saved[name] for name in names},
+        user_symbols=(*text.marks, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0]),
+    )
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
@@ -557,6 +561,7 @@ def learn_tokenizer(
             "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
         )
     # A chosen size covers the words only; the task's special tokens are added to it.
+    marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
     num_special = len(marks) if adjust else 0
     tokenizer_settings = msgspec.structs.replace(
         tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
+from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
@@ -30,18 +31,26 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, RunPlacement, model_card, model_dtype, pairs_of_files
+from transduce.tasks.kinds.kind import (
+    DEV_BATCH_TOKENS,
+    Outcome,
+    RunPlacement,
+    Share,
+    model_card,
+    model_dtype,
+    pairs_of_files,
+)
 from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import BACK_TRANSLATED
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.prefetch import PackedLoss, to_device
+from transduce.training.prefetch import Batches, PackedLoss, to_device
 from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
@@ -184,6 +193,7 @@ class Translation(TextKind):
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
     accepts_back_translations = True
+    uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of both sides; some pairs are held out if there is no dev set."""
@@ -209,6 +219,24 @@ class Translation(TextKind):
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+        """Return the training batches of one training process, with placeholder tokens in a few pairs."""
+        training, tokenizer = resolved.training, corpus.tokenizer
+        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=training.seed, share=share)
+        tokens = placeholder_tokens(tokenizer)
+        if not tokens or training.placeholder_rate == 0.0:
+            return plan
+        sides = (tokenizer.source, tokenizer.target)
+        rate, seed = training.placeholder_rate, training.seed
+        return PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batches that need the most memory, grown by the placeholder tokens of one pair."""
+        largest = super().largest_batches(corpus, resolved)
+        grows = placeholder_tokens(corpus.tokenizer) and resolved.training.placeholder_rate > 0.0
+        pad_ids = corpus.prepared.source_pad_id, corpus.prepared.target_pad_id
+        return [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
