@@ -115,7 +115,7 @@ def test_sentences_are_split_as_requested(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     settings: list[TextSettings] = []
     decode = model.translate
-    model.translate = lambda *arguments: settings.append(arguments[-1]) or decode(*arguments)
+    model.translate = lambda *arguments, **options: settings.append(arguments[-1]) or decode(*arguments, **options)
     with serve(model) as live:
         for choice in ("0", "1", "nonewlines", None):
             reply = translate(live, "eins\nzwei", split_sentences=choice)

@@ -40,7 +40,7 @@ _ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
 
 
 class Neighbor(NamedTuple):
-    """What stands beside a point: a word, a protected element, or an inline element."""
+    """A word or an element beside a point: a word, a protected element, or an inline element."""
 
     kind: Literal["word", "protected", "element"]
     span: Span
@@ -68,7 +68,7 @@ class Mark:
     """True for a tag whose partner is elsewhere; such tags keep their order."""
     side: Side = ""
     neighbor: Neighbor | None = None
-    """What the point stays beside; None: it stays at the edge of its element that `side` names."""
+    """The word or element that the point stays beside; None: the edge of its element, as `side` says."""
 
     def elements(self) -> Iterator["Mark"]:
         """Yield the elements with words that are nested in this one, in the order of their opening tags."""
@@ -90,7 +90,7 @@ class Block(NamedTuple):
 
     tokens: Sequence[Token]
     before: str
-    """What stands before the first word or element with words, as in the document."""
+    """White space and tags before the first word, as in the document."""
     text: str
     root: Mark
     """The element around the text, without tags."""
@@ -397,7 +397,7 @@ def is_row(block: Block, settings: MarkupSettings) -> bool:
 
 
 class Rendering(NamedTuple):
-    """What rendering a translation needs, besides the block."""
+    """Functions that write tags and texts, and whether the target language has spaces."""
 
     tag: Callable[[Token], str]
     """Returns the source of a tag, with its attributes translated."""

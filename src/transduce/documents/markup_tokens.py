@@ -17,7 +17,7 @@ import msgspec
 
 
 class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How HTML, XML or the content of an XLIFF segment is divided into texts, and which elements stay unchanged."""
+    """Settings for reading HTML, XML or the content of an XLIFF segment: what ends a text, and what stays unchanged."""
 
     kind: Literal["html", "xml", "xliff"] = "html"
     """`html` knows the elements of HTML. In `xml`, the content of an element that contains text is one text with inline
@@ -258,7 +258,7 @@ def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
 
 
 class _Content:
-    """What an inline element contains: texts, and kinds of tokens."""
+    """The content of an inline element: its texts, and the kinds of its tokens."""
 
     def __init__(self, start: int) -> None:
         self.start = start
