@@ -51,7 +51,7 @@ def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path,
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 1500)
     assert long(text, search=GREEDY).parts == 3
-    parts = cut_long_sentence(text, long.tokenizer.source, 600, gathers=True)
+    parts = cut_long_sentence(text, (), vocabulary=long.tokenizer.source, longest=600, gathers=True)
     assert "".join(parts) == text
     assert all(part.endswith("。") and len(long.tokenizer.source.encode(part)) <= 600 for part in parts)
     assert long(text, search=GREEDY).text == " ".join(t.text for t in long(parts, search=GREEDY))
@@ -105,6 +105,6 @@ class Characters(Vocabulary):
 
 
 def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
-    parts = cut_long_sentence("a  b. " * 500, Characters(), 300, gathers=True)
+    parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), longest=300, gathers=True)
     assert max(map(len, parts)) <= 300
     assert len(parts) < 30
