@@ -24,6 +24,7 @@ from transduce.serving.server import Server, address_of, open_socket
 from transduce.serving.service import Service
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 _GATE_SECONDS = 60.0  # a test that forgets to open the gate fails instead of hanging
@@ -93,6 +94,7 @@ class GatedModel:
         indices: Sequence[int],  # noqa: ARG002
         observer: Observer,
         glossary: Glossary | None,
+        text_settings: TextSettings,  # noqa: ARG002
     ) -> list[Translation]:
         """Return sentences in upper case with glossary terms; a sentence with the word `poison` raises an error."""
         self.batches.append(list(sentences))
@@ -111,6 +113,10 @@ class GatedModel:
             if not rows:
                 break
         return [Translation(sentence, _alternatives(sentence, search.n_best, glossary)) for sentence in sentences]
+
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:  # noqa: ARG002
+        """Return True, because every text is one sentence for this model."""
+        return True
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:  # noqa: ARG002
         """Reject a glossary with a character that the model cannot write (☃)."""

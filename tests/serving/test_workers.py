@@ -17,6 +17,7 @@ from transduce.serving.jobs import Job
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
@@ -42,6 +43,7 @@ class Meeting:
         indices: Sequence[int],  # noqa: ARG002
         observer: Observer,
         glossary: Glossary | None,  # noqa: ARG002
+        text_settings: TextSettings,  # noqa: ARG002
     ) -> list[Translation]:
         self.meeting.wait(10)
         seen = [self._threads_of_step(observer)]
@@ -50,6 +52,9 @@ class Meeting:
         self.meeting.wait(10)  # a worker that finishes leaves its threads to the others
         self.threads.append(tuple(seen))
         return [Translation(sentence, (empty_alternative(),)) for sentence in sentences]
+
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
+        return bool(text) and bool(text_settings)
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """There is nothing that it cannot write."""

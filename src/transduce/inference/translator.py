@@ -494,6 +494,11 @@ class Translator:
             for text, each in zip(texts, spans, strict=True)
         ]
 
+    def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
+        (segmented,) = self._segment([text], text_settings or self.text, None)
+        return [sentence.text for sentence in segmented.sentences] == [text]
+
     def _parts(
         self,
         texts: Sequence[SegmentedText],

@@ -11,6 +11,7 @@ from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
@@ -41,6 +42,7 @@ class Model(Protocol):
         indices: Sequence[int],
         observer: Observer,
         glossary: Glossary | None,
+        text_settings: TextSettings,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order.
 
@@ -50,7 +52,11 @@ class Model(Protocol):
             indices: index of each sentence in its own request, on which its random draws depend.
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
+            text_settings: how each sentence, which is a line or a text, is divided into sentences.
         """
+
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
 
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
@@ -88,6 +94,7 @@ class Job:
         seconds: float,
         progress: Progress | None = None,
         glossary: Glossary | None = None,
+        text_settings: TextSettings | None = None,
         marks: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
         """Tokenize the sentences and start the clock of the deadline.
@@ -99,6 +106,7 @@ class Job:
             seconds: the deadline, counted from now.
             progress: called by the decoding thread after each step.
             glossary: terms to use in the translation.
+            text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.
         """
         self.model = model
@@ -106,6 +114,7 @@ class Job:
         self.search = search
         self.progress = progress
         self.glossary = glossary
+        self.text_settings = text_settings or TextSettings()
         self.marks = marks or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
@@ -135,12 +144,19 @@ class Job:
 
     def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of both jobs may be decoded in one batch."""
-        return self.model is other.model and self.search == other.search and self.glossary is other.glossary
+        return (
+            self.model is other.model
+            and self.search == other.search
+            and self.glossary is other.glossary
+            and self.text_settings == other.text_settings
+        )
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
         """Return the results for a batch of sentences of this job and of compatible jobs."""
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
-        translations = self.model.translate(sentences, self.search, indices, observer, self.glossary)
+        translations = self.model.translate(
+            sentences, self.search, indices, observer, self.glossary, self.text_settings
+        )
         located: dict[int, list[list[Span]]] = {}
         for number, entry in enumerate(batch):
             if entry.marks and not entry.job.is_expired:  # locating is slow: skip it if no client waits

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from transduce.errors import TransduceError
 from transduce.inference.glossary_search import as_glossary
 from transduce.inference.quality_estimation import QualityWarning
-from transduce.serving.languages import language_name
+from transduce.serving.languages import Routes, language_name
 from transduce.serving.messages import (
     DetectedLanguage,
     DetectRequest,
@@ -26,7 +27,7 @@ from transduce.serving.messages import (
 from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import json_response
-from transduce.serving.service import Answer, RequestChecks, TranslationRequest, watch_disconnect
+from transduce.serving.service import Answer, RequestChecks, TranslationRequest, language_warnings, watch_disconnect
 from transduce.serving.streaming import ProgressBuffer, stream_response
 from transduce.text.glossary import Glossary
 
@@ -88,9 +89,10 @@ class LibreTranslateHandlers:
         is_list = not isinstance(message.q, str)
         return TranslateResponse(
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
-            detected_language=_detected_languages(answers, is_list=is_list),
+            detected_language=_detected_languages(answers, self.service.routes, is_list=is_list),
             alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
             doubts=_quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET,
+            warnings=language_warnings(answers) or UNSET,
         )
 
     async def detect(self, request: Request) -> Response:
@@ -103,13 +105,21 @@ class LibreTranslateHandlers:
                 f"Invalid request: request ({len(message.q)}) exceeds text limit "
                 f"({self.service.settings.max_characters} characters)",
             )
-        return json_response(self.service.detector.detect(message.q))
+        detected = self.service.detector.detect(message.q)
+        return json_response([_with_own_code(language, self.service.routes) for language in detected])
 
     async def languages(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /languages`."""
         routes = self.service.routes
         return json_response(
-            [Language(code=code, name=language_name(code), targets=routes.targets(code)) for code in routes.codes]
+            [
+                Language(
+                    code=routes.own_code(code),
+                    name=language_name(code),
+                    targets=[routes.own_code(target) for target in routes.targets(code)],
+                )
+                for code in routes.codes
+            ]
         )
 
     async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
@@ -125,9 +135,12 @@ class LibreTranslateHandlers:
                 suggestions=False,
                 files_translation=False,
                 supported_files_format=[],
-                language=LanguageChoices(source=_language_choice(source), target=_language_choice(target)),
+                language=LanguageChoices(source=self._language_choice(source), target=self._language_choice(target)),
             )
         )
+
+    def _language_choice(self, code: str) -> LanguageChoice:
+        return LanguageChoice(code=self.service.routes.own_code(code), name=language_name(code))
 
     async def disabled(self, request: Request) -> Response:
         """Refuse a request to one of LibreTranslate's optional routes, which this server does not offer."""
@@ -141,14 +154,14 @@ def _glossary(message: TranslateRequest) -> Glossary | None:
         raise invalid_request(str(error)) from None
 
 
-def _language_choice(code: str) -> LanguageChoice:
-    return LanguageChoice(code=code, name=language_name(code))
+def _with_own_code(language: DetectedLanguage, routes: Routes) -> DetectedLanguage:
+    return msgspec.structs.replace(language, language=routes.own_code(language.language))
 
 
 def _detected_languages(
-    answers: Sequence[Answer], *, is_list: bool
+    answers: Sequence[Answer], routes: Routes, *, is_list: bool
 ) -> DetectedLanguage | list[DetectedLanguage] | UnsetType:
-    detected = [answer.detected for answer in answers if answer.detected is not None]
+    detected = [_with_own_code(answer.detected, routes) for answer in answers if answer.detected is not None]
     if not detected:
         return UNSET
     return detected if is_list else detected[0]

@@ -68,6 +68,8 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Set if the request asked for some; best first, without duplicates."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
+    warnings: list[str] | UnsetType = UNSET
+    """Texts that seem not to be in the language that the request names; unset if there are none."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):

@@ -12,6 +12,7 @@ from transduce.search.settings import SearchSettings
 from transduce.serving.limits import ReadersWriterLock
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
@@ -82,10 +83,17 @@ class ServedModel:
         indices: Sequence[int],
         observer: Observer,
         glossary: Glossary | None,
+        text_settings: TextSettings,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order; `indices` are their requests' indices."""
         with self.access.hold_shared():
-            return self.translator.translate(sentences, search, places=indices, observer=observer, glossary=glossary)
+            return self.translator.translate(
+                sentences, search, places=indices, observer=observer, glossary=glossary, text_settings=text_settings
+            )
+
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
+        return self.translator.is_plain_sentence(text, text_settings)
 
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None

@@ -43,7 +43,7 @@ def chat_error(error: RequestError) -> ChatError:
 
 _LOG = logging.getLogger("transduce.serving")
 # Pages of any origin may send requests: there are no cookies that they could abuse.
-_CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*"}
+_CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "Transduce-Warning"}
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type",

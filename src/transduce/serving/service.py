@@ -11,7 +11,11 @@ from starlette.requests import Request
 from transduce.documents.markup import Plan, plan
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
-from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
+from transduce.inference.quality_estimation import (
+    QualityWarning,
+    describe_wrong_language,
+    find_quality_warnings,
+)
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
@@ -23,8 +27,11 @@ from transduce.serving.metrics import Metrics
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
-from transduce.text.languages import LanguageProfiles
+from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles
+from transduce.text.text_settings import TextSettings
 
+_MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
+_MAX_WARNINGS = 3  # in a header
 _MAX_TERMS = 500  # in a request's glossary, which the event loop searches while other requests wait
 
 
@@ -42,6 +49,8 @@ class TranslationRequest(NamedTuple):
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
+    text_settings: TextSettings = TextSettings()
+    """Settings of the texts: how they are divided into sentences."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that this model uses for the request, or None."""
@@ -65,6 +74,8 @@ class Answer(NamedTuple):
     """The detected source language if the request left it open."""
     quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
+    language_warning: str | None = None
+    """For example "looks English, not German" if the text seems not to be in the language that the request names."""
 
 
 class PlannedText(NamedTuple):
@@ -105,7 +116,8 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.routes = Routes(models)
-        self.detector = Detector(self.routes.codes, profiles)
+        known = [common_profiles()] if profiles is None else [profiles, common_profiles()]
+        self.detector = Detector(self.routes.codes, merge_profiles(known))
         self.keys = ApiKeys(settings.api_keys)
         self.engine = Engine(settings, self.metrics, threads=threads)
 
@@ -160,17 +172,20 @@ class Service:
         target = self.routes.find(request.target)
         spaced = not is_unspaced(target)
         requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
+        plans = [_plan(text, request, spaced=spaced) for text in request.texts]
         planned_texts = []
-        for text in request.texts:
-            text_plan = plan(text, request.format, spaced=spaced)
-            detected = None if requested_source else self._detect(text_plan, target)
+        for text, text_plan in zip(request.texts, plans, strict=True):
+            detected = None if requested_source else self._identify(text_plan, plans, target)
             source = requested_source or (detected.language if detected else target)
             planned_texts.append(PlannedText(text, text_plan, self.routes.model(source, target), source, detected))
         return planned_texts
 
-    def _detect(self, text_plan: Plan, target: str) -> DetectedLanguage:
-        """Return the detected language of a text, among the target and the languages that translate to it."""
-        return self.detector.detect(" ".join(text_plan.sentences), self.routes.candidates(target))[0]
+    def _identify(self, text_plan: Plan, all_plans: Sequence[Plan], target: str) -> DetectedLanguage:
+        """Return the detected language of a text; a short text is judged together with the request's other texts."""
+        text = " ".join(text_plan.sentences)
+        if not is_long_enough(text):
+            text = " ".join(sentence for each in all_plans for sentence in each.sentences)
+        return self.routes.identify_source(text, target, self.detector)
 
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
@@ -194,14 +209,22 @@ class Service:
             seconds=min(seconds, request.timeout_seconds or seconds),
             progress=None
             if report is None or request.format == "html"
-            else _reporter(model, positions, report, _with_terms(sentences, glossary)),
+            else _reporter(model, positions, report, _without_progress(model, sentences, request, glossary)),
             glossary=glossary,
+            text_settings=request.text_settings,
             marks={
                 number: planned_texts[index].plan.marks[line]
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.marks
             },
         )
+
+
+def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
+    """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
+    if request.format == "text" and request.text_settings.lines == "join" and text.strip():
+        return Plan([text], lambda translations, _: translations[0])
+    return plan(text, request.format, spaced=spaced)
 
 
 def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
@@ -223,12 +246,18 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
     return msgspec.structs.replace(search, n_best=n_best, beam_size=beam_size)
 
 
-def _with_terms(sentences: Sequence[str], glossary: Glossary | None) -> frozenset[int]:
-    """Return the numbers of the sentences that contain a glossary term.
+def _without_progress(
+    model: Model, lines: Sequence[str], request: TranslationRequest, glossary: Glossary | None
+) -> frozenset[int]:
+    """Return the numbers of the lines whose tokens are not the start of their translation before the end.
 
-    Such sentences may be decoded twice, so none of their tokens is final before the end.
+    They are lines with a glossary term, which may be decoded twice, and lines of several sentences or with layout.
     """
-    return frozenset(number for number, sentence in enumerate(sentences) if glossary and glossary.find(sentence))
+    return frozenset(
+        number
+        for number, line in enumerate(lines)
+        if (glossary and glossary.find(line)) or not model.is_plain_sentence(line, request.text_settings)
+    )
 
 
 def _reporter(
@@ -253,6 +282,8 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     """Return the answer for one text, taking the translations of its sentences from the iterator."""
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)
+    source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
+    wrong = describe_wrong_language(source_text, planned.source) if planned.detected is None else None
     sentence_translations = [next(translations) for _ in planned.plan.sentences]
     best, *alternatives = dict.fromkeys(
         _assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
@@ -264,7 +295,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
         if request.quality_warnings
         else ()
     )
-    return Answer(best, alternatives, planned.source, planned.detected, found)
+    return Answer(best, alternatives, planned.source, planned.detected, found, wrong)
 
 
 def _quality_warnings(
@@ -294,6 +325,21 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
     return plan.assemble(
         texts, {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks}
     )
+
+
+def language_warnings(answers: Sequence[Answer]) -> list[str]:
+    """Return a sentence for each text that seems not to be in the language that the request names."""
+    return [
+        f"Text {number} {answer.language_warning}: its translation may be nonsense."
+        for number, answer in enumerate(answers, 1)
+        if answer.language_warning is not None
+    ]
+
+
+def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
+    """Return a header with the language warnings, for protocols whose responses have no field for them."""
+    warnings = language_warnings(answers)
+    return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 
 # --- checks before decoding: rate limit, queue, size of the body, format and API key ---

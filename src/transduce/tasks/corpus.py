@@ -1,6 +1,8 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +32,7 @@ from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import is_decodable, read_lines
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import language_of, unspaced_characters
+from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import fallback_ids
@@ -123,6 +125,35 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
         f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
         f"{first.path}:{first.line}): leave them out of one of the two, or the dev scores will be too high."
     )
+
+
+_SAMPLED_LINES = 1000
+_MIN_WRONG_LINES, _MIN_WRONG_SHARE = 20, 0.5
+
+
+def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None]) -> list[str]:
+    """Return a notice for each side of a corpus that looks like text in another language than expected.
+
+    Args:
+        files: text on both sides; the first 1,000 pairs are examined.
+        languages: the expected languages of source and target, from the settings or the files' suffixes.
+
+    Raises:
+        TransduceError: a file is missing or invalid.
+    """
+    pairs = list(islice(read_pairs(files), _SAMPLED_LINES))
+    found: list[tuple[str, str, str]] = []
+    sides = (("source", [pair.source for pair in pairs]), ("target", [pair.target for pair in pairs]))
+    for (side, lines), expected in zip(sides, languages, strict=True):
+        others = Counter(other for line in lines if expected and (other := detect_other_language(line, expected)))
+        if expected and others.total() >= max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines)):
+            found.append((side, others.most_common(1)[0][0], NAMES.get(base_code(expected), expected)))
+    looks = " and ".join(f"the {side} looks {other} instead of {expected}" for side, other, expected in found)
+    if not found:
+        return []
+    are_swapped = len(found) == len(sides) and found[0][1] == found[1][2] and found[1][1] == found[0][2]
+    remedy = "the files seem to be swapped" if are_swapped else "check the files and `--languages`"
+    return [f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."]
 
 
 def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
@@ -300,6 +331,9 @@ def prepare_corpus(
     size = measure_corpus(text.files)
     if text.dev is not None:
         measure_corpus(text.dev)
+    if text.writes_text and not text.files.is_text_alone:
+        for line in language_notices(text.files, _languages(settings.data)):
+            display.say(line)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
