@@ -13,6 +13,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.search.settings import SearchSettings
+from transduce.text.text_settings import SplitSentences, TextSettings, TrainingLines
 from transduce.text.vocabulary import Vocabulary
 
 GREEDY = SearchSettings(beam_size=1, max_length=8)
@@ -22,6 +23,7 @@ SENTENCE = "老师喜欢苹果。"
 def with_limit(trained: Path, folder: Path, limit: str) -> Path:
     """The folder of a run that said so of `max_pieces`."""
     shutil.copytree(trained, folder)
+    (folder / "training_lines.json").unlink()  # as of versions that did not measure lines
     settings = folder / "settings.toml"
     text = settings.read_text("utf-8")
     assert "max_pieces = 256\n" in text
@@ -45,6 +47,28 @@ def test_a_model_of_long_texts_takes_them_whole(trained: Path, translator: Trans
     assert translator(text, search=GREEDY).parts == text.count("。")
     assert long(text, search=GREEDY).parts == 1
     assert "".join(long.stream(text, GREEDY)) == long(text, search=GREEDY).text
+
+
+def test_lines_of_training_decide_whether_texts_are_split(trained: Path, tmp_path: Path) -> None:
+    assert TrainingLines.load(trained) == TrainingLines(multi_sentence_share=0.0, wordless_share=0.0, tokens=5)
+    folder, text = tmp_path / "measured", SENTENCE * 20
+
+    def parts(share: float, splits: SplitSentences = "auto") -> int:
+        lines = TrainingLines(multi_sentence_share=share, wordless_share=0.0, tokens=30)
+        (folder / "training_lines.json").write_bytes(lines.content())
+        translator = open_translator(folder, precision="fp32", device="cpu", threads=1)
+        return translator(text, search=GREEDY, text_settings=TextSettings(split_sentences=splits)).parts
+
+    shutil.copytree(trained, folder)
+    tokens = len(open_translator(trained).tokenizer.source.encode(SENTENCE * 10))
+    assert tokens == 30
+    assert parts(0.2) == 20
+    assert parts(0.3) == 2  # as few as have at most 30 tokens
+    assert parts(0.3, "always") == 20
+    assert parts(0.0, "never") == parts(0.3, "never") == 1  # up to 256 tokens
+    (folder / "training_lines.json").write_text("{}", "utf-8")
+    with pytest.raises(TransduceError, match=r"training_lines\.json cannot be read as measurements of lines"):
+        open_translator(folder)
 
 
 def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Settings for texts to translate as people write them: several sentences in a line, indentation, placeholders."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -26,6 +27,25 @@ class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Role of line ends. `separate`: a sentence ends with its line. `join`: consecutive lines are one paragraph, as in
     text wrapped by width; empty lines and list marks still separate.
     """
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("split_sentences", self.split_sentences, get_args(SplitSentences)),
+            ("lines", self.lines, get_args(Lines)),
+        ):
+            if value not in choices:
+                raise TransduceError(f"`{name}` must be one of {', '.join(choices)}, but is {value!r}.")
+        if isinstance(self.protect, str):
+            raise TransduceError(
+                f"`protect` must be a tuple of regular expressions, but is one text: write (`{self.protect}`,)."
+            )
+        for pattern in self.protect:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise TransduceError(
+                    f"`protect` must have regular expressions, but `{pattern}` is none: {error}."
+                ) from None
 
 
 # --- lines that a model was trained on ---
