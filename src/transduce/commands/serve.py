@@ -47,6 +47,12 @@ _LIMITS = {
     "max_characters": (int, "N", "characters of all texts of a request"),
     "max_alternatives": (int, "N", "alternative translations of a text"),
     "max_inspection_tokens": (int, "N", "tokens of a sentence to inspect"),
+    "max_upload_bytes": (int, "N", "size of an uploaded document"),
+    "max_expanded_bytes": (int, "N", "size of an uploaded archive, such as .docx, after decompression"),
+    "max_document_characters": (int, "N", "characters of an uploaded document"),
+    "max_documents": (int, "N", "uploaded documents in memory"),
+    "document_seconds": (float, "SECONDS", "time to translate a document"),
+    "file_seconds": (float, "SECONDS", "time for which a translated document is kept"),
 }
 
 
@@ -84,6 +90,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ADDRESS",
         help="proxies whose X-Forwarded-For header identifies the client",
+    )
+    network.add_argument(
+        "--root-path", default=defaults["root_path"], metavar="PATH", help="path under which a proxy offers the server"
+    )
+    storage = parser.add_argument_group("storage")
+    storage.add_argument(
+        "--glossary-folder", metavar="FOLDER", help="store clients' glossaries here (default: in memory until the end)"
+    )
+    storage.add_argument(
+        "--suggestions", metavar="FILE", help="append suggested translations to this file (default: refuse them)"
     )
     add_search(parser)
     limits = parser.add_argument_group("limits")
@@ -151,6 +167,9 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
         port=options.port,
         api_keys=read_api_keys(options.api_keys) if options.api_keys else (),
         trusted_proxies=tuple(options.trusted_proxies),
+        root_path=options.root_path.rstrip("/"),
+        glossary_folder=options.glossary_folder,
+        suggestions=options.suggestions,
         **workers,
         **{name: vars(options)[name] for name in _LIMITS},
     )

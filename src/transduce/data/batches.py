@@ -123,6 +123,16 @@ class Batch:
     target_tokens: int
     """The number of target ids without padding."""
 
+    def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
+        """Return a copy in which the longest source and the longest target are longer by a number of tokens."""
+        sides = []
+        for side, pad_id in zip((self.source, self.target), pad_ids, strict=True):
+            grown = np.pad(side, ((0, 0), (0, tokens)), constant_values=pad_id)
+            longest = (side != pad_id).sum(axis=1).argmax()
+            grown[longest] = side[longest, 0]
+            sides.append(grown)
+        return Batch(*sides, self.indices, self.source_tokens + tokens, self.target_tokens + tokens)
+
 
 class Corpus(Protocol):
     """An interface of corpora that can be batched, such as `PreparedCorpus`."""

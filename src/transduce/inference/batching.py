@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -294,7 +295,9 @@ def decode_in_parallel(
         num_threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            yield from pool.map(decode, batches[:apart])
+            # New threads have no context variables, such as the backend of a validation.
+            context = copy_context()
+            yield from pool.map(lambda batch: context.copy().run(decode, batch), batches[:apart])
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(num_threads)  # other new threads start with the last number set

@@ -1,6 +1,6 @@
 """Translate texts with a trained model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import overload
 
@@ -31,6 +31,7 @@ from transduce.inference.decoding import (
     explain_search_out_of_memory,
     max_model_positions,
     max_sentences,
+    may_require_phrases,
     start_search,
 )
 from transduce.inference.glossary_search import (
@@ -41,10 +42,11 @@ from transduce.inference.glossary_search import (
     translate_with_terms,
 )
 from transduce.inference.phrases import tokenize_prefix
+from transduce.inference.placeholders import Placeholders, remove_placeholders
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
-from transduce.inference.spans import Scoring, align_spans, as_translations
+from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
 from transduce.model.build import EncoderDecoder
@@ -57,6 +59,9 @@ from transduce.text.glossary import Glossary
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
+
+SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
+"""A function that searches for the translations of parts and returns them by key."""
 
 
 class Translator:
@@ -281,15 +286,34 @@ class Translator:
         parts = self._parts(texts, search, prefix, required, terms)
         watch = PartsObserver(observer)
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
-        nonempty = [part for part in parts if not part.is_empty]
-        translations |= self._search_parts(nonempty, search, seeds, watch)
-        if terms is not None:
-            with_terms_in_source = [part for part in nonempty if terms.find(part.text)]
-            search_again = partial(self._search_parts, search=search, places=seeds, watch=watch)
-            translations |= translate_with_terms(
-                with_terms_in_source, translations, terms, search, self.term_model(search), search_again
-            )
+        search_parts = partial(self._search_parts, search=search, places=seeds, watch=watch)
+        translations |= self._translate_parts(
+            [part for part in parts if not part.is_empty], search, terms, search_parts
+        )
         return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
+
+    def _translate_parts(
+        self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
+    ) -> dict[tuple[int, int], Translation]:
+        """Return the translations of parts by key, with their protected spans and glossary terms."""
+        placeholders = Placeholders(self.tokenizer, self.target_language)
+        masked = placeholders.mask(parts)
+        translations = {key: each.copy() for key, each in masked.items() if each.is_copied}
+        masked = {key: each for key, each in masked.items() if key not in translations}
+        waiting = [masked[part.key].masked if part.key in masked else part for part in parts]
+        waiting = [part for part in waiting if part.key not in translations]
+        translations |= search_parts(waiting)
+        if may_require_phrases(search):
+            translations |= search_parts(placeholders.require_missing(masked, translations))
+        if terms is not None:
+            with_terms_in_source = [part for part in waiting if terms.find(part.text)]
+            translations |= translate_with_terms(
+                with_terms_in_source, translations, terms, search, self.term_model(search), search_parts
+            )
+        translations |= placeholders.restore(masked, translations, self.scoring(search), partial(can_score, self))
+        return {
+            key: placeholders.without_stray(each) if key not in masked else each for key, each in translations.items()
+        }
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
@@ -330,8 +354,9 @@ class Translator:
         """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
         Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
-        rest at the end. A text with glossary terms, or of several sentences with required phrases, is yielded at once,
-        because it may be searched twice. Closing the iterator stops the search.
+        rest at the end. A sentence with glossary terms or protected spans is yielded at once, because it may be
+        searched twice, and so is a text of several sentences with required phrases. Closing the iterator stops the
+        search.
 
         Args:
             sentence: a text of any length.
@@ -355,14 +380,17 @@ class Translator:
             )
             yield whole.text
             return
-        writer = LayoutWriter(texts[0])
+        writer, placeholders = LayoutWriter(texts[0]), Placeholders(self.tokenizer, self.target_language)
         for part in self._parts(texts, search, prefix, [required], terms):
             yield from filter(None, [writer.next_gap()])
             if part.is_empty:
                 continue
+            if placeholders.mask([part]):
+                yield writer.write(self._translate_unwatched([part], search)[part.key].text)
+                continue
             batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
             for text in self._stream_batch(batch, search):
-                yield writer.write(text)
+                yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
@@ -514,11 +542,12 @@ class Translator:
             check_glossary(glossary, search, self.tokenizer.target)
         parts = encode_parts(texts, self.tokenizer.source)
         parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
-        return attach_phrases(parts, phrases, search, self.tokenizer.target, self._search_unwatched)
+        return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
-    def _search_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
+    def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
         """Return the translations of parts by key, without an observer."""
-        return self._search_parts(parts, search, None, PartsObserver(None))
+        search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
+        return self._translate_parts(parts, search, None, search_parts)
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""

@@ -30,9 +30,10 @@ from transduce.tasks.prepared_folder import (
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
-from transduce.text.files import is_decodable, read_lines
+from transduce.text.files import content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import fallback_ids
@@ -45,6 +46,7 @@ from transduce.training.events import ProgressDisplay
 
 
 _NAME = "text_files.json"
+_NAMES = ("source", "target", "dev_source", "dev_target", "back_translated")  # settings of `data.*`
 
 
 class _TextFile(msgspec.Struct, frozen=True):
@@ -57,7 +59,11 @@ class _TextFile(msgspec.Struct, frozen=True):
     modified_at: int
     """Modification time in nanoseconds."""
     is_dev: bool = False
-    """True for a file of the dev set."""
+    """True for a file of the dev set that a resumed run reads again."""
+    sha256: str = ""
+    """SHA-256 of the uncompressed content; empty in runs that did not store it."""
+    absolute: str = ""
+    """The absolute path; empty in runs that did not store it."""
 
 
 def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
@@ -69,34 +75,100 @@ def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | 
         dev: files of the dev set, if there are any.
     """
     training = () if data.prepared is not None else (*data.source, *data.target)
-    files = [_file_state(path) for path in dict.fromkeys(training)]
-    dev_files = dict.fromkeys(() if dev is None else (*dev.source, *dev.target))
-    files += [_file_state(path, is_dev=True) for path in dev_files if not Path(path).is_relative_to(folder)]
+    dev_files = () if dev is None else (*dev.source, *dev.target)
+    paths = dict.fromkeys((*training, *data.dev_source, *data.dev_target, *dev_files))
+    files = [_file_state(path, is_dev=path in dev_files) for path in paths if not Path(path).is_relative_to(folder)]
     write_file(folder / _NAME, msgspec.json.encode(files))
 
 
-def changed_text_files(folder: Path) -> Iterator[str]:
-    """Yield a line for each changed text file of a run.
+class StoredTextFiles:
+    """The text files of a run as they were when it started, which are recognized by their content."""
 
-    Deleted files, and runs that stored no properties, give no line.
-    """
-    try:
-        files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
-    except (OSError, msgspec.MsgspecError):
-        return
-    for file in files:
-        if not Path(file.path).exists() or _file_state(file.path, is_dev=file.is_dev) == file:
-            continue
-        yield f"{file.path} has changed since this run started" + (
-            ": validations on the new text are not comparable with earlier ones, whose best model is kept as the best."
-            if file.is_dev
-            else ", which continues with the text as it was then."
-        )
+    def __init__(self, folder: Path) -> None:
+        """Read what `store_text_file_states` wrote to a run's folder; runs that wrote nothing have no files."""
+        try:
+            files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
+        except (OSError, msgspec.MsgspecError):
+            files = []
+        self._files = {file.path: file for file in files}
+
+    def is_same(self, old: str, new: str) -> bool:
+        """Return whether the file `new` has the content that the run's file `old` had at the start."""
+        state = self._files.get(old)
+        if not Path(new).is_file():
+            return False
+        if state is None or not state.sha256:
+            return Path(old).exists() and Path(old).samefile(new)
+        return content_sha256(new) == state.sha256
+
+    def locate(self, settings: Settings) -> Settings:
+        """Return a run's settings with the absolute paths of files that are not where relative paths lead now.
+
+        Raises:
+            TransduceError: a file of the dev set, which is read again, is not there any more.
+        """
+        data = settings.data
+        paths = {name: tuple(map(self._located, getattr(data, name))) for name in _NAMES}
+        for path in (*paths["dev_source"], *paths["dev_target"]):
+            if path in self._files and self._files[path].is_dev and not Path(path).exists():
+                raise TransduceError(
+                    f"{path}, a file of the run's dev set, is not there any more: pass the dev set by --dev-source and "
+                    "--dev-target (in Python: dev_source=, dev_target=) where it is now."
+                )
+        return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
+
+    def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
+        """Store the new paths of files that have moved, for the next time that the run resumes."""
+        moved = dict[str, str]()
+        for name in _NAMES:
+            moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
+        files = {
+            moved.get(path, path): msgspec.structs.replace(
+                file, path=moved.get(path, path), absolute=str(Path(moved[path]).absolute())
+            )
+            if moved.get(path, path) != path
+            else file
+            for path, file in self._files.items()
+        }
+        if files != self._files:
+            self._files = files
+            write_file(folder / _NAME, msgspec.json.encode(list(files.values())))
+
+    def _located(self, path: str) -> str:
+        state = self._files.get(path)
+        if state is None or not state.absolute or not Path(state.absolute).is_file():
+            return path
+        elsewhere = Path(path).absolute() != Path(state.absolute)
+        return state.absolute if elsewhere and not self.is_same(path, path) else path
+
+    def changes(self, data: DataSettings) -> Iterator[str]:
+        """Yield a line for each file of these settings whose content has changed since the run started.
+
+        Files that do not exist, and runs that stored no properties, give no line.
+        """
+        for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
+            file = self._files.get(path)
+            if file is None or not Path(path).exists() or _is_unchanged(file):
+                continue
+            yield f"{path} has changed since this run started" + (
+                ": validations on the new text are not comparable with earlier ones, whose best model is kept as the "
+                "best."
+                if file.is_dev
+                else ", which continues with the text as it was then."
+            )
 
 
 def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     status = Path(path).stat()
-    return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev)
+    absolute = str(Path(path).absolute())
+    return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)
+
+
+def _is_unchanged(file: _TextFile) -> bool:
+    """Return whether a file has the size and time of the run's start, or at least the content."""
+    status = Path(file.path).stat()
+    same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
+    return same_status or (bool(file.sha256) and content_sha256(file.path) == file.sha256)
 
 
 # --- notices about likely mistakes ---
@@ -375,7 +447,10 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     prepared.verify()
     saved = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if saved.get(name) is not None]
-    tokenizer_settings = TokenizerSettings(**{name: saved[name] for name in names}, user_symbols=text.marks)
+    tokenizer_settings = TokenizerSettings(
+        **{name: saved[name] for name in names},
+        user_symbols=(*text.marks, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0]),
+    )
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
@@ -486,6 +561,7 @@ def learn_tokenizer(
             "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
         )
     # A chosen size covers the words only; the task's special tokens are added to it.
+    marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
     num_special = len(marks) if adjust else 0
     tokenizer_settings = msgspec.structs.replace(
         tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks

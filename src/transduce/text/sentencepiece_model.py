@@ -189,6 +189,8 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """
     user_symbols: tuple[str, ...] = ()
     """Tokens without spaces that are never split, such as tags of the target language."""
+    placeholders: int = 0
+    """How many of `user_symbols` are placeholder tokens, which stand for spans that translation copies."""
 
     def __post_init__(self) -> None:
         if self.vocabulary_size < 4:

@@ -1,6 +1,5 @@
 """Settings for texts to translate as people write them: several sentences in a line, indentation, placeholders."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -8,6 +7,7 @@ from typing import Literal, get_args
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.text.protected import compile_patterns
 from transduce.text.sentences import find_sentences
 
 SplitSentences = Literal["auto", "always", "never"]
@@ -39,13 +39,7 @@ class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise TransduceError(
                 f"`protect` must be a tuple of regular expressions, but is one text: write (`{self.protect}`,)."
             )
-        for pattern in self.protect:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise TransduceError(
-                    f"`protect` must have regular expressions, but `{pattern}` is none: {error}."
-                ) from None
+        compile_patterns(self.protect)
 
 
 # --- lines that a model was trained on ---

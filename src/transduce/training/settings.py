@@ -90,10 +90,15 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The metric of the dev set by which the best model is selected and kept."""
     patience: int | None = None
     """Training stops after this many validations without a better one, or once all of at least 100 dev sentences were
-    right at two validations in a row; 0: never.
+    right at two validations in a row; 0: never. Validations during the warm-up or with a new lowest dev loss do not
+    count.
     """
     translate_dev: int = 500
     """Dev sentences translated greedily at each validation; 0 translates none."""
+    placeholder_rate: float = 0.05
+    """Share of the pairs of an epoch into which placeholder tokens are put, so that a translation model learns to copy
+    them; without effect if the vocabulary has none (`tokenizer.placeholders`).
+    """
     keep_checkpoints: int = 2
     """Number of newest checkpoints that are kept."""
     lora_rank: int = 0
@@ -133,7 +138,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
-        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2"):
+        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2", "placeholder_rate"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
@@ -218,6 +223,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     best_by: BestBy
     patience: int
     translate_dev: int
+    placeholder_rate: float = 0.05
     keep_checkpoints: int
     lora_rank: int = 0
     lora_alpha: float | None = None

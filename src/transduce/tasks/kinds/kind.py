@@ -223,6 +223,8 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    uses_placeholders: ClassVar[bool] = False
+    """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
     """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
     used_search_settings: ClassVar[tuple[str, ...]] = ()

@@ -19,8 +19,10 @@ from torch import Tensor
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.id_files import IdRun
+from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
+from transduce.evaluation.significance import MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
@@ -30,7 +32,15 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, RunPlacement, model_card, model_dtype, pairs_of_files
+from transduce.tasks.kinds.kind import (
+    DEV_BATCH_TOKENS,
+    Outcome,
+    RunPlacement,
+    Share,
+    model_card,
+    model_dtype,
+    pairs_of_files,
+)
 from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
@@ -38,12 +48,12 @@ from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
 from transduce.text.text_settings import TextSettings, TrainingLines
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.prefetch import PackedLoss, to_device
+from transduce.training.prefetch import Batches, PackedLoss, to_device
 from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
@@ -129,6 +139,8 @@ class DevSet:
         self.references = list(references)
         self.batches = batches
         self.target_language = target_language
+        self.best_by: BestBy = "bleu"
+        """The measure whose noise is estimated."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
@@ -151,6 +163,7 @@ class DevSet:
             translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
         report = score(translations, self.references, target_language=self.target_language)
         # Show other samples at each validation, but the same ones in every run.
+        contributions = self._contributions(translations)
         shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
         return msgspec.structs.replace(
             event,
@@ -160,6 +173,20 @@ class DevSet:
             scores={"exact_match": report.exact_match / report.sentences},
             perfect=report.exact_match == report.sentences >= _MANY_SENTENCES,
             samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
+            standard_error=standard_error(contributions),
+            contributions=contributions,
+        )
+
+    def _contributions(self, translations: list[str]) -> list[float]:
+        """Return the contribution of each sentence to the score that selects the best model; empty for the loss."""
+        if self.best_by == "exact_match":
+            pairs = zip(translations, self.references, strict=True)
+            return [float(one.strip() == other.strip()) for one, other in pairs]
+        names: dict[BestBy, MetricName] = {"bleu": "BLEU", "chrf": "chrF"}
+        if self.best_by not in names:
+            return []
+        return score_contributions(
+            names[self.best_by], translations, self.references, target_language=self.target_language
         )
 
 
@@ -173,6 +200,7 @@ class Translation(TextKind):
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
     accepts_back_translations = True
+    uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of both sides; some pairs are held out if there is no dev set."""
@@ -199,6 +227,24 @@ class Translation(TextKind):
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
 
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+        """Return the training batches of one training process, with placeholder tokens in a few pairs."""
+        training, tokenizer = resolved.training, corpus.tokenizer
+        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=training.seed, share=share)
+        tokens = placeholder_tokens(tokenizer)
+        if not tokens or training.placeholder_rate == 0.0:
+            return plan
+        sides = (tokenizer.source, tokenizer.target)
+        rate, seed = training.placeholder_rate, training.seed
+        return PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batches that need the most memory, grown by the placeholder tokens of one pair."""
+        largest = super().largest_batches(corpus, resolved)
+        grows = placeholder_tokens(corpus.tokenizer) and resolved.training.placeholder_rate > 0.0
+        pad_ids = corpus.prepared.source_pad_id, corpus.prepared.target_pad_id
+        return [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
+
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
@@ -209,7 +255,7 @@ class Translation(TextKind):
         """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
-        return DevSet(
+        dev = DevSet(
             config=resolved.model,
             tokenizer=corpus.tokenizer,
             sources=corpus.dev_sources[:translated],
@@ -220,6 +266,8 @@ class Translation(TextKind):
             device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
+        dev.best_by = resolved.training.best_by
+        return dev
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""

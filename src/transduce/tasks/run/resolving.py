@@ -24,6 +24,7 @@ from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import ModelSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
@@ -229,6 +230,8 @@ def resolve_preset(
 
 
 MAX_CHARACTERS = 40_000
+# Smaller corpora and vocabularies get no placeholder tokens by default.
+_MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 # Training settings that are copied unchanged.
 _COPIED = (
     "seed",
@@ -239,6 +242,7 @@ _COPIED = (
     "epsilon",
     "clip_norm",
     "sharded",
+    "placeholder_rate",
     "report_every",
     "validate_every",
     "save_every",
@@ -260,7 +264,24 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLo
         character_coverage=given_settings.character_coverage,
         nfc=given_settings.nfc,
         keep_spaces=kind_of(settings.task.kind).keeps_spaces,
+        placeholders=_resolve_placeholders(settings, size, choice_log),
     )
+
+
+def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> int:
+    specified, vocabulary_size = settings.tokenizer.placeholders, settings.tokenizer.vocabulary_size
+    if not kind_of(settings.task.kind).uses_placeholders:
+        if specified:
+            raise TransduceError(
+                f"`tokenizer.placeholders` is {specified}, but only `task.kind` = translation learns to copy "
+                "placeholders: leave it out."
+            )
+        return 0
+    is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
+    if specified is None and is_small:
+        return 0  # not worth a log entry
+    choice = Choice(len(PLACEHOLDER_TOKENS), "translations copy placeholders, URLs, tags and long numbers")
+    return choice_log.record("tokenizer.placeholders", specified, choice)  # type: ignore[no-any-return]
 
 
 def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
