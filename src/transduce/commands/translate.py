@@ -28,6 +28,8 @@ from transduce.commands.options import (
     text_argument,
     thread_count,
 )
+from transduce.commands.translate_document import add_documents, document_format, translate_file
+from transduce.documents.formats import recognize_text
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
     Job,
@@ -99,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser)
     add_sampling(parser)
     add_bulk(parser)
+    add_documents(parser)
     add_languages(parser)
     add_computing(parser)
 
@@ -128,15 +131,17 @@ def add_text(parser: argparse.ArgumentParser) -> None:
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for large files: --output, --resume, --shard, --workers."""
+    """Add the group of options for large files: --out, --resume, --shard, --workers."""
     group = parser.add_argument_group("large files")
     group.add_argument(
+        "--out",
         "--output",
+        dest="output",
         metavar="FILE",
         type=file_or_stream,
         help="write here, atomically (default: standard output)",
     )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
+    group.add_argument("--resume", action="store_true", help="continue an interrupted --out")
     group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
     group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
@@ -178,7 +183,10 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError(
             f"{file} does not exist: name a file of sentences, or pipe a sentence in by `echo … | transduce translate`."
         )
-    lines = read_lines(file) if file else stdin_lines()
+    format = document_format(file, options)
+    if file is not None and format is not None:
+        return translate_file(options, folders, file, format, job, identity(options, folders, job))
+    lines = read_lines(file) if file else stdin_lines(is_any_text=options.format == "txt")
     lines = join_wrapped_lines(lines) if options.join_lines else lines
     phrases = read_lines(options.phrases) if options.phrases else None
     size = portion_size(detect_machine(options.device).device)
@@ -231,7 +239,11 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
         phrases=tuple(options.must_contain),
         terms=() if glossary is None else glossary.terms,
         redecode=options.redecode,
-        text_settings=TextSettings(split_sentences=options.split_sentences, protect=tuple(options.protect)),
+        text_settings=TextSettings(
+            split_sentences=options.split_sentences,
+            protect=tuple(options.protect),
+            lines="join" if options.join_lines else "separate",
+        ),
     )
 
 
@@ -248,7 +260,7 @@ def check_options(options: argparse.Namespace) -> None:
             "--phrases has phrases for each line of the input, but --join-lines joins lines: leave one of them out."
         )
     if options.resume and not options.output:
-        raise TransduceError("--resume continues a file, but none is named: add --output FILE.")
+        raise TransduceError("--resume continues a file, but none is named: add --out FILE.")
 
 
 def translated(
@@ -362,16 +374,22 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
         output.detach()
 
 
-def stdin_lines() -> Iterator[str]:
+def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
     """Yield the lines of standard input like `read_lines`, but read bytes that are not UTF-8 as U+FFFD.
 
     A file can be fixed and a stream cannot, so its other lines are translated nevertheless.
 
+    Args:
+        is_any_text: do not check whether the first lines show a document, such as subtitles.
+
     Raises:
         TransduceError: the first bytes show another format.
     """
-    damaged = 0
+    damaged, start = 0, b""
     for number, raw in enumerate(sys.stdin.buffer, 1):
+        if number <= 2 and not is_any_text:
+            start += raw
+            recognize_text("Standard input", start)
         line = raw.removesuffix(b"\n")
         line = line.removesuffix(b"\r") if line != raw else line
         if number == 1:
