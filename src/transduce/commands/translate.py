@@ -45,7 +45,7 @@ from transduce.inference.bulk_files import (
     translate_portions,
 )
 from transduce.inference.decoding import read_max_source_tokens
-from transduce.inference.line_warnings import languages_of, with_warnings
+from transduce.inference.line_warnings import resolve_languages, with_warnings
 from transduce.inference.quality_estimation import describe_wrong_language
 from transduce.inference.redecoding import redecode
 from transduce.inference.segmentation import join_wrapped_lines
@@ -266,10 +266,10 @@ def check_options(options: argparse.Namespace) -> None:
 def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield each group of lines with the text to write for it, translated by one process or several."""
+    """Yield each group of input lines with its translated text, computed by one process or several."""
     results = with_warnings(
         _translated(options, folders, job, waiting),
-        lambda: languages_of(Path(folders[0]), options.source_language, options.target_language),
+        lambda: resolve_languages(Path(folders[0]), options.source_language, options.target_language),
         is_line_by_line=job.search.n_best == 1,
         noun="output line" if options.join_lines else "line",
     )
@@ -277,7 +277,7 @@ def translated(
 
 
 def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
-    """Yield the groups of lines unchanged, and finally report which translations lack a glossary term."""
+    """Yield groups of lines unchanged, and at the end report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in results:
         yield portion, text
@@ -340,7 +340,7 @@ def _write(
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
-    """Return a fingerprint of everything that determines the output for a line, such as models and options."""
+    """Return a fingerprint of all models and options that determine the output for a line."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
@@ -352,7 +352,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return the digests of a model folder's files: those of its manifest, or without one of all files."""
+    """Return the digest of a model folder's manifest or, without a manifest, the digests of all its files."""
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
@@ -422,7 +422,7 @@ def _refuse_other_ends(raw: bytes) -> None:
 
 
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
-    """Translate sentences typed by a user until the input ends; a single translation is printed while it grows."""
+    """Translate sentences that a user types until the input ends; a translation is printed while it is generated."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
     while True:

@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """A unique key of the part: the indices of its sentence and of the part."""
+        """The key of the part in dictionaries: the index of its sentence, and its number within the sentence."""
         return (self.sentence, self.number)
 
     @property
@@ -66,7 +66,7 @@ class Part(NamedTuple):
         return len(self.ids) < 2 or not self.text.strip()
 
     def place(self, places: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers: its sentence's index plus an offset for each part.
+        """Return the index that seeds the part's random numbers: the sentence's index plus an offset for each part.
 
         `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """
@@ -122,7 +122,7 @@ def cut_long_sentence(
 
 
 class _TokenCounter:
-    """A counter of tokens that caches the count of each word, because no token crosses a space."""
+    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -216,7 +216,7 @@ class PartsObserver:
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Set the parts of the next batch; return those of sentences that have not been stopped."""
+        """Set the parts of the next batch; return only the parts of sentences that the observer has not stopped."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 

@@ -179,7 +179,7 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and further ones as long as all have at most `most` tokens."""
+    """Return the first `num_required` phrases, and further phrases while all of them have at most `most` tokens."""
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase
@@ -287,7 +287,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether the second translation is missing or only appends to the end of the first.
+    """Return whether a second translation of a part is missing or only appends text to the end of the first.
 
     An appended term is in the wrong position.
     """

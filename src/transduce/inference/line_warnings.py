@@ -15,7 +15,7 @@ MAX_SHOWN = 5  # line numbers
 
 
 class LineWarnings:
-    """A collector of line numbers with problems, from which one warning of each kind is composed."""
+    """A collector of line numbers with problems, which it reports as one warning for each kind of problem."""
 
     def __init__(self, source_language: str | None, target_language: str | None, *, noun: str = "line") -> None:
         """Create an empty collection; a language that is unknown is None, and `noun` names what is counted."""
@@ -88,7 +88,7 @@ def with_warnings(
     sys.stderr.write(str(warnings or ""))
 
 
-def languages_of(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
+def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: the arguments if they are set, else the manifest's.
 
     Raises:

@@ -46,10 +46,14 @@ def estimate_quality(
     """
     translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
-    unread, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
+    unknown_characters, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
     return [
         find_quality_warnings(
-            each, source_language=source, target_language=target, unread=unread(each.source), glossary=terms
+            each,
+            source_language=source,
+            target_language=target,
+            unknown_characters=unknown_characters(each.source),
+            glossary=terms,
         )
         for each in translations
     ]
@@ -191,7 +195,7 @@ def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary
 
 
 def _checked(translations: Iterable[Translation]) -> list[Translation]:
-    """Check that all items are translations, and return them as a list.
+    """Check that all items are translations, and return the items as a list.
 
     Raises:
         TransduceError: an item is not a translation.

@@ -42,7 +42,7 @@ class GrowingText:
         return self._show(text)
 
     def finish(self, text: str) -> str:
-        """Return the part of the complete translation that has not been shown yet."""
+        """Return the rest of the complete translation, after the part that `grow` has returned."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:
@@ -55,7 +55,7 @@ class GrowingText:
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A translation of a source sentence."""
+    """One of several translations of a source sentence, with its score."""
 
     text: str
     """The translated text."""

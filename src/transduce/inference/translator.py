@@ -318,7 +318,7 @@ class Translator:
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key, except for parts that were stopped before decoding."""
+        """Search the translations of parts of sentences, and return them by the parts' keys."""
 
         def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
@@ -563,7 +563,7 @@ class Translator:
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Search without prefixes, phrases and the batch-invariance check."""
+        """Search one batch without prefixes and required phrases, and without the batch-invariance check."""
         batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run(self._begin(batch, search))

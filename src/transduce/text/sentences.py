@@ -67,7 +67,10 @@ def split_text(
 
 
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int, inside: Collection[int]) -> Iterator[Span]:
-    """Yield as few parts as splitting at the best points permits; offsets in `inside` are avoided."""
+    """Yield the smallest number of parts that splitting a span of a text at its best points permits.
+
+    Offsets in `inside` are avoided.
+    """
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
         yield span
@@ -146,7 +149,7 @@ def sentences_of(text: str) -> list[str]:
 
 def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Return the sentences of a hard-wrapped text; its first lines determine the width."""
-    paragraphs = join_lines(lines, _width(_followed(first)))
+    paragraphs = join_lines(lines, _width(_consecutive_lines(first)))
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
 
@@ -172,26 +175,26 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
     Sentences that end within lines distinguish prose from a list, whose lines may be about equally long.
     """
-    followed = _followed(lines)
+    followed = _consecutive_lines(lines)
     if len(followed) < 2:
         return False
     width = _width(followed)
     full = sum(len(line) + 1 + _first_word(after) > width for line, after in followed)
-    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _runs_on(followed)
+    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _continues_across_lines(followed)
 
 
-def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of consecutive lines of which neither is empty."""
+def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of consecutive lines in which neither line is empty."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
-    """Return the width that most lines keep within, as typesetters permit slightly longer or shorter lines."""
+    """Return the line width that most lines of a hard-wrapped text keep to; some lines may be slightly longer."""
     return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
 
 
-def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether sentences continue from line to line: more of them end within lines than at their ends."""
+def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
+    """Return whether sentences continue across lines: more of them end within lines than at line ends."""
     within = at_end = large = 0
     for line, after in followed:
         ends = list(_find_ends(f"{line} ", before_small=True))

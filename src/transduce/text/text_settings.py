@@ -15,7 +15,7 @@ Lines = Literal["separate", "join"]
 
 
 class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of texts: how they are divided into sentences before translation, and which spans stay unchanged."""
+    """The settings by which a text is divided into sentences before translation, and spans of it stay unchanged."""
 
     split_sentences: SplitSentences = "auto"
     """Choice of translating a text sentence by sentence. `auto`: unless the model was trained on lines with several

@@ -58,6 +58,7 @@ from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
 _MANY_SENTENCES = 100
+_BEAM_TIME = 2.0  # the time of beam search and loading in that of a validation, which decodes greedily
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 _MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
 
@@ -207,7 +208,7 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
+        """Return the text to prepare, with the tag of back-translated sources unless a base model may lack that tag."""
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
@@ -268,6 +269,11 @@ class Translation(TextKind):
         )
         dev.best_by = resolved.training.best_by
         return dev
+
+    def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
+        """Return how many validations, which decode some dev sentences greedily, take as long as beam search of all."""
+        sentences = len(corpus.dev_sources)
+        return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
