@@ -226,13 +226,13 @@ def find_quality_warnings(
     if translation.sentences:
         found = [
             find_quality_warnings(
-                each,
+                sentence,
                 source_language=source_language,
                 target_language=target_language,
-                unread="".join(character for character in unread if character in each.source),
+                unknown_characters="".join(each for each in unknown_characters if each in sentence.source),
                 glossary=glossary,
             )
-            for each in translation.sentences
+            for sentence in translation.sentences
         ]
         return _joined_warnings([warning for warnings in found for warning in warnings])
     if not any(map(str.isalnum, translation.source)):
