@@ -389,7 +389,7 @@ def align_spans(
             inner = [
                 n for n, span in enumerate(checked) if span.start < part.source.end and span.end > part.source.start
             ]
-            if len(each.joined) < 2:
+            if not each.positions:
                 inner = list(range(len(checked)))
             if not inner:
                 continue
@@ -436,24 +436,42 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 
 def _parts(each: Translation) -> Iterator[_Part]:
     """Yield the parts of a text that was translated in parts, or else the whole text."""
-    if len(each.joined) < 2:
+    if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
-    source = target = 0
-    missing: int | None = None
-    for part, text in [*each.joined, ("", "")]:
-        is_last = not part and not text
-        start = len(each.source) if is_last else each.source.find(part, source)
-        target_start = len(each.text) if is_last else each.text.find(text, target)
-        if start < 0 or target_start < 0:  # another alternative, or an edited text: this part has another translation
-            missing = source if missing is None else missing
+    if not each.joined:  # one sentence with layout around it
+        ((source, target),) = each.positions
+        after = each.source[source.end :]
+        end = len(each.text) - len(after) if each.text.endswith(after) else len(each.text)
+        yield _Part(source, Span(target.start, max(target.start, end)))
+    elif all(
+        each.text[slice(*target)] == text for (_, target), (_, text) in zip(each.positions, each.joined, strict=True)
+    ):
+        for source, target in each.positions:
+            yield _Part(source, target)
+    else:
+        yield from _found_parts(each)
+
+
+def _found_parts(each: Translation) -> Iterator[_Part]:
+    """Yield the parts of another alternative or of an edited text, which has other translations of some sentences.
+
+    Consecutive sentences whose translations are not found are one part.
+    """
+    position = 0
+    start: int | None = None
+    ends = [(Span(len(each.source), len(each.source)), None)]
+    for source, text in [*((s, t) for (s, _), (_, t) in zip(each.positions, each.joined, strict=True)), *ends]:
+        found = len(each.text) if text is None else each.text.find(text, position)
+        if found < 0:
+            start = source.start if start is None else start
             continue
-        if missing is not None:
-            yield _Part(Span(missing, start), Span(target, target_start))
-            missing = None
-        source, target = start + len(part), target_start + len(text)
-        if not is_last:
-            yield _Part(Span(start, source), Span(target_start, target))
+        if start is not None:
+            yield _Part(Span(start, source.start), Span(position, found))
+            start = None
+        if text is not None:
+            position = found + len(text)
+            yield _Part(source, Span(found, position))
 
 
 class _Stripped(NamedTuple):
