@@ -95,12 +95,12 @@ def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) 
     model = gated_model()
     decode = model.translate
 
-    def cut(*arguments: Any) -> Any:
+    def cut(*arguments: Any, **options: Any) -> Any:
         return [
             msgspec.structs.replace(
                 each, alternatives=tuple(msgspec.structs.replace(one, ended=False) for one in each.alternatives)
             )
-            for each in decode(*arguments)
+            for each in decode(*arguments, **options)
         ]
 
     model.translate = cut
@@ -133,9 +133,9 @@ def test_log_probabilities_of_the_tokens(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     decode = model.translate
 
-    def with_tokens(*arguments: Any) -> Any:
+    def with_tokens(*arguments: Any, **options: Any) -> Any:
         alternatives = (Alternative("ONE", ("▁O", "NE"), (-0.5, -0.25, -0.1), score=-0.85, ended=True),)
-        return [msgspec.structs.replace(each, alternatives=alternatives) for each in decode(*arguments)]
+        return [msgspec.structs.replace(each, alternatives=alternatives) for each in decode(*arguments, **options)]
 
     model.translate = with_tokens
     with serve(model) as live:
