@@ -29,9 +29,8 @@ from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
 from transduce.model_folder.safety import read_toml
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
-from transduce.search.sampling import Draw
 from transduce.search.scorer import Bounds, Hypothesis, Observer, Search, length_penalty, run
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
 from transduce.text.tokenizer import Tokenizer
