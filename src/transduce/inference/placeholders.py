@@ -268,7 +268,7 @@ class Placeholders:
         return _with_texts(translation, translation.source, texts)
 
     def _write(self, source: str, text: str, placed: Sequence[_Placed]) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation with the protected spans, and the pairs of source and target spans."""
+        """Return a translation with the protected spans inserted, and the pairs of source and target spans."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         for offset, slot in sorted(placed, key=lambda one: (one.offset, one.slot.source)):
