@@ -324,7 +324,7 @@ def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.
 
 
 class PlaceholderPlan:
-    """A plan of batches in which other pairs have placeholders in each epoch."""
+    """A plan of batches that puts placeholders into different pairs in each epoch."""
 
     def __init__(self, plan: BatchPlan, masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker

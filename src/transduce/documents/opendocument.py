@@ -150,7 +150,7 @@ class _Position(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text that has been read so far."""
         return (self.element.tail if self.is_tail else self.element.text) or ""
 
     def add(self, text: str) -> None:
