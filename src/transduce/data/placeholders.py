@@ -29,7 +29,7 @@ Lexicon = Mapping[tuple[int, int], float]
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
-    """Learn which tokens translate each other from a sample of the corpus, the same one each time.
+    """Learn which tokens translate each other, from a sample of the corpus that is the same at every call.
 
     Args:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
