@@ -130,7 +130,7 @@ def _unquoted(literal: str) -> str:
 
 
 def _quoted(text: str, newline: str) -> str:
-    """Return the literals of a string: one line, or an empty one and lines of at most 77 characters."""
+    """Return a text as quoted literals of a gettext catalog, on one line or wrapped at 77 characters."""
     escapes = {value: f"\\{key}" for key, value in _ESCAPED.items()} | {"\\": "\\\\", '"': '\\"'}
     escaped = "".join(escapes.get(character, character) for character in text)
     if len(escaped) <= _PO_WIDTH - 7 and "\\n" not in escaped.removesuffix("\\n"):

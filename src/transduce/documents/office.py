@@ -217,7 +217,7 @@ class _Paragraph:
     # --- writing ---
 
     def write(self, translations: Sequence[str]) -> None:
-        """Replace the texts of the paragraph; formatting follows the words that have it."""
+        """Replace the texts of the paragraph by their translations; formatted words stay formatted."""
         waiting = list(translations)
         parts: list[Part] = []
         for text in self.texts:

@@ -152,7 +152,7 @@ def _join(before: str, after: str) -> str:
 
 
 def _without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return ids without the tokens of a single space before placeholder tokens; training has none there."""
+    """Return token ids without single-space tokens before placeholder tokens, which training never has there."""
     space = vocabulary.id(_SPACE)
     placeholders = _placeholder_ids(vocabulary)
     if not placeholders or vocabulary.piece(space) != _SPACE:
@@ -178,7 +178,7 @@ def _mask_prefix(prefix: Sequence[int], text: str, slots: Sequence[Slot], vocabu
 
 
 class _Placed(NamedTuple):
-    """A run of protected spans with its offset in a translation that contains none of the runs."""
+    """A run of adjacent protected spans, with the offset at which a translation gets it."""
 
     offset: int
     slot: Slot

@@ -217,7 +217,7 @@ def _unlinked(chain: object) -> list[int]:
 def _join(
     segmented: SegmentedText, parts: Sequence[Translation], indices: Sequence[int]
 ) -> tuple[Alternative, list[Span]]:
-    """Return the alternative made of one alternative of each part, and the span of each part in its text."""
+    """Return an alternative of a text, joined from one of each part, and the span of each part in the joined text."""
     chosen = [part.alternatives[index] for part, index in zip(parts, indices, strict=True)]
     writer, written, length = LayoutWriter(segmented), list[str](), 0
     spans = []
