@@ -143,7 +143,7 @@ def _begins_unspaced(text: str) -> bool:
 
 
 def _join(before: str, after: str) -> str:
-    """Join the texts around a run that was left out, with at most one space, and none at the start of a text."""
+    """Join the texts around a left-out run with at most one space, and with none at the start of a text."""
     if not before or before.endswith(" "):
         return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
     if after and is_spaced_word_character(before[-1]) and is_spaced_word_character(after[0]):
@@ -185,7 +185,7 @@ class _Placed(NamedTuple):
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders."""
+    """A translation without placeholders, with the protected runs whose placeholders it had and those it lacked."""
 
     text: str
     placed: list[_Placed]
@@ -379,7 +379,7 @@ def _count_faults(text: str, masked: MaskedPart) -> int:
 
 
 class _Bare(NamedTuple):
-    """A translation without placeholder tokens."""
+    """A translation without placeholder tokens, with each removed token and its offset."""
 
     text: str
     found: list[tuple[str, int]]
@@ -419,7 +419,7 @@ def _with_texts(
 
 
 class _Request(NamedTuple):
-    """A question where a run belongs in a translation that lacks it."""
+    """A request to find where a run of protected spans belongs in a translation that lacks the run."""
 
     source: str
     """The source without its runs."""
@@ -465,7 +465,7 @@ def _find_offsets(
 
 
 def _neighbors(request: _Request, vocabulary: Vocabulary) -> tuple[Span, Span] | None:
-    """Return the words before and after a run; None if there is none on one side."""
+    """Return the words before and after a run of protected spans; None if there is none on one side."""
     words = _words(request.source, vocabulary)
     before = [span for span in words if span.end <= request.offset]
     after = [span for span in words if span.start >= request.offset]
@@ -484,7 +484,7 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _at_edge(request: _Request) -> int:
-    """Return the offset of a run before the first or after the last word of its source."""
+    """Return the offset, in a translation, of a run that precedes the first or follows the last word of its source."""
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())

@@ -206,7 +206,7 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _unlinked(chain: object) -> list[int]:
-    """Return the indices of a linked list in the order of the parts."""
+    """Return the indices that a linked list holds, in the order of the parts."""
     indices: list[int] = []
     while isinstance(chain, tuple):
         chain, index = chain

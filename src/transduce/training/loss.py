@@ -164,7 +164,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of the values, (N, 1), of the rows that count."""
+    """Return the sum of values (N, 1) over the rows that are present."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 
