@@ -388,7 +388,7 @@ def align_spans(
             inner = [
                 n for n, span in enumerate(checked) if span.start < part.source.end and span.end > part.source.start
             ]
-            if len(each.joined) < 2:
+            if not each.positions:
                 inner = list(range(len(checked)))
             if not inner:
                 continue
@@ -436,16 +436,11 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 
 def _parts(each: Translation) -> Iterator[_Part]:
     """Yield the parts of a text that was translated in parts, or else the whole text."""
-    if len(each.joined) < 2:
+    if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
-    source = target = 0
-    for part, text in each.joined:
-        start, target_start = each.source.find(part, source), each.text.find(text, target)
-        if start < 0 or target_start < 0:  # the translation was edited, so the part cannot be found
-            continue
-        source, target = start + len(part), target_start + len(text)
-        yield _Part(Span(start, source), Span(target_start, target))
+    for source, target in each.positions:
+        yield _Part(source, target)
 
 
 def _within(span: Span, part: Span) -> Span:
