@@ -164,7 +164,6 @@ class TrainingKernels(Protocol):
         Returns:
             (B, Q, H × K).
         """
-        raise AssertionError("called although the backend does not support the inputs")
 
     def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
         """Return whether `apply_rotary` supports heads of this width, in x's dtype on x's device."""
@@ -175,7 +174,6 @@ class TrainingKernels(Protocol):
 
         The rotation is the same for all sentences of a batch, (T, K / 2).
         """
-        raise AssertionError("called although the backend does not support the inputs")
 
     def supports_rows(self, x: Tensor) -> bool:
         """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
@@ -313,7 +311,6 @@ class TrainingKernels(Protocol):
         Returns:
             For each matrix, whether it was changed: not if powers of its elements would overflow or underflow.
         """
-        raise AssertionError("called although the backend does not support the inputs")
 
     def supports_logits(self, logits: Tensor) -> bool:
         """Return whether `softmax_` supports these logits."""

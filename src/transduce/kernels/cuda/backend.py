@@ -19,6 +19,7 @@ from transduce.kernels.training_executor import LayerPart, execute, is_known, pa
 from transduce.model.backend import (
     AdamScalars,
     LinearSums,
+    Polynomials,
     Rows,
     RowSums,
     TrainingKernels,
@@ -33,6 +34,7 @@ from transduce.model.backend import (
 from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm
+from transduce.model.positions import Rotation
 from transduce.model.transformer import Transformer
 
 # --- recorded losses ---
@@ -525,3 +527,17 @@ class GpuTraining(TrainingKernels):
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
         """Add `part` to `total` in place."""
         total += part
+
+    def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+        """Raise NotImplementedError, since `supports_attention` returns False."""
+        raise NotImplementedError
+
+    def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
+        """Raise NotImplementedError, since `supports_rotary` returns False."""
+        raise NotImplementedError
+
+    def orthogonalize_in_place(
+        self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
+    ) -> list[bool]:
+        """Raise NotImplementedError, since `supports_orthogonalization` returns False."""
+        raise NotImplementedError
