@@ -161,7 +161,7 @@ class _RecordedLoss:
         return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
 
     def run_backward(self, replay: int, slope: Tensor) -> None:
-        """Run the backward pass of loss number `replay`, given the gradient of its total."""
+        """Run the backward pass of the loss with sequence number `replay`, given the gradient of its first value."""
         if replay != self._recorder.sequence_number:
             raise RuntimeError(
                 "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"

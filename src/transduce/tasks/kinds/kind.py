@@ -635,7 +635,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
 
 def _check_lengths(corpus: TaskCorpus, most: int) -> None:
-    """Refuse dev texts that exceed the learned positions, before any training step."""
+    """Refuse training or dev texts that exceed the learned positions, before any training step."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue

@@ -223,7 +223,7 @@ class Translation(TextKind):
         return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
+        """Choose the metric that selects the best model: BLEU, chrF for short references, or the loss."""
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
