@@ -447,29 +447,19 @@ def _find_offsets(
     """Yield the offset in the translation for each request.
 
     A run before the first word or after the last word of the source is put there in the translation. Any other run
-    goes between the translations of the words beside it.
+    follows the translation of the word before it, which came closer to references than the word after it, or both.
     """
-    neighbors = [_neighbors(each, tokenizer.source) for each in requests]
+    words = [_words(each.source, tokenizer.source) for each in requests]
+    before = [[span for span in spans if span.end <= each.offset] for spans, each in zip(words, requests, strict=True)]
     questions = [
-        MarkedSentence(each.source, each.text, beside, is_scored=can_score(each.source, each.text))
-        for each, beside in zip(requests, neighbors, strict=True)
-        if beside is not None
+        MarkedSentence(each.source, each.text, [nearest[-1]], is_scored=can_score(each.source, each.text))
+        for each, nearest, spans in zip(requests, before, words, strict=True)
+        if 0 < len(nearest) < len(spans)
     ]
     answers = iter(align_marked(questions, tokenizer.target, score) if questions else [])
-    for each, beside in zip(requests, neighbors, strict=True):
-        if beside is None:
-            yield _at_edge(each)
-            continue
-        left, right = next(answers)
-        yield left.end if right.start < left.end else right.start
-
-
-def _neighbors(request: _Request, vocabulary: Vocabulary) -> tuple[Span, Span] | None:
-    """Return the words before and after a run; None if there is none on one side."""
-    words = _words(request.source, vocabulary)
-    before = [span for span in words if span.end <= request.offset]
-    after = [span for span in words if span.start >= request.offset]
-    return (before[-1], after[0]) if before and after else None
+    for each, nearest, spans in zip(requests, before, words, strict=True):
+        is_inside = 0 < len(nearest) < len(spans)
+        yield next(answers)[0].end if is_inside else _at_edge(each)
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
