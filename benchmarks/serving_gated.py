@@ -95,6 +95,8 @@ class GatedModel:
         observer: Observer,
         glossary: Glossary | None,
         text_settings: TextSettings,  # noqa: ARG002
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,  # noqa: ARG002
     ) -> list[Translation]:
         """Return sentences in upper case with glossary terms; a sentence with the word `poison` raises an error."""
         self.batches.append(list(sentences))

@@ -36,7 +36,7 @@ def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
         assert live.translate("ein Hund", doubts=True).json["doubts"] == []
     model = gated_model(glossary=OWN)
-    model.translate = lambda sentences, *rest: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
+    model.translate = lambda sentences, *rest, **_: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
     with serve(model) as live:
         doubts = live.translate("ein Hund", doubts=True).json["doubts"]
     assert {"kind": "terms", "found": "`Hund` as `dog`"} in doubts

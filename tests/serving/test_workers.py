@@ -44,6 +44,8 @@ class Meeting:
         observer: Observer,
         glossary: Glossary | None,  # noqa: ARG002
         text_settings: TextSettings,  # noqa: ARG002
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,  # noqa: ARG002
     ) -> list[Translation]:
         self.meeting.wait(10)
         seen = [self._threads_of_step(observer)]

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -29,7 +30,7 @@ Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
 
 
 class OcclusionRequest(NamedTuple):
-    """An attribution request: a translation, and versions of its source that each lack a part."""
+    """A request to attribute a translation to parts of its source, with versions of the source without each part."""
 
     source: str
     """The complete source."""
@@ -168,25 +169,25 @@ def _has_words(each: MarkedSentence, span: Span) -> bool:
 
 
 def _is_all(each: MarkedSentence, span: Span) -> bool:
-    """Return whether a span contains all words of its source."""
+    """Return whether a marked span contains all words of its source."""
     return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
 
 
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield the word losses of each attribution question; an empty list for questions without spans."""
+    """Yield the word losses of each attribution request; an empty list for requests without marked spans."""
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
-    """Aligns the spans of one sentence, one after another: outer spans first, then those with the largest losses."""
+    """An aligner of the marked spans of one sentence, which proceeds from outer spans to inner ones."""
 
     def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
         self.words = word_spans(marked.text)
-        self.losses = [self._tied(span, own) for span, own in zip(marked.spans, losses, strict=True)]
+        self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, losses, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
         """The words that are assigned to each aligned span."""
@@ -200,8 +201,8 @@ class _Aligner:
             self._align(number)
         return [self.placed[number] for number in range(len(spans))]
 
-    def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of a span's words, with fixed values for words whose span is known (glossary terms)."""
+    def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
+        """Return the losses of a span's words, where words with a known span (glossary terms) get fixed values."""
         adjusted = list(losses)
         for source, target in self.marked.ties:
             is_within = span.start <= source.start and source.end <= span.end
@@ -222,7 +223,7 @@ class _Aligner:
         bounds = min(
             (self.placed[other] for other in parents), key=lambda s: s.end - s.start, default=Span(0, len(text))
         )
-        free = self._free(parents, bounds)
+        free = self._free_words(parents, bounds)
         words = self._run(number, free)
         self.taken[number] = words
         if not words:
@@ -240,14 +241,14 @@ class _Aligner:
                     target_span = Span(target_span.start, min(target.end, bounds.end))
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
-    def _free(self, parents: Sequence[int], bounds: Span) -> list[int]:
-        """Return the words available for a span: those of its enclosing span that no disjoint span has taken."""
+    def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
+        """Return the target words that a span may use: words of its enclosing span that no disjoint span has taken."""
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
         return [word for word in inside if word not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the run of words that corresponds to a span; an empty range if the span has no words."""
+        """Return the range of target words that corresponds to a marked span; an empty range for an empty span."""
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
             return range(0)
@@ -255,7 +256,7 @@ class _Aligner:
             return range(free[0], free[-1] + 1)
         strongest = max(losses[word] for word in free) if losses else 0.0
         if strongest < _MIN_NATS:
-            return self._with_contractions(self._as_far_along(span, free), free)
+            return self._with_contractions(self._at_same_relative_position(span, free), free)
         threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
         for index, word in enumerate(free):
@@ -268,18 +269,18 @@ class _Aligner:
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
         """Extend a run so that it does not split a contraction such as `doesn't`."""
         first, last = run.start, run.stop - 1
-        while last + 1 in free and self._joins(last):
+        while last + 1 in free and self._is_contraction(last):
             last += 1
-        while first - 1 in free and self._joins(first - 1):
+        while first - 1 in free and self._is_contraction(first - 1):
             first -= 1
         return range(first, last + 1)
 
-    def _joins(self, word: int) -> bool:
-        """Return whether only an apostrophe separates a word from the next."""
+    def _is_contraction(self, word: int) -> bool:
+        """Return whether only an apostrophe separates a target word from the next one, as in a contraction."""
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
-    def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
-        """Return the available target word nearest to the span's relative position in the source."""
+    def _at_same_relative_position(self, span: Span, free: Sequence[int]) -> range:
+        """Return the free target word at about the same relative position as the span in the source."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
@@ -331,7 +332,7 @@ TranslationOrPair = Translation | tuple[str, str]
 
 
 class Scorer(Protocol):
-    """The methods of a translator that span alignment needs."""
+    """A protocol for translators whose scores of sentence pairs are used to align spans."""
 
     tokenizer: Tokenizer
     search: SearchSettings
@@ -345,7 +346,7 @@ class Scorer(Protocol):
 
 
 class _Part(NamedTuple):
-    """A part of a text that was translated separately."""
+    """The spans, in source and translation, of a part of a text that was translated separately."""
 
     source: Span
     target: Span
@@ -381,34 +382,33 @@ def align_spans(
         TransduceError: a marked span is invalid, or two spans overlap partly.
     """
     parts: list[MarkedSentence] = []
-    owners: list[tuple[int, int, list[int]]] = []
+    owners: list[tuple[int, int, list[int], _Stripped]] = []
     for number, (each, marked) in enumerate(zip(translations, spans, strict=True)):
         checked = _checked_spans(marked, each.source)
         for part in _parts(each):
             inner = [
                 n for n, span in enumerate(checked) if span.start < part.source.end and span.end > part.source.start
             ]
-            if len(each.joined) < 2:
+            if not each.positions:
                 inner = list(range(len(checked)))
             if not inner:
                 continue
-            source = each.source[slice(*part.source)]
-            local = [_within(checked[n], part.source) for n in inner]
-            text = each.text[slice(*part.target)]
+            source, target = _strip_protected(each, part)
+            local = [source.narrow(_within(checked[n], part.source)) for n in inner]
             parts.append(
                 MarkedSentence(
-                    source,
-                    text,
+                    source.text,
+                    target.text,
                     local,
-                    is_scored=can_score(translator, source, text),
-                    ties=_ties(source, text, glossary),
+                    is_scored=can_score(translator, source.text, target.text),
+                    ties=_ties(source.text, target.text, glossary),
                 )
             )
-            owners.append((number, part.target.start, inner))
+            owners.append((number, part.target.start, inner, target))
     targets: list[list[Span | None]] = [[None] * len(marked) for marked in spans]
     located = align_marked(parts, translator.tokenizer.target, translator.scoring(translator.search))
-    for (number, offset, inner), target_spans in zip(owners, located, strict=True):
-        for n, span in zip(inner, target_spans, strict=True):
+    for (number, offset, inner, target), target_spans in zip(owners, located, strict=True):
+        for n, span in zip(inner, map(target.widen, target_spans), strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
     ends = [Span(len(each.text), len(each.text)) for each in translations]
@@ -436,20 +436,94 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 
 def _parts(each: Translation) -> Iterator[_Part]:
     """Yield the parts of a text that was translated in parts, or else the whole text."""
-    if len(each.joined) < 2:
+    if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
-    source = target = 0
-    for part, text in each.joined:
-        start, target_start = each.source.find(part, source), each.text.find(text, target)
-        if start < 0 or target_start < 0:  # the translation was edited, so the part cannot be found
+    if not each.joined:  # one sentence with layout around it
+        ((source, target),) = each.positions
+        after = each.source[source.end :]
+        end = len(each.text) - len(after) if each.text.endswith(after) else len(each.text)
+        yield _Part(source, Span(target.start, max(target.start, end)))
+    elif all(
+        each.text[slice(*target)] == text for (_, target), (_, text) in zip(each.positions, each.joined, strict=True)
+    ):
+        for source, target in each.positions:
+            yield _Part(source, target)
+    else:
+        yield from _found_parts(each)
+
+
+def _found_parts(each: Translation) -> Iterator[_Part]:
+    """Yield the parts of another alternative or of an edited text, which has other translations of some sentences.
+
+    Consecutive sentences whose translations are not found are one part.
+    """
+    position = 0
+    start: int | None = None
+    ends = [(Span(len(each.source), len(each.source)), None)]
+    for source, text in [*((s, t) for (s, _), (_, t) in zip(each.positions, each.joined, strict=True)), *ends]:
+        found = len(each.text) if text is None else each.text.find(text, position)
+        if found < 0:
+            start = source.start if start is None else start
             continue
-        source, target = start + len(part), target_start + len(text)
-        yield _Part(Span(start, source), Span(target_start, target))
+        if start is not None:
+            yield _Part(Span(start, source.start), Span(position, found))
+            start = None
+        if text is not None:
+            position = found + len(text)
+            yield _Part(source, Span(found, position))
+
+
+class _Stripped(NamedTuple):
+    """A text without its protected spans, which say nothing about the words around them."""
+
+    text: str
+    offsets: Sequence[int]
+    """For each character, its offset in the text with the protected spans; and the length of that text."""
+
+    def narrow(self, span: Span) -> Span:
+        """Return the span of the stripped text that corresponds to a span of the text."""
+        start, end = (bisect_left(self.offsets, edge) for edge in span)
+        return Span(start, min(end, len(self.text)))
+
+    def widen(self, span: Span) -> Span:
+        """Return the span of the text that corresponds to a span of the stripped text."""
+        end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
+        return Span(self.offsets[span.start], end)
+
+
+def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
+    """Return one part's source and translation without the spans that were copied from one to the other."""
+    pairs = [
+        (source, target)
+        for source, target in each.protected
+        if each.source[slice(*source)] == each.text[slice(*target)]  # not so in other alternatives
+    ]
+    sides = ([source for source, _ in pairs], [target for _, target in pairs])
+    stripped = [
+        _strip(text[slice(*bounds)], [Span(s.start - bounds.start, s.end - bounds.start) for s in spans])
+        for text, bounds, spans in zip((each.source, each.text), part, sides, strict=True)
+    ]
+    return stripped[0], stripped[1]
+
+
+def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
+    """Return a text without some spans, with one space at most where they stood."""
+    removed = {offset for span in spans for offset in range(max(0, span.start), min(span.end, len(text)))}
+    if not removed:
+        return _Stripped(text, range(len(text) + 1))
+    offsets: list[int] = []
+    for offset, character in enumerate(text):
+        is_second_space = character == " " and (not offsets or text[offsets[-1]] == " ")
+        if offset not in removed and not is_second_space:
+            offsets.append(offset)
+    while offsets and text[offsets[-1]] == " ":
+        offsets.pop()
+    return _Stripped("".join(text[offset] for offset in offsets), [*offsets, len(text)])
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the part of a span that lies in one part of a text, relative to the start of that part."""
+    """Return the portion of a span that lies in one part of a text, relative to the start of that part."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 
@@ -462,7 +536,7 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
-    """Return pairs of spans that must correspond: glossary terms in the source, and their translations in the text."""
+    """Return pairs of spans known to correspond: glossary terms in the source, and their forms in the translation."""
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []

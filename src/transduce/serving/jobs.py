@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from transduce.documents.markup import protected_spans
 from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -43,6 +44,8 @@ class Model(Protocol):
         observer: Observer,
         glossary: Glossary | None,
         text_settings: TextSettings,
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order.
 
@@ -53,6 +56,8 @@ class Model(Protocol):
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
             text_settings: how each sentence, which is a line or a text, is divided into sentences.
+            protected: the spans of each sentence that translation must not change; None: placeholders, URLs and others
+                that are found in the sentences.
         """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
@@ -96,6 +101,7 @@ class Job:
         glossary: Glossary | None = None,
         text_settings: TextSettings | None = None,
         marks: Mapping[int, Sequence[Span]] | None = None,
+        elements: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
         """Tokenize the sentences and start the clock of the deadline.
 
@@ -108,6 +114,7 @@ class Job:
             glossary: terms to use in the translation.
             text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.
+            elements: spans that stand for protected elements of HTML, by the index of their sentence.
         """
         self.model = model
         self.sentences = sentences
@@ -116,6 +123,7 @@ class Job:
         self.glossary = glossary
         self.text_settings = text_settings or TextSettings()
         self.marks = marks or {}
+        self.elements = elements or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.tokens = model.count_tokens(sentences)
@@ -154,8 +162,11 @@ class Job:
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
         """Return the results for a batch of sentences of this job and of compatible jobs."""
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
+        protected = None
+        if any(entry.elements for entry in batch):
+            protected = [protected_spans(entry.sentence, entry.elements, self.text_settings) for entry in batch]
         translations = self.model.translate(
-            sentences, self.search, indices, observer, self.glossary, self.text_settings
+            sentences, self.search, indices, observer, self.glossary, self.text_settings, protected=protected
         )
         located: dict[int, list[list[Span]]] = {}
         for number, entry in enumerate(batch):
@@ -194,6 +205,11 @@ class JobSentence(NamedTuple):
     def marks(self) -> Sequence[Span]:
         """The spans of the sentence that are to be located in its translation."""
         return self.job.marks.get(self.number, ())
+
+    @property
+    def elements(self) -> Sequence[Span]:
+        """The spans of the sentence that stand for protected elements of HTML."""
+        return self.job.elements.get(self.number, ())
 
 
 class InspectionJob(Job):

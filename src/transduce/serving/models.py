@@ -84,11 +84,19 @@ class ServedModel:
         observer: Observer,
         glossary: Glossary | None,
         text_settings: TextSettings,
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order; `indices` are their requests' indices."""
         with self.access.hold_shared():
             return self.translator.translate(
-                sentences, search, places=indices, observer=observer, glossary=glossary, text_settings=text_settings
+                sentences,
+                search,
+                places=indices,
+                observer=observer,
+                glossary=glossary,
+                text_settings=text_settings,
+                protected=protected,
             )
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -12,7 +11,9 @@ from starlette.requests import Request
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.markup import Plan, plan
+from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text
+from transduce.documents.markup_tokens import MarkupSettings
+from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
@@ -35,7 +36,6 @@ from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles
 from transduce.text.text_settings import TextSettings
-from transduce.text.word_spans import Span
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
 _MAX_WARNINGS = 3  # in a header
@@ -62,6 +62,8 @@ class TranslationRequest(NamedTuple):
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
+    markup: MarkupSettings | None = None
+    """How texts in HTML or XML are divided, and which elements stay unchanged; None: the defaults of the format."""
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
 
@@ -233,16 +235,21 @@ class Service:
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.marks
             },
+            elements={
+                number: planned_texts[index].plan.protected[line]
+                for number, (index, line) in enumerate(positions)
+                if line in planned_texts[index].plan.protected
+            },
         )
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
-    if request.format == "text" and request.text_settings.lines == "join" and text.strip():
-        return Plan([text], lambda translations, _: translations[0])
+    if request.format == "text":
+        return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
         return _plan_document(text, "text.md", spaced=spaced)
-    return plan(text, "text" if request.format == "text" else "html", spaced=spaced)
+    return markup_plan(text, request.markup or MarkupSettings(kind=request.format), spaced=spaced)
 
 
 def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
@@ -252,23 +259,11 @@ def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
         TransduceError: the package that reads the format is not installed.
     """
     document = read_document(name, text.encode("utf-8", "surrogatepass"), DocumentSettings(), Limits())
-    plans = [plan(unit.text, "text" if unit.kind == "text" else "html", spaced=spaced) for unit in document.units]
-    starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
-    numbered = list(zip(starts, plans, strict=False))
-
-    def assemble(translations: Sequence[str], spans: Mapping[int, Sequence[Span]]) -> str:
-        units = [
-            each.assemble(
-                translations[start : start + len(each.sentences)],
-                {number: spans[start + number] for number in each.marks},
-            )
-            for start, each in numbered
-        ]
-        return document.write(units).decode("utf-8", "surrogatepass")
-
-    sentences = [sentence for each in plans for sentence in each.sentences]
-    marks = {start + number: own for start, each in numbered for number, own in each.marks.items()}
-    return Plan(sentences, assemble, marks)
+    plans = [
+        plan_text(unit.text) if unit.kind == "text" else markup_plan(unit.text, UNIT_MARKUP[unit.kind], spaced=spaced)
+        for unit in document.units
+    ]
+    return join_plans(plans, lambda texts: document.write(texts).decode("utf-8", "surrogatepass"))
 
 
 def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
@@ -353,7 +348,7 @@ def _quality_warnings(
             translation,
             source_language=planned.source,
             target_language=request.target,
-            unread=model.unknown_characters(translation.source),
+            unknown_characters=model.unknown_characters(translation.source),
             glossary=request.glossary_for(model),
         )
     )
@@ -367,7 +362,9 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
         for translated, sentence_rank in zip(sentence_translations, ranks, strict=True)
     ]
     return plan.assemble(
-        texts, {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks}
+        texts,
+        {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks},
+        {number: sentence_translations[number].translation.protected for number in plan.protected},
     )
 
 
@@ -412,7 +409,7 @@ class RequestChecks:
     async def read_message(
         self, request: Request, message: type[_Message], *, max_bytes: int | None = None
     ) -> _Message:
-        """Return the typed message of a request that costs almost nothing to answer, without a rate limit.
+        """Return the typed message of a request that is so cheap to answer that no rate limit applies.
 
         Args:
             request: the request.
