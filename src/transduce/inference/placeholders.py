@@ -353,7 +353,7 @@ class Placeholders:
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
-        if not any(spaced) and has_space and all(side.target for side in sides):
+        if literal[0] != "\\" and not any(spaced) and has_space and all(side.target for side in sides):
             closes = literal.startswith("</")
             return [not closes, closes]
         return spaced

@@ -52,7 +52,7 @@ def _any_of(words: str) -> str:
 
 
 _KINDS = {
-    "code": r"(`{1,3})(?!`)[^`\n]{1,1000}+\1(?!`)",
+    "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
     "url": rf"(?:(?<![A-Za-z_])(?:https?|ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
     rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
