@@ -353,7 +353,7 @@ def _quality_warnings(
             translation,
             source_language=planned.source,
             target_language=request.target,
-            unread=model.unknown_characters(translation.source),
+            unknown_characters=model.unknown_characters(translation.source),
             glossary=request.glossary_for(model),
         )
     )
@@ -412,7 +412,7 @@ class RequestChecks:
     async def read_message(
         self, request: Request, message: type[_Message], *, max_bytes: int | None = None
     ) -> _Message:
-        """Return the typed message of a request that costs almost nothing to answer, without a rate limit.
+        """Return the typed message of a request that is so cheap to answer that no rate limit applies.
 
         Args:
             request: the request.

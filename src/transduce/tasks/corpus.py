@@ -50,7 +50,7 @@ _NAMES = ("source", "target", "dev_source", "dev_target", "back_translated")  # 
 
 
 class _TextFile(msgspec.Struct, frozen=True):
-    """A file's properties at the start of the run."""
+    """The properties of a text file at the start of a run, by which later changes are detected."""
 
     path: str
     """The path."""
@@ -274,7 +274,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Update the display to a number of pairs read."""
+        """Show a new number of pairs that have been read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
@@ -296,7 +296,7 @@ _CARD_COPY = "prepared_corpus.json"
 
 
 class TaskText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text files that a task reads, and how they are filtered."""
+    """The text files of a task, with the filters that apply to them."""
 
     files: CorpusFiles
     """Files of the training text."""
@@ -636,7 +636,7 @@ def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """Return a run's settings with the files of the prepared corpus, whose names give the languages."""
+    """Return a run's settings with the files of the prepared corpus, whose suffixes give the languages."""
     data = settings.data
     target = () if files.is_text_alone else files.target
     with_files = msgspec.structs.replace(

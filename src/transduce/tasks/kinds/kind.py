@@ -101,7 +101,7 @@ def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) ->
 
 
 def _kind(model: ModelConfig) -> str:
-    """Return the model's variant as one word, such as "GRU" or "pre-norm"."""
+    """Return the kind of model as one word for the model card, such as "GRU" or "pre-norm"."""
     return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
@@ -160,7 +160,7 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs for preparing the corpus of a new run."""
+    """The inputs from which a task prepares the corpus of a new run."""
 
     settings: Settings
     """The user's settings."""
@@ -175,7 +175,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured quality of a finished run, a usage hint, and the documents of its model folder."""
+    """The results of a finished run: its quality, a usage hint, and the documents of its model folder."""
 
     measured: str
     """The measured quality, as a sentence."""
@@ -186,7 +186,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """The weights that get random initial values instead of the base model's (`--from`), by prefixes of names."""
+    """The weights, by prefixes of names, that get random values instead of the base model's (`--init-from`)."""
 
     may_lack: tuple[str, ...] = ()
     """Parameters that the base model may lack; then the base model may also have others."""
@@ -392,6 +392,10 @@ class TaskKind(ABC, Generic[C]):
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
         """Return the dev set, on which weights are validated."""
 
+    def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
+        """Return how many validations take about as long as `finish`."""
+        return 1.0
+
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)
@@ -423,7 +427,7 @@ class TaskKind(ABC, Generic[C]):
 
 
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
-    """Return the data type of the model's precision."""
+    """Return the PyTorch dtype of a model at a precision, such as bfloat16 for "bf16"."""
     return DTYPES[resolved.training.precision]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
+from transduce.data.id_files import IdRun
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
@@ -45,8 +46,10 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
+from transduce.text.text_settings import FILE_NAME as LINES_FILE
+from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
-from transduce.text.vocabulary import BACK_TRANSLATED
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -55,7 +58,9 @@ from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
 _MANY_SENTENCES = 100
+_BEAM_TIME = 2.0  # the time of beam search and loading in that of a validation, which decodes greedily
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
+_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
@@ -127,7 +132,10 @@ class DevSet:
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
-        self.translator = Translator(self.model, tokenizer, search=search, max_source_tokens=longest_source)
+        unsplit = TextSettings(split_sentences="never")
+        self.translator = Translator(
+            self.model, tokenizer, search=search, max_source_tokens=longest_source, text=unsplit
+        )
         self.sources = list(sources)
         self.references = list(references)
         self.batches = batches
@@ -200,7 +208,7 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
+        """Return the text to prepare, with the tag of back-translated sources unless a base model may lack that tag."""
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
@@ -262,6 +270,11 @@ class Translation(TextKind):
         dev.best_by = resolved.training.best_by
         return dev
 
+    def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
+        """Return how many validations, which decode some dev sentences greedily, take as long as beam search of all."""
+        sentences = len(corpus.dev_sources)
+        return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
+
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
         return model_card(resolved, corpus, step=step, report=None)
@@ -281,23 +294,34 @@ class Translation(TextKind):
             files={
                 "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
                 "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
-                **_language_profiles(corpus),
+                **_text_measurements(corpus),
             },
         )
 
 
-def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
-    """Return language profiles of source and target, with which a service detects the language of its input."""
-    source, target = corpus.languages
-    if source is None or target is None or source == target:
-        return {}
-    runs = corpus.prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
-    tokenizers = (corpus.tokenizer.source, corpus.tokenizer.target)
-    texts = {
-        language: [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
-        for language, vocabulary, run in zip((source, target), tokenizers, runs, strict=True)
-    }
-    return {PROFILES_FILE: learn_profiles(texts).content()}
+def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
+    """Return files that describe the training text: its lines, and profiles of its languages.
+
+    A translator splits texts into sentences unless the lines have several, and a service detects the language of its
+    input with the profiles.
+    """
+    (source, target), prepared = corpus.languages, corpus.prepared
+    step = max(1, corpus.pairs // _MEASURED_RUNS)
+    runs = [(start, min(start + _MEASURED_LINES, corpus.pairs)) for start in range(0, corpus.pairs, step)]
+    lines = _decoded(
+        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, corpus.pairs)])[0], corpus.tokenizer.source
+    )
+    longest = prepared.statistics.source_percentiles[2]
+    files = {LINES_FILE: TrainingLines.measure(lines, source, tokens=longest).content()}
+    if source is not None and target is not None and source != target:
+        sides = prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
+        texts = map(_decoded, sides, (corpus.tokenizer.source, corpus.tokenizer.target))
+        files[PROFILES_FILE] = learn_profiles(dict(zip((source, target), texts, strict=True))).content()
+    return files
+
+
+def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
+    return [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:

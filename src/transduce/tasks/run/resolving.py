@@ -71,7 +71,7 @@ class VocabularyProperties(NamedTuple):
 
 
 def vocabulary_properties(tokenizer: Tokenizer | None) -> VocabularyProperties | None:
-    """Return the properties of a tokenizer; None for None."""
+    """Return the properties of a tokenizer that a model needs; None if there is no tokenizer."""
     if tokenizer is None:
         return None
     source, target = tokenizer.source, tokenizer.target
@@ -147,7 +147,7 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 
 
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
-    """Return the model sizes that word vectors determine, unless the user specified them."""
+    """Return the model sizes that follow from the width of the word vectors, unless the user specified them."""
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.d_model is not None:
         return {}
@@ -236,6 +236,7 @@ _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 _COPIED = (
     "seed",
     "minutes",
+    "time_plan",
     "momentum",
     "beta1",
     "beta2",
@@ -542,7 +543,7 @@ def preflight(
 
 
 def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
-    """Refuse search settings that the task does not use.
+    """Refuse search settings that have no effect in the task.
 
     Raises:
         TransduceError: such a setting has another value than its default.
