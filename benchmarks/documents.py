@@ -240,9 +240,9 @@ def _xliff(text: str) -> list[Any]:
         name = etree.QName(element).localname
         if name in ("source", "target"):
             tags = sorted((etree.QName(each).localname, each.get("id")) for each in element.iterdescendants())
-            shape += [name, "".join(element.itertext()), tags] if name == "source" else []
+            shape += [name, "".join(map(str, element.itertext())), tags] if name == "source" else []
         elif not any(etree.QName(each).localname == "target" for each in element.iterancestors()):
-            shape.append((name, dict(element.attrib)))
+            shape.append((name, sorted(element.attrib.items())))
     return shape
 
 

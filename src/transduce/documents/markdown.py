@@ -25,6 +25,9 @@ _MIN_WIDTH = 40  # columns of wrapped lines
 _MAX_PARAGRAPH = 20_000  # characters
 
 
+_FOOTNOTE = "\ue000"  # stands for the bracket of a footnote, which CommonMark would take for the target of links
+
+
 class _Line(NamedTuple):
     """The part of a source line that belongs to the text of a block."""
 
@@ -37,6 +40,7 @@ def read_markdown(source: Source) -> Document:
     file = source.text_file()
     front = _FRONT_MATTER.match(file.text)
     body = file.text[front.end() if front else 0 :]
+    body = re.sub(r"(?m)^( {0,3})\[(?=\^[^\]\n]{1,100}\]:)", rf"\1{_FOOTNOTE}", body)
     raw_lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z", body)
     starts = list(accumulate(map(len, raw_lines), initial=front.end() if front else 0))
     markdown = import_extra("markdown_it", "documents").MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -83,7 +87,8 @@ class _Reader:
             if start < 0:  # tabs are expanded in the content
                 line = line.lstrip()
                 start = max(0, self.lines[number].rfind(line))
-            located.append(_Line(self.starts[number] + start, line))
+            start += self.starts[number]
+            located.append(_Line(start, self.file.text[start : start + len(line)]))
         return located
 
     def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
