@@ -62,16 +62,6 @@ def test_what_cannot_be_is_told(serve: Any, gated_model: Any, glossary: Any, sen
     assert reply.error.startswith(sentence)
 
 
-def test_a_glossary_by_its_number_is_refused_and_not_left_out(serve: Any, gated_model: Any) -> None:
-    with serve(gated_model()) as live:
-        asked = {"text": ["ein"], "target_lang": "EN", "glossary_id": "def3a26b-3e84"}
-        reply = live.ask("POST", "/v2/translate", asked)
-    assert reply.status == 400
-    assert reply.error.startswith(
-        "Invalid request: there is no glossary `def3a26b-3e84`: the server's own glossary applies"
-    )
-
-
 def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: Any) -> None:
     model, search = gated_model(), SearchSettings(beam_size=1)
     first, same, other, none = (

@@ -69,6 +69,9 @@ class Meeting:
     ) -> list[list[Span]]:
         return [list(own) for own in spans]
 
+    def encode_target(self, text: str) -> list[int]:
+        return list(range(len(text)))
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(ids)
 

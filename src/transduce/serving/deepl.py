@@ -208,9 +208,11 @@ OPERATIONS = (
     Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True),
     Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs),
     Operation("get", "/v2/glossaries", "List your glossaries.", DeepLGlossaries, needs_key=True),
-    Operation("post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True),
+    Operation(
+        "post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True, status=201
+    ),
     Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True),
-    Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True),
+    Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True, status=204),
     Operation(
         "get", "/v2/glossaries/{id}/entries", "Return a glossary's terms.", "text/tab-separated-values", needs_key=True
     ),

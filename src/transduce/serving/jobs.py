@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -16,15 +16,11 @@ from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
-class Model(Protocol):
-    """A translation model as the server uses it."""
+class QueuedModel(Protocol):
+    """A model of any kind, as the queue uses it."""
 
-    source_language: str
-    target_language: str
     search: SearchSettings
     """Search settings for requests that set none."""
-    glossary: Glossary | None
-    """Glossary for requests that bring none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """Return the number of tokens of each sentence, including the end-of-sentence token."""
@@ -32,6 +28,15 @@ class Model(Protocol):
     @property
     def max_source_tokens(self) -> int:
         """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+
+
+class Model(QueuedModel, Protocol):
+    """A translation model as the server uses it."""
+
+    source_language: str
+    target_language: str
+    glossary: Glossary | None
+    """Glossary for requests that bring none."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
@@ -67,6 +72,9 @@ class Model(Protocol):
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
         """Return the spans in each best translation that correspond to the given spans of its source sentence."""
+
+    def encode_target(self, text: str) -> list[int]:
+        """Return the token ids of a text in the target language."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the target text of token ids."""
@@ -212,12 +220,12 @@ class JobSentence(NamedTuple):
         return self.job.elements.get(self.number, ())
 
 
-class InspectionJob(Job):
-    """A job that inspects the translation of one sentence (`/inspect`); its batch contains nothing else."""
+class FunctionJob(Job):
+    """A job that runs a function, such as an inspection of a sentence; its batch contains nothing else."""
 
     def __init__(
         self,
-        model: Model,
+        model: QueuedModel,
         sentence: str,
         search: SearchSettings,
         *,
@@ -225,13 +233,14 @@ class InspectionJob(Job):
         work: Callable[[Observer], Any],
     ) -> None:
         """Create a job whose only result is what `work` returns, called with an observer on a decoding thread."""
-        super().__init__(model, [sentence], search, seconds=seconds)
+        # The queue uses no more of a model than `QueuedModel`, except for jobs that translate.
+        super().__init__(cast(Model, model), [sentence], search, seconds=seconds)
         self._work = work
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether the other job is this one: an inspection shares no batch."""
+        """Return whether the other job is this one: a function shares no batch."""
         return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002
-        """Run the inspection and return its result as the only one of the batch."""
+        """Run the function and return its result as the only one of the batch."""
         return [self._work(observer)]

@@ -17,12 +17,13 @@ from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
+from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import (
     QualityWarning,
     describe_wrong_language,
     find_quality_warnings,
 )
-from transduce.inference.translation import Translation
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
 from transduce.serving.glossaries import GlossaryStore
@@ -31,6 +32,7 @@ from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
 from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid_request
 from transduce.serving.metrics import Metrics
+from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
@@ -62,6 +64,8 @@ class TranslationRequest(NamedTuple):
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
+    with_tokens: bool = False
+    """True if the answers contain the tokens of the translations."""
     markup: MarkupSettings | None = None
     """How texts in HTML or XML are divided, and which elements stay unchanged; None: the defaults of the format."""
     is_document: bool = False
@@ -79,6 +83,15 @@ class TranslationRequest(NamedTuple):
         return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 
 
+class TokenProbability(NamedTuple):
+    """A token of a generated text."""
+
+    text: str
+    """The text that the token adds, with the space before a word."""
+    log_probability: float
+    """The model's log-probability of the token, in nats."""
+
+
 class Answer(NamedTuple):
     """The translation of one text."""
 
@@ -91,6 +104,10 @@ class Answer(NamedTuple):
     """Quality warnings for all sentences, if the request asked for them."""
     language_warning: str | None = None
     """For example "looks English, not German" if the text seems not to be in the language that the request names."""
+    tokens: tuple[TokenProbability, ...] = ()
+    """The tokens of the best translation, if the request asked for them."""
+    is_complete: bool = True
+    """False if the model's maximum length truncated the translation."""
 
 
 class PlannedText(NamedTuple):
@@ -106,6 +123,19 @@ class PlannedText(NamedTuple):
 Report = Callable[[Progress], None]
 
 
+class Catalog(NamedTuple):
+    """The models and API keys of a server, which it can load again while it runs."""
+
+    models: Sequence[Model]
+    """Translation models, each for a different language pair."""
+    generators: Sequence[ServedGenerator] = ()
+    """Language models, each with a different name."""
+    profiles: LanguageProfiles | None = None
+    """Language profiles for detection."""
+    api_keys: Sequence[str] = ()
+    """Valid API keys; if there are none, requests need no key."""
+
+
 class Service:
     """A translation and detection service with its models, limits and decoding threads."""
 
@@ -114,28 +144,44 @@ class Service:
         models: Sequence[Model],
         settings: ServingSettings,
         *,
+        generators: Sequence[ServedGenerator] = (),
         profiles: LanguageProfiles | None = None,
         threads: int | None = None,
     ) -> None:
         """Set up the service; nothing runs until its engine is started.
 
         Args:
-            models: at least one, each for a different language pair.
+            models: translation models, each for a different language pair.
             settings: the limits.
+            generators: language models, each with a different name.
             profiles: language profiles for detection.
             threads: compute threads; None: PyTorch's current number.
 
         Raises:
-            TransduceError: two models have the same language pair.
+            TransduceError: two models have the same language pair or the same name.
         """
         self.settings = settings
         self.metrics = Metrics()
-        self.routes = Routes(models)
-        known = [common_profiles()] if profiles is None else [profiles, common_profiles()]
-        self.detector = Detector(self.routes.codes, merge_profiles(known))
-        self.keys = ApiKeys(settings.api_keys)
+        self.use(Catalog(models, generators, profiles, settings.api_keys))
         self.glossaries = GlossaryStore(None if settings.glossary_folder is None else Path(settings.glossary_folder))
         self.engine = Engine(settings, self.metrics, threads=threads)
+
+    def use(self, catalog: "Catalog") -> None:
+        """Answer further requests with these models and keys; requests that have been accepted keep their models.
+
+        Raises:
+            TransduceError: two models have the same language pair or the same name.
+        """
+        routes = Routes(catalog.models)
+        generators = {generator.name: generator for generator in catalog.generators}
+        if len(generators) < len(catalog.generators):
+            raise TransduceError("Two language models have the same folder name: rename one of the folders.")
+        known = [common_profiles()] if catalog.profiles is None else [catalog.profiles, common_profiles()]
+        self.routes = routes
+        self.generators = generators
+        """Language models by name."""
+        self.detector = Detector(routes.codes, merge_profiles(known))
+        self.keys = ApiKeys(catalog.api_keys)
 
     def page_settings(self) -> PageSettings:
         """Return the settings that the web page needs."""
@@ -334,7 +380,19 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
         if request.quality_warnings
         else ()
     )
-    return Answer(best, alternatives, planned.source, planned.detected, found, wrong)
+    chosen = [translated.translation.alternatives[0] for translated in sentence_translations]
+    tokens = token_probabilities(chosen) if request.with_tokens else ()
+    is_complete = all(alternative.ended for alternative in chosen)
+    return Answer(best, alternatives, planned.source, planned.detected, found, wrong, tokens, is_complete)
+
+
+def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[TokenProbability, ...]:
+    """Return the tokens of generated texts in order, without their end symbols."""
+    return tuple(
+        TokenProbability(token.replace("▁", " "), log_probability)
+        for text in texts
+        for token, log_probability in zip(text.tokens, text.token_log_probabilities, strict=False)
+    )
 
 
 def _quality_warnings(
@@ -406,21 +464,22 @@ class RequestChecks:
         self.service.engine.check_queue()
         return await self.read_message(request, message)
 
-    async def read_message(
-        self, request: Request, message: type[_Message], *, max_bytes: int | None = None
-    ) -> _Message:
+    async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
         """Return the typed message of a request that is so cheap to answer that no rate limit applies.
 
         Args:
             request: the request.
             message: the type of its message.
-            max_bytes: maximum size of the body; None: that of the settings.
+            is_upload: whether the request contains a document, and has the limits of one.
 
         Raises:
             RequestError: the body is too large, too slow, or invalid.
         """
         settings = self.service.settings
-        body = await read_body(request, max_bytes or settings.max_body_bytes, settings.read_seconds)
+        if is_upload:
+            body = await read_body(request, settings.max_upload_bytes + _FORM_BYTES, settings.upload_seconds)
+        else:
+            body = await read_body(request, settings.max_body_bytes, settings.read_seconds)
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
@@ -431,8 +490,7 @@ class RequestChecks:
             RequestError: a limit is exceeded, or the message is invalid.
         """
         self.take_from_rate(request)
-        max_bytes = self.service.settings.max_upload_bytes + _FORM_BYTES
-        return await self.read_message(request, message, max_bytes=max_bytes)
+        return await self.read_message(request, message, is_upload=True)
 
     def take_from_rate(self, request: Request) -> None:
         """Count a request against the rate limit of its client.
