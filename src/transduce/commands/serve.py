@@ -6,6 +6,7 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,8 @@ import torch
 
 from transduce.commands.options import add_computing, add_datastore, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
+from transduce.inference.generator import load_generator
+from transduce.inference.load import task_of
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
 from transduce.inspection.page import render_live_page
@@ -22,7 +25,7 @@ from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.languages import canonical
 from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
-from transduce.serving.models import ServedModel, parse_model
+from transduce.serving.models import ServedGenerator, ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
@@ -47,6 +50,7 @@ _LIMITS = {
     "max_characters": (int, "N", "characters of all texts of a request"),
     "max_alternatives": (int, "N", "alternative translations of a text"),
     "max_inspection_tokens": (int, "N", "tokens of a sentence to inspect"),
+    "max_new_tokens": (int, "N", "tokens that a language model generates for a prompt"),
     "max_upload_bytes": (int, "N", "size of an uploaded document"),
     "max_expanded_bytes": (int, "N", "size of an uploaded archive, such as .docx, after decompression"),
     "max_document_characters": (int, "N", "characters of an uploaded document"),
@@ -124,19 +128,20 @@ def run(options: argparse.Namespace) -> int:
     opened = open_socket(settings.host, settings.port)
     # While models are loaded no request is pending, so a signal may exit at once.
     with contextlib.closing(opened), signal_handlers(_leave):
-        models = load_models(options)
+        models, generators = load_models(options)
         if options.workers is None:
-            settings = msgspec.structs.replace(settings, workers=default_workers(models))
+            settings = msgspec.structs.replace(settings, workers=default_workers([*models, *generators]))
         profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
-        service = Service(models, settings, profiles=profiles, threads=options.threads)
-        pairs = ", ".join(f"{model.source_language} → {model.target_language}" for model in models)
+        service = Service(models, settings, generators=generators, profiles=profiles, threads=options.threads)
+        pairs = [f"{model.source_language} → {model.target_language}" for model in models]
+        names = ", ".join([*pairs, *service.generators])
         address = address_of(opened)
 
         def announce() -> None:
-            sys.stderr.write(f"Serving {pairs} on {address} (Ctrl-C ends it).\n")
+            sys.stderr.write(f"Serving {names} on {address} (Ctrl-C ends it).\n")
             sys.stderr.flush()
 
-        serve(Application(service, inspection_views()), settings, opened, announce)
+        serve(Application(service, inspection_views() if models else None), settings, opened, announce)
     return 0
 
 
@@ -175,11 +180,14 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
     )
 
 
-def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
-    """Load the models in the order in which they were named."""
-    models, glossaries = [], read_glossaries(options.glossary, len(options.models))
+def load_models(options: argparse.Namespace) -> tuple[list[ServedModel], list[ServedGenerator]]:
+    """Load the translation models and the language models, each in the order in which they were named."""
+    models, generators, glossaries = [], [], read_glossaries(options.glossary, len(options.models))
     for argument in options.models:
         languages, folder = parse_model(argument)
+        if task_of(folder) == "language-model":
+            generators.append(_load_generator(folder, options))
+            continue
         translator = load_translator(str(folder), options)
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
@@ -192,7 +200,13 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
             f"A glossary must belong to a served model, but none translates {_pairs(glossaries)}: set the languages of "
             "one that is served, as in zh:en=FILE."
         )
-    return models
+    return models, generators
+
+
+def _load_generator(folder: Path, options: argparse.Namespace) -> ServedGenerator:
+    precision, device, threads = options.precision, options.device, options.threads
+    generator = load_generator(folder, precision=precision, device=device, threads=threads)
+    return ServedGenerator(folder.resolve().name, generator)
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
@@ -222,12 +236,12 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
     return ", ".join(" → ".join(pair) for pair in glossaries if pair is not None)
 
 
-def default_workers(models: Sequence[ServedModel]) -> int:
+def default_workers(models: Sequence[ServedModel | ServedGenerator]) -> int:
     """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
     """
-    if any(model.translator.device.type != "cpu" for model in models):
+    if any(model.device.type != "cpu" for model in models):
         return 1
     return min(torch.get_num_threads(), _MOST_WORKERS)
 

@@ -214,7 +214,7 @@ def load(
     if task is not None and task not in get_args(Task):
         raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
     folders = as_paths(folder, "A model's folder")
-    model_task = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
+    model_task = task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
     if task is not None and task != model_task:
         raise TransduceError(
             f"`task` is `{task}`, but the model in {folder} is for `{model_task}`: name another folder."
@@ -241,7 +241,7 @@ def load(
     )
 
 
-def _task_of(folder: Path) -> Task:
+def task_of(folder: Path) -> Task:
     """Return the task of the model in a folder; encoder-decoder models without a task file translate."""
     kind, card = model_kind(folder), find_task_card(folder)
     if card is not None:

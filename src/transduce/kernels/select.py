@@ -16,10 +16,15 @@ from torch import Tensor, nn
 
 from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.eager import EAGER, EagerState, why_not_eager
-from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import PREPACKABLE, InferenceCopy, MakeLinear, PrepackedDecoder, PrepackedTransformer
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, SearchBounds
+from transduce.kernels.prepacked import (
+    PREPACKABLE,
+    InferenceCopy,
+    Int8Linear,
+    MakeLinear,
+    PrepackedDecoder,
+    PrepackedTransformer,
+)
+from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel

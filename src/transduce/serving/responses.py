@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.serving.messages import ChatError, ChatFault, ErrorMessage, RequestError
+from transduce.serving.messages import ErrorMessage, OpenAIError, OpenAIFault, RequestError
 from transduce.serving.metrics import Metrics
 
 # --- JSON bodies, and errors in the format that each API's clients expect ---
@@ -36,17 +36,21 @@ def file_response(content: bytes, name: str) -> Response:
 
 def error_response(error: RequestError, path: str) -> Response:
     """Return an error response in the format of the API that the path belongs to."""
+    return json_response(error_content(error, path), error.status, error.headers)
+
+
+def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
+    """Return an error in the format of the API that the path belongs to."""
     if path.startswith("/v1/"):
-        return json_response(chat_error(error), error.status, error.headers)
-    message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
-    return json_response(ErrorMessage(error=error.sentence, message=message), error.status, error.headers)
+        return openai_error(error)
+    return ErrorMessage(error=error.sentence, message=error.sentence if path.startswith("/v2/") else msgspec.UNSET)
 
 
-def chat_error(error: RequestError) -> ChatError:
+def openai_error(error: RequestError) -> OpenAIError:
     """Return an error as the message that OpenAI's clients read."""
     is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return ChatError(
-        error=ChatFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
+    return OpenAIError(
+        error=OpenAIFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
     )
 
 

@@ -21,7 +21,8 @@ from transduce.errors import TransduceError
 from transduce.serving.app import Application
 from transduce.serving.batching import busy_error
 from transduce.serving.limits import AdmissionCounter, decoding_path
-from transduce.serving.messages import ErrorMessage, RequestError
+from transduce.serving.messages import RequestError
+from transduce.serving.responses import error_content
 from transduce.serving.settings import ServingSettings
 
 # --- connections ---
@@ -43,6 +44,8 @@ class LimitedConnection(H11Protocol):
     """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
     admission: AdmissionCounter
     """The counter that decides which requests are read, shared by all connections."""
+    root_path = ""
+    """Path under which a proxy offers the server."""
 
     def __init__(
         self,
@@ -90,11 +93,11 @@ class LimitedConnection(H11Protocol):
 
     def _admits(self, data: bytes) -> bool:
         """Return whether to read a new request now; otherwise it was refused, or waits for the event loop."""
-        path = decoding_path(data)
+        path = decoding_path(data, self.root_path)
         if path is None:
             return True
         if not self.admission.free_slots():
-            self._refuse(self.admission.make_refusal(path))
+            self._refuse(self.admission.make_refusal(path), path)
             return False
         if self.admission.admit(self.loop):
             return True
@@ -123,7 +126,7 @@ class LimitedConnection(H11Protocol):
         if not self.transport.is_closing():
             self._refuse(RequestError(408, f"A request's head must arrive within {self.head_seconds:g} seconds."))
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: RequestError, path: str = "") -> None:
         """Send an error without the parser, which may be in any state, and close the connection.
 
         Closing it with unread data would reset the connection and lose the error. So the client gets a moment to read
@@ -135,7 +138,7 @@ class LimitedConnection(H11Protocol):
             # A handler is already working on this request: tell it that the client has gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        body = msgspec.json.encode(ErrorMessage(error=error.sentence))
+        body = msgspec.json.encode(error_content(error, path))
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -148,14 +151,15 @@ class LimitedConnection(H11Protocol):
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
-def connection_class(max_connections: int, head_seconds: float, admission: AdmissionCounter) -> type[LimitedConnection]:
-    """Return a connection class with these limits, which uvicorn instantiates for every connection."""
-    connections, seconds, shared_admission = max_connections, head_seconds, admission
+def connection_class(settings: ServingSettings, admission: AdmissionCounter) -> type[LimitedConnection]:
+    """Return a connection class with the limits of the settings, which uvicorn instantiates for every connection."""
+    shared_admission = admission
 
     class Connection(LimitedConnection):
-        max_connections = connections
-        head_seconds = seconds
+        max_connections = settings.max_connections
+        head_seconds = settings.read_seconds
         admission = shared_admission
+        root_path = settings.root_path
 
     return Connection
 
@@ -213,7 +217,7 @@ class Server(uvicorn.Server):
         admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
         config = uvicorn.Config(
             application,
-            http=connection_class(settings.max_connections, settings.read_seconds, admission),
+            http=connection_class(settings, admission),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -58,6 +58,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Further translations of a text."""
     max_inspection_tokens: int = 256
     """Tokens of a sentence to inspect: the attention weights of all layers and heads take memory."""
+    max_new_tokens: int = 1000
+    """Tokens that a language model generates for a prompt."""
 
     max_upload_bytes: int = 10 << 20
     """Size of an uploaded document."""
@@ -115,6 +117,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "max_texts": self.max_texts,
             "max_characters": self.max_characters,
             "max_inspection_tokens": self.max_inspection_tokens,
+            "max_new_tokens": self.max_new_tokens,
             "max_upload_bytes": self.max_upload_bytes,
             "max_expanded_bytes": self.max_expanded_bytes,
             "max_document_characters": self.max_document_characters,

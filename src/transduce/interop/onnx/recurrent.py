@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.interop.components import linear_weights
-from transduce.interop.onnx.graph import Graph
 from transduce.interop.onnx.layers import (
+    Graph,
     KeysAndValues,
     build_attention,
     build_bias,
@@ -27,8 +27,7 @@ from transduce.interop.onnx.layers import (
     build_output_scale,
     key_mask,
 )
-from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_layers import PastAttention, RecurrentDecoderLayer, RecurrentEncoderLayer
+from transduce.model.recurrent import PastAttention, Recurrent, RecurrentDecoderLayer, RecurrentEncoderLayer
 
 Cells = nn.LSTM | nn.GRU
 

@@ -40,12 +40,12 @@ from transduce.tasks.kinds.kind import (
     Reinitialized,
     RunPlacement,
     Share,
+    TextKind,
     front_matter,
     model_dtype,
     opening_hint,
     pairs_of_files,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun

@@ -17,8 +17,7 @@ from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import Outcome, RunPlacement, Share, front_matter, model_dtype, text_only
-from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.kinds.kind import Outcome, RunPlacement, Share, TextKind, front_matter, model_dtype, text_only
 from transduce.tasks.kinds.texts import write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationTask, dev_batches
 from transduce.tasks.noise import NoiseSettings, add_noise, noise_tokens

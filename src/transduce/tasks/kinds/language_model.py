@@ -29,12 +29,12 @@ from transduce.tasks.kinds.kind import (
     Preparation,
     RunPlacement,
     Share,
+    TextKind,
     front_matter,
     model_dtype,
     opening_hint,
     text_only,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings

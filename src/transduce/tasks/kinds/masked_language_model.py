@@ -17,8 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.data.batches import Batch
-from transduce.data.masking import MaskingSettings
-from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.data.sentence_pairs import (
+    MaskingSettings,
+    PairSettings,
+    SentencePairBatch,
+    SentencePairPlan,
+    SentenceStore,
+)
 from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
 from transduce.model.build import AnyModel
@@ -42,18 +47,18 @@ from transduce.tasks.kinds.kind import (
     Outcome,
     RunPlacement,
     Share,
+    TextKind,
     front_matter,
     model_dtype,
     opening_hint,
     text_only,
 )
-from transduce.tasks.kinds.text_kind import TextKind
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of, text_token_ids
 from transduce.training.choices import (
     Choice,
+    ChoiceLog,
     Preset,
     choose_language_model_batch_tokens,
     choose_language_model_preset,

@@ -37,11 +37,11 @@ from transduce.tasks.kinds.kind import (
     Outcome,
     RunPlacement,
     Share,
+    TextKind,
     model_card,
     model_dtype,
     pairs_of_files,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
