@@ -218,7 +218,7 @@ class ColumnWriter:
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
     def card(self) -> ColumnCard:
-        """Return the description of what has been written so far."""
+        """Return the description of the column's file as written so far."""
         return ColumnCard(self._file.sha256)
 
     def __enter__(self) -> "ColumnWriter":

@@ -22,7 +22,7 @@ def _names(namespace: str, names: str) -> frozenset[str]:
 
 
 class _Dialect(NamedTuple):
-    """The names of the elements of paragraphs in one of the formats."""
+    """The names of the elements that one of the Office formats uses for paragraphs and runs."""
 
     paragraph: str
     run: str
@@ -74,14 +74,14 @@ _UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
 
 
 class _Leaf(NamedTuple):
-    """An element inside a run, or a child of the paragraph that is not a run (`run` is None)."""
+    """An element inside a run (a stretch of formatted text), or a child of a paragraph that is not a run."""
 
     run: Any
     element: Any
 
 
 class _Container(NamedTuple):
-    """An element around runs, and the element that holds the runs."""
+    """An element that surrounds runs, such as a link, and the element that directly holds the runs."""
 
     element: Any
     holder: Any
@@ -114,7 +114,7 @@ class _Paragraph:
 
     @property
     def units(self) -> list[Unit]:
-        """The units to translate."""
+        """The units of the paragraph that are to be translated."""
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def _atoms(self, parent: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -142,7 +142,7 @@ class _Paragraph:
                 yield "leaf", None, child
 
     def _choose_base(self, atoms: Sequence[tuple[str, Any, Any]]) -> None:
-        """Find the formatting of most of the text."""
+        """Find the formatting that most of the paragraph's text has."""
         counts: Counter[bytes] = Counter()
         runs: dict[bytes, Any] = {}
         for kind, run, content in atoms:
@@ -153,9 +153,14 @@ class _Paragraph:
         self.base_key = max(counts, key=lambda key: counts[key], default=b"")
         self.base = runs.get(self.base_key)
 
+    def _run_properties(self, run: Any) -> Any:
+        """Return the element of a run's properties, which is its first, or None."""
+        first = next(iter(run), None) if run is not None else None
+        return first if first is not None and first.tag == self.dialect.run_properties else None
+
     def _format_key(self, run: Any) -> bytes:
         """Return a key that is equal for runs that look the same."""
-        properties = None if run is None else run.find(self.dialect.run_properties)
+        properties = self._run_properties(run)
         if properties is None:
             return b""
         properties = copy.deepcopy(properties)
@@ -217,7 +222,7 @@ class _Paragraph:
     # --- writing ---
 
     def write(self, translations: Sequence[str]) -> None:
-        """Replace the texts of the paragraph; formatting follows the words that have it."""
+        """Replace the texts of the paragraph by their translations; formatted words stay formatted."""
         waiting = list(translations)
         parts: list[Part] = []
         for text in self.texts:
@@ -296,7 +301,7 @@ class _Paragraph:
     def _empty_run(self, run: Any) -> Any:
         """Return a new run with the properties of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
-        properties = run.find(self.dialect.run_properties)
+        properties = self._run_properties(run)
         if properties is not None:
             new.append(copy.deepcopy(properties))
         return new
@@ -333,12 +338,15 @@ def _without_fields(atoms: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, A
     return result
 
 
+_MAX_FIELD = 60  # elements of a field
+
+
 def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
     """Return the position after the field that starts here, or None if none does or it is a link."""
     if not _is_field_mark(atoms[start], "begin"):
         return None
     depth, code = 0, ""
-    for index in range(start, len(atoms)):
+    for index in range(start, min(len(atoms), start + _MAX_FIELD)):
         kind, _, content = atoms[index]
         if kind in ("open", "close"):
             return None
@@ -359,7 +367,7 @@ def _is_field_mark(atom: tuple[str, Any, Any], type: str) -> bool:
 
 
 class _PartFile(NamedTuple):
-    """A file of an archive with its paragraphs."""
+    """A file of an Office archive, with the paragraphs that it contains."""
 
     name: str
     tree: Any

@@ -286,5 +286,5 @@ class _Store:
                 file.write(msgspec.json.encode(list(translations)) + b"\n")
 
     def delete(self) -> None:
-        """Delete the file."""
+        """Delete the file of finished portions."""
         self.path.unlink(missing_ok=True)

@@ -276,7 +276,7 @@ def _as_toml(value: object) -> str:
 
 
 def _other_formats(name: str, config: ModelConfig) -> str:
-    """Return a message's hint for a model that a format does not support: the formats that support it."""
+    """Return a hint for an error message: the other formats that support a model."""
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 

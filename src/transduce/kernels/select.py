@@ -39,25 +39,6 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _MIN_LLVMLITE = (0, 50)
 _MAX_COPY_BYTES = 2**30  # larger models get no inference copy, which takes as much memory again
 
-__all__ = [
-    "Selection",
-    "compiled_state",
-    "decoded_model",
-    "exact_projection",
-    "find_batch_search",
-    "forecast_decoder",
-    "has_compiled_steps",
-    "has_kernels",
-    "int8_linear_maker",
-    "kernels_for_training",
-    "make_inference_copy",
-    "select_decoder",
-    "start_fast",
-    "start_prompts",
-    "temporary_inference_copy",
-    "why_no_kernels",
-]
-
 
 def has_kernels() -> bool:
     """Return whether compiled kernels run on this processor with PyTorch's number of threads."""

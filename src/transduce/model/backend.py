@@ -123,7 +123,10 @@ class PackedAttention(Protocol):
 
 
 class TrainingKernels(Protocol):
-    """A training backend: kernels for training and validation, and checks of which inputs they support."""
+    """A training backend: kernels for training and validation, and checks of which inputs they support.
+
+    A backend that has no kernel for attention, rotary embeddings or Muon inherits that such inputs are not supported.
+    """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
@@ -145,8 +148,9 @@ class TrainingKernels(Protocol):
             The output of the layer, in the shape of x.
         """
 
-    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
+    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
         """Return whether `attend` supports heads of this width and number of keys, in x's dtype on x's device."""
+        return False
 
     def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
         """Compute scaled dot-product attention, equation (1), with all heads.
@@ -161,8 +165,9 @@ class TrainingKernels(Protocol):
             (B, Q, H × K).
         """
 
-    def supports_rotary(self, x: Tensor, width: int) -> bool:
+    def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
         """Return whether `apply_rotary` supports heads of this width, in x's dtype on x's device."""
+        return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
@@ -239,8 +244,9 @@ class TrainingKernels(Protocol):
             (…, O), or as many columns as there are `rows`.
         """
 
-    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:
+    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
         """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
+        return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
         """Return whether `update_by_adam`, `apply_update` and `update_momentum` support these vectors."""
@@ -286,8 +292,9 @@ class TrainingKernels(Protocol):
             shrink: multiplies the masters before they move.
         """
 
-    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:
+    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
         """Return whether `orthogonalize_in_place` supports these matrices (R, C) and is faster than PyTorch."""
+        return False
 
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool

@@ -69,7 +69,6 @@ class Application:
         """True once the server is shutting down; every new request is then refused."""
         operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
         self._spec = msgspec.json.encode(document(operations, service.settings))
-        self._page = _WITHOUT_PAGE if views is None else views.page(service.page_settings())
         starlette = Starlette(
             routes=self._routes(),
             exception_handlers={
@@ -88,6 +87,7 @@ class Application:
             paths=["/", *(operation.path for operation in operations)],
             send_seconds=service.settings.read_seconds,
             refuse=self._refuse,
+            root_path=service.settings.root_path,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,9 +147,9 @@ class Application:
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /` with the web page, or with one line of text if the server has no page."""
-        if self.views is None:
-            return Response(self._page, media_type="text/plain")
-        return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html")
+        if self.views is None or not self.service.routes.pairs:
+            return Response(_WITHOUT_PAGE, media_type="text/plain")
+        return Response(self.views.page(self.service.page_settings()), headers=_PAGE_HEADERS, media_type="text/html")
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /health`."""

@@ -76,6 +76,7 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
             "description": "Translation by LibreTranslate's API; /v2 is DeepL's, /v1 OpenAI's, and /api Ollama's.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
+        **({"servers": [{"url": settings.root_path}]} if settings.root_path else {}),
         "paths": paths,
         "components": {"schemas": components} | ({"securitySchemes": security} if security else {}),
     }

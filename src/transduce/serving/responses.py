@@ -77,6 +77,7 @@ class ResponseMiddleware:
         paths: Collection[str],
         send_seconds: float,
         refuse: Callable[[], RequestError | None],
+        root_path: str = "",
     ) -> None:
         """Wrap an application.
 
@@ -86,18 +87,22 @@ class ResponseMiddleware:
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
             refuse: returns the error to answer every request with now, or None.
+            root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app
         self.metrics = metrics
         self.paths = frozenset(paths)
         self.send_seconds = send_seconds
         self.refuse = refuse
+        self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if self.root_path and scope["path"].startswith(f"{self.root_path}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.root_path)}
         exchange = _Exchange(send, self.send_seconds)
         started_at = time.monotonic()
         try:

@@ -123,6 +123,19 @@ class PlannedText(NamedTuple):
 Report = Callable[[Progress], None]
 
 
+class Catalog(NamedTuple):
+    """The models and API keys of a server, which it can load again while it runs."""
+
+    models: Sequence[Model]
+    """Translation models, each for a different language pair."""
+    generators: Sequence[ServedGenerator] = ()
+    """Language models, each with a different name."""
+    profiles: LanguageProfiles | None = None
+    """Language profiles for detection."""
+    api_keys: Sequence[str] = ()
+    """Valid API keys; if there are none, requests need no key."""
+
+
 class Service:
     """A translation and detection service with its models, limits and decoding threads."""
 
@@ -149,16 +162,26 @@ class Service:
         """
         self.settings = settings
         self.metrics = Metrics()
-        self.routes = Routes(models)
-        self.generators = {generator.name: generator for generator in generators}
-        """Language models by name."""
-        if len(self.generators) < len(generators):
-            raise TransduceError("Two language models have the same folder name: rename one of the folders.")
-        known = [common_profiles()] if profiles is None else [profiles, common_profiles()]
-        self.detector = Detector(self.routes.codes, merge_profiles(known))
-        self.keys = ApiKeys(settings.api_keys)
+        self.use(Catalog(models, generators, profiles, settings.api_keys))
         self.glossaries = GlossaryStore(None if settings.glossary_folder is None else Path(settings.glossary_folder))
         self.engine = Engine(settings, self.metrics, threads=threads)
+
+    def use(self, catalog: "Catalog") -> None:
+        """Answer further requests with these models and keys; requests that have been accepted keep their models.
+
+        Raises:
+            TransduceError: two models have the same language pair or the same name.
+        """
+        routes = Routes(catalog.models)
+        generators = {generator.name: generator for generator in catalog.generators}
+        if len(generators) < len(catalog.generators):
+            raise TransduceError("Two language models have the same folder name: rename one of the folders.")
+        known = [common_profiles()] if catalog.profiles is None else [catalog.profiles, common_profiles()]
+        self.routes = routes
+        self.generators = generators
+        """Language models by name."""
+        self.detector = Detector(routes.codes, merge_profiles(known))
+        self.keys = ApiKeys(catalog.api_keys)
 
     def page_settings(self) -> PageSettings:
         """Return the settings that the web page needs."""
@@ -441,21 +464,22 @@ class RequestChecks:
         self.service.engine.check_queue()
         return await self.read_message(request, message)
 
-    async def read_message(
-        self, request: Request, message: type[_Message], *, max_bytes: int | None = None
-    ) -> _Message:
+    async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
         """Return the typed message of a request that is so cheap to answer that no rate limit applies.
 
         Args:
             request: the request.
             message: the type of its message.
-            max_bytes: maximum size of the body; None: that of the settings.
+            is_upload: whether the request contains a document, and has the limits of one.
 
         Raises:
             RequestError: the body is too large, too slow, or invalid.
         """
         settings = self.service.settings
-        body = await read_body(request, max_bytes or settings.max_body_bytes, settings.read_seconds)
+        if is_upload:
+            body = await read_body(request, settings.max_upload_bytes + _FORM_BYTES, settings.upload_seconds)
+        else:
+            body = await read_body(request, settings.max_body_bytes, settings.read_seconds)
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
@@ -466,8 +490,7 @@ class RequestChecks:
             RequestError: a limit is exceeded, or the message is invalid.
         """
         self.take_from_rate(request)
-        max_bytes = self.service.settings.max_upload_bytes + _FORM_BYTES
-        return await self.read_message(request, message, max_bytes=max_bytes)
+        return await self.read_message(request, message, is_upload=True)
 
     def take_from_rate(self, request: Request) -> None:
         """Count a request against the rate limit of its client.

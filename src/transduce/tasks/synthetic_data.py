@@ -303,7 +303,7 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
-    """Check that a teacher can translate the sources before training (distillation), and refuse other settings."""
+    """Refuse settings with which a teacher cannot translate the sources before training (distillation)."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "distill_from", by_hand)

@@ -408,7 +408,7 @@ class Trainer:
             )
 
     def _start_clock(self) -> None:
-        """Start the clock of a run with a time budget, unless its decisions are known already."""
+        """Start the clock of a run with a time budget, unless the stored plan already decides its steps."""
         settings = self.settings
         if settings.minutes is not None and not settings.time_plan:
             self._clock = StepClock(
@@ -449,7 +449,7 @@ class Trainer:
         return last or self.step % every == 0
 
     def _validations_before(self) -> int:
-        """Return how many validations were due up to the step before, by the number that is now planned."""
+        """Return how many validations the current plan has up to the previous step."""
         known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
         return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
 

@@ -273,7 +273,7 @@ def _build_cells(
 
 
 def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the rows of a weight with its gates in another order."""
+    """Return the rows of an LSTM's or GRU's weight with the gates in another order, as ONNX has them."""
     gates = rows.chunk(len(order))
     return torch.cat([gates[gate] for gate in order])
 

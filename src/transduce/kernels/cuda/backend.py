@@ -20,9 +20,9 @@ from transduce.model.backend import (
     AdamScalars,
     LinearSums,
     Polynomials,
-    Projection,
     Rows,
     RowSums,
+    TrainingKernels,
     UpdatedVectors,
     add_product,
     embed_rows,
@@ -161,7 +161,7 @@ class _RecordedLoss:
         return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
 
     def run_backward(self, replay: int, slope: Tensor) -> None:
-        """Run the backward pass of loss number `replay`, given the gradient of its total."""
+        """Run the backward pass of the loss with sequence number `replay`, given the gradient of its first value."""
         if replay != self._recorder.sequence_number:
             raise RuntimeError(
                 "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
@@ -470,8 +470,12 @@ class _PackedBatches(attention.PackedHeads):
         return packed_hidden(model, batch)
 
 
-class GpuTraining:
-    """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`)."""
+class GpuTraining(TrainingKernels):
+    """A training backend of Triton kernels for one GPU.
+
+    It inherits what it does not have: PyTorch's attention to padded sentences, its output projection, which sums in
+    float32, and cuBLAS for Muon are as fast.
+    """
 
     def __init__(self, device: str) -> None:
         """Make this GPU the one on which PyTorch and Triton launch kernels."""
@@ -512,10 +516,6 @@ class GpuTraining:
         """Return whether a linear layer of these tensors is supported."""
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
-    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
-        """Return None: PyTorch's output projection accumulates in float32 on a GPU."""
-        return None
-
     def supports_logits(self, logits: Tensor) -> bool:
         """Return whether the in-place softmax supports these logits."""
         return self._has(logits) and logits.is_contiguous()
@@ -528,25 +528,13 @@ class GpuTraining:
         """Add `part` to `total` in place."""
         total += part
 
-    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
-        """Return False: PyTorch's attention to padded sentences is as fast."""
-        return False
-
     def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
         """Raise NotImplementedError, since `supports_attention` returns False."""
         raise NotImplementedError
 
-    def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
-        """Return False: there is no rotary embedding kernel."""
-        return False
-
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Raise NotImplementedError, since `supports_rotary` returns False."""
         raise NotImplementedError
-
-    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
-        """Return False: cuBLAS is as fast as a kernel would be."""
-        return False
 
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool

@@ -18,7 +18,6 @@ from torch import Tensor
 from transduce.data.batches import Batch, BatchPlan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import ScoreReport
 from transduce.exchange.exporters import formats_for
 from transduce.interop.hugging_face.export import automatic_class_for, class_for
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
@@ -64,28 +63,21 @@ from transduce.training.settings import BestBy, OptimizerName
 # README.md of a model folder, with the front matter that Hugging Face reads.
 
 
-def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
-    """Return the text of a translation model's card.
+class CardTexts(NamedTuple):
+    """The texts of a model card that differ between tasks."""
 
-    Args:
-        resolved: the run's settings.
-        corpus: the training corpus.
-        step: step of the weights; None: unknown.
-        report: scores on the dev set; None: not scored.
-    """
-    model, (source, target) = resolved.model, corpus.languages
-    front = front_matter(corpus.languages, "translation")
-    among = ", back-translated ones among them" if resolved.data.back_translated else ""
-    scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
-    return (
-        f"{front}\n# {source or 'source'} → {target or 'target'}\n\n"
-        f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
-        f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
-        f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
-        f"{f', weights of step {step:,}' if step else ''}.\n\n"
-        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
-        f"{scores}All settings are in `settings.toml`.\n"
-    )
+    title: str
+    """The heading of the card."""
+    pipeline_tag: str
+    """Hugging Face's name for what the model does."""
+    model: str
+    """A description of the model and its training data, without a period."""
+    usage: str
+    """A command that uses the model."""
+    score_heading: str = ""
+    """The heading of the report on the dev set; empty: the report is a sentence."""
+    names_class: bool = True
+    """True if the card names the Hugging Face class that opens the folder, or else the exports."""
 
 
 def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
@@ -109,11 +101,6 @@ def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) ->
     codes = [code for code in languages if code]
     lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
     return f"---\n{lines}pipeline_tag: {pipeline_tag}\nlibrary_name: transduce\n---\n"
-
-
-def _kind(model: ModelConfig) -> str:
-    """Return the kind of model as one word for the model card, such as "GRU" or "pre-norm"."""
-    return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
 # --- training of the base model ---
@@ -194,6 +181,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A hint on how to use the model."""
     files: Mapping[str, bytes]
     """Files of the model folder by name; README.md is the model card."""
+
+    @classmethod
+    def of(
+        cls, measured: str, hint: str, card: str, scores: msgspec.Struct, files: Mapping[str, bytes] | None = None
+    ) -> "Outcome":
+        """Return an outcome whose files are the model card, the dev scores (dev_score.json), and those passed."""
+        own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
+        return cls(measured=measured, hint=hint, files=own | dict(files or {}))
 
 
 class Reinitialized(NamedTuple):
@@ -422,8 +417,23 @@ class TaskKind(ABC, Generic[C]):
         return {}
 
     @abstractmethod
-    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card, README.md, during training."""
+    def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+
+    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
+        """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
+        texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
+        parts = [
+            f"{front_matter(corpus.languages, texts.pipeline_tag)}\n# {texts.title}",
+            f"{texts.model}{f', weights of step {step:,}' if step else ''}.",
+            f"    {texts.usage}",
+        ]
+        if texts.names_class and tokenizer is not None:
+            parts.append(opening_hint(resolved.model, tokenizer))
+        if report is not None:
+            heading = texts.score_heading
+            parts.append(f"## {heading}\n\n```\n{report}\n```" if heading else f"{report}")
+        return "\n\n".join([*parts, "All settings are in `settings.toml`.\n"])
 
     @abstractmethod
     def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement, step: int | None) -> Outcome:
@@ -625,7 +635,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
 
 def _check_lengths(corpus: TaskCorpus, most: int) -> None:
-    """Refuse dev texts that exceed the learned positions, before any training step."""
+    """Refuse training or dev texts that exceed the learned positions, before any training step."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue

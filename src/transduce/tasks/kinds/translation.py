@@ -34,11 +34,11 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
+    CardTexts,
     Outcome,
     RunPlacement,
     Share,
     TextKind,
-    model_card,
     model_dtype,
     pairs_of_files,
 )
@@ -223,7 +223,7 @@ class Translation(TextKind):
         return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
+        """Choose the metric that selects the best model: BLEU, chrF for short references, or the loss."""
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
@@ -275,9 +275,20 @@ class Translation(TextKind):
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return model_card(resolved, corpus, step=step, report=None)
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model, (source, target) = resolved.model, corpus.languages
+        name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
+        variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
+        among = ", back-translated ones among them" if resolved.data.back_translated else ""
+        return CardTexts(
+            f"{source or 'source'} → {target or 'target'}",
+            "translation",
+            f"{name} of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} ({variant}), "
+            f"trained by transduce on {corpus.pairs:,} sentence pairs{among}",
+            "transduce translate THIS_FOLDER < in.txt > out.txt",
+            "Scores on the dev set",
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -287,15 +298,10 @@ class Translation(TextKind):
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         report = score_dev(translator, corpus, resolved)
-        beams = resolved.search.beam_size
-        return Outcome(
-            measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
-            hint=f"Try: transduce translate {placement.folder}",
-            files={
-                "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
-                **_text_measurements(corpus),
-            },
+        measured = f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{report}"
+        card = self.card(corpus, resolved, step, report)
+        return Outcome.of(
+            measured, f"Try: transduce translate {placement.folder}", card, report, _text_measurements(corpus)
         )
 
 

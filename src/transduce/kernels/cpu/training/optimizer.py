@@ -545,9 +545,10 @@ class OrthogonalizeEmitter:
     # --- functions -----------------------------------------------------------------------------------------------
 
     def _write_symmetric(self) -> None:
-        """Emit `symmetric(left, right, other, out, f1, f2, diagonal, F, C, packed, thread, threads)`: see `_multiply`.
+        """Emit the function `symmetric`, which computes out = f1 · other + f2 · left · rightᵀ + diagonal · I.
 
-        Only the lower half is multiplied; the upper half is mirrored.
+        Its arguments are (left, right, other, out, f1, f2, diagonal, F, C, packed, thread, threads). Only the lower
+        half is multiplied; the upper half is mirrored.
         """
         k = self.k
         with k.function("symmetric", *[I64] * 4, *[F32] * 3, *[I64] * 5) as (left, right, other, out, *more):
@@ -561,9 +562,10 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _write_mixed(self) -> None:
-        """Emit `mixed(left, right, other, f1, f2, F, C, packed, thread, threads)`: see `_replace`.
+        """Emit the function `mixed`, which computes right = f1 · other + f2 · left · right.
 
-        left is (F, F); right is (F, C) and is replaced by the result.
+        Its arguments are (left, right, other, f1, f2, F, C, packed, thread, threads). left is (F, F); right is (F, C)
+        and is replaced by the result.
         """
         k = self.k
         with k.function("mixed", *[I64] * 3, *[F32] * 2, *[I64] * 5) as (left, right, other, *more):
