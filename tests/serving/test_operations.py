@@ -249,9 +249,11 @@ def test_the_unit_and_the_image_use_options_that_exist() -> None:
 
     unit = (DEPLOY / "transduce.service").read_text("utf-8")
     (command,) = re.findall(r"^ExecStart=\S+/transduce (.+)$", unit, re.MULTILINE)
-    options = build_parser().parse_args(command.split())
+    verb, *arguments = command.split()
+    options = build_parser(verb).parse(arguments)
     assert options.unix_socket == "/run/transduce/socket"
     image = (DEPLOY / "Dockerfile").read_text("utf-8")
     (entry,) = re.findall(r"^ENTRYPOINT (.+)$", image, re.MULTILINE)
     (argument,) = re.findall(r"^CMD (.+)$", image, re.MULTILINE)
-    assert build_parser().parse_args([*json.loads(entry)[1:], *json.loads(argument)]).host == "0.0.0.0"
+    _, verb, *arguments = [*json.loads(entry), *json.loads(argument)]
+    assert build_parser(verb).parse(arguments).host == "0.0.0.0"
