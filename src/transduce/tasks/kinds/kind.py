@@ -469,7 +469,13 @@ def pairs_of_files(data: DataSettings) -> TaskText:
         )
 
     def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
-        return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
+        return CorpusFiles(
+            source=source,
+            target=target,
+            format=data.format,
+            languages=data.languages,
+            strict=data.strict_format,
+        )
 
     training = files(data.source, data.target)
     return TaskText(

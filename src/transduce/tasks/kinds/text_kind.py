@@ -10,6 +10,7 @@ import msgspec
 from transduce.data.batches import Batch, BatchPlan, largest_batches
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
+from transduce.tasks.conversion import write_pairs
 from transduce.tasks.corpus import (
     TaskCorpus,
     TaskText,
@@ -60,8 +61,8 @@ class TextKind(TaskKind[TaskCorpus]):
 
     # --- the text ---
 
-    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:  # noqa: ARG002
-        """Convert the text to files of lines, and return the settings that name them; by default, nothing is converted.
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
+        """Convert the text to files of lines, and return the settings that name them; by default, tables of pairs.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -71,7 +72,7 @@ class TextKind(TaskKind[TaskCorpus]):
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
         """
-        return settings.data
+        return write_pairs(settings.data, folder, overwrite=overwrite)
 
     @abstractmethod
     def text(self, data: DataSettings) -> TaskText:
