@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -47,11 +48,13 @@ from transduce.inference.decoding import read_max_source_tokens
 from transduce.inference.line_warnings import resolve_languages, with_warnings
 from transduce.inference.quality_estimation import describe_wrong_language
 from transduce.inference.redecoding import redecode
+from transduce.inference.segmentation import join_wrapped_lines
 from transduce.inference.translator import Translator
 from transduce.machine import detect_machine
 from transduce.search.settings import SamplingSettings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
+from transduce.text.text_settings import SplitSentences, TextSettings
 
 _MOST_DAMAGED = 5  # damaged lines that are reported individually
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
@@ -69,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="+",
-        help="a model folder, or several with one vocabulary for an ensemble; then optionally a file of text, one "
-        "sentence per line (default: standard input)",
+        help="a model folder, or several with one vocabulary for an ensemble; then optionally a file of text, which is "
+        "translated line by line (default: standard input)",
     )
     parser.add_argument(
         "--n-best",
@@ -78,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="alternatives; more than 1 prints `number ||| text ||| score` (default: 1)",
     )
+    add_text(parser)
     parser.add_argument("--redecode", action="store_true", help="re-decode translations that have quality warnings")
     terms = parser.add_argument_group("required text")
     terms.add_argument("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
@@ -100,6 +104,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_documents(parser)
     add_languages(parser)
     add_computing(parser)
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Add the group of options for texts: --split-sentences, --join-lines, --protect."""
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--split-sentences",
+        choices=get_args(SplitSentences),
+        default="auto",
+        help="translate each sentence of a line by itself (default: auto, unless the model was trained on lines with "
+        "several sentences)",
+    )
+    group.add_argument(
+        "--join-lines",
+        action="store_true",
+        help="join the lines of each paragraph, for text that is wrapped by width; empty lines separate paragraphs",
+    )
+    group.add_argument(
+        "--protect",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="copy text that matches this regular expression unchanged, as placeholders and URLs; can be repeated",
+    )
 
 
 def add_bulk(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +187,7 @@ def run(options: argparse.Namespace) -> int:
     if file is not None and format is not None:
         return translate_file(options, folders, file, format, job, identity(options, folders, job))
     lines = read_lines(file) if file else stdin_lines(is_any_text=options.format == "txt")
+    lines = join_wrapped_lines(lines) if options.join_lines else lines
     phrases = read_lines(options.phrases) if options.phrases else None
     size = portion_size(detect_machine(options.device).device)
     waiting = portions(lines, shard=shard, phrases=phrases, size=size)
@@ -210,6 +239,11 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
         phrases=tuple(options.must_contain),
         terms=() if glossary is None else glossary.terms,
         redecode=options.redecode,
+        text_settings=TextSettings(
+            split_sentences=options.split_sentences,
+            protect=tuple(options.protect),
+            lines="join" if options.join_lines else "separate",
+        ),
     )
 
 
@@ -221,6 +255,10 @@ def check_options(options: argparse.Namespace) -> None:
     """
     if options.workers < 1:
         raise TransduceError(f"`workers` must be at least 1, but is {options.workers}.")
+    if options.join_lines and options.phrases:
+        raise TransduceError(
+            "--phrases has phrases for each line of the input, but --join-lines joins lines: leave one of them out."
+        )
     if options.resume and not options.output:
         raise TransduceError("--resume continues a file, but none is named: add --out FILE.")
 
@@ -233,6 +271,7 @@ def translated(
         _translated(options, folders, job, waiting),
         lambda: resolve_languages(Path(folders[0]), options.source_language, options.target_language),
         is_line_by_line=job.search.n_best == 1,
+        noun="output line" if options.join_lines else "line",
     )
     return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)
 
@@ -398,14 +437,24 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
             sys.stderr.write(f"warning: this {wrong}.\n")
         if job.search.n_best == 1 and not job.redecode:
             for text in translator.stream(
-                sentence, job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
+                sentence,
+                job.search,
+                prefix=job.prefix,
+                phrases=job.phrases,
+                glossary=job.glossary,
+                text_settings=job.text_settings,
             ):
                 output.write(text)
                 output.flush()
             output.write("\n")
         else:
             results = translator(
-                sentence, search=job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
+                sentence,
+                search=job.search,
+                prefix=job.prefix,
+                phrases=job.phrases,
+                glossary=job.glossary,
+                text_settings=job.text_settings,
             )
             if job.redecode:
                 (results,) = redecode(
@@ -415,6 +464,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
                     prefix=job.prefix,
                     phrases=[job.phrases],
                     glossary=job.glossary,
+                    text_settings=job.text_settings,
                 )
             output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()

@@ -131,7 +131,7 @@ class Batch:
             longest = (side != pad_id).sum(axis=1).argmax()
             grown[longest] = side[longest, 0]
             sides.append(grown)
-        return Batch(*sides, self.indices, self.source_tokens + tokens, self.target_tokens + tokens)
+        return Batch(sides[0], sides[1], self.indices, self.source_tokens + tokens, self.target_tokens + tokens)
 
 
 class Corpus(Protocol):

@@ -29,7 +29,7 @@ Lexicon = Mapping[tuple[int, int], float]
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
-    """Learn which tokens translate each other from a sample of the corpus, the same one each time.
+    """Learn which tokens translate each other, from a sample of the corpus that is the same at every call.
 
     Args:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
@@ -324,7 +324,7 @@ def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.
 
 
 class PlaceholderPlan:
-    """A plan of batches in which other pairs have placeholders in each epoch."""
+    """A plan of batches that puts placeholders into different pairs in each epoch."""
 
     def __init__(self, plan: BatchPlan, masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker

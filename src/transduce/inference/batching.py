@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -91,11 +92,14 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
     ]
 
 
-def cut_long_sentence(sentence: str, vocabulary: Vocabulary, longest: int, *, gathers: bool) -> list[str]:
+def cut_long_sentence(
+    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
+) -> list[str]:
     """Split a sentence into parts of at most `longest` tokens; a short sentence is one part.
 
     Args:
         sentence: a sentence of any length.
+        protected: spans of the sentence that are not split if possible.
         vocabulary: the source vocabulary.
         longest: maximum number of tokens in a part, without the end symbol.
         gathers: whether consecutive sentences form one part as far as they fit. Models trained on longer texts need
@@ -105,14 +109,16 @@ def cut_long_sentence(sentence: str, vocabulary: Vocabulary, longest: int, *, ga
     is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
     if is_short or not sentence.strip():
         return [sentence]
-    counter = _TokenCounter(vocabulary)
-    parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
-    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
-    return [
-        exact
-        for part in parts
-        for exact in split_text(part, lambda text: len(vocabulary.encode(text)) <= longest, gathers=gathers)
-    ]
+    counter, cut = _TokenCounter(vocabulary), partial(split_text, gathers=gathers)
+    exact, position = list[str](), 0
+    for part in cut(sentence, lambda text: counter.count(text) <= longest, protected=protected):
+        position = sentence.index(part, position)
+        end = position + len(part)
+        within = [Span(a - position, b - position) for a, b in protected if position <= a and b <= end]
+        # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
+        exact += cut(part, lambda text: len(vocabulary.encode(text)) <= longest, protected=within)
+        position = end
+    return exact
 
 
 class _TokenCounter:
@@ -197,8 +203,6 @@ def join_sentences(
     sampled = search.sampling is not None
     return [
         join_parts(segmented, translations, n_best=search.n_best, sampled=sampled)
-        if translations
-        else Translation(segmented.source, (msgspec.structs.replace(empty_alternative(), text=segmented.gaps[0].text),))
         for segmented, translations in zip(texts, by_text, strict=True)
     ]
 

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict, get_args, overload
 
 import msgspec
 import torch
+from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.deprecation import renamed_arguments
@@ -30,6 +31,7 @@ from transduce.model_folder.load import check_precision, check_vocabularies, con
 from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
+from transduce.text.text_settings import TextSettings, TrainingLines
 
 # --- translation models ---
 
@@ -74,7 +76,7 @@ def open_translator(
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     check_vocabularies(folders, contents)
     first, *further_models = (convert_to_precision(each.model, precision, machine) for each in contents)
-    return Translator(
+    translator = Translator(
         first,
         contents[0].tokenizer,
         source_language=contents[0].manifest.source_language,
@@ -84,6 +86,11 @@ def open_translator(
         max_source_tokens=min(map(read_max_source_tokens, folders)),
         datastore=None if datastore is None else read_datastore(datastore, first),
     )
+    measured = [lines for each in folders if (lines := TrainingLines.load(each)) is not None]
+    if len(measured) == len(folders):
+        # An ensemble translates whole only what each of its models does.
+        translator.training_lines = min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
+    return translator
 
 
 # --- models of any kind ---
@@ -101,74 +108,40 @@ _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Parser | Fo
 }
 
 
+class LoadOptions(TypedDict, total=False):
+    """The options of `load` for models of any kind."""
+
+    precision: Precision | str
+    device: str
+    threads: int | None
+
+
+class TranslatorOptions(LoadOptions, total=False):
+    """The options of `load` for translation models."""
+
+    source_language: str | None
+    target_language: str | None
+    datastore: str | Path | None
+
+
+Folders = str | Path | Sequence[str | Path]
+
+
+@overload
+def load(folder: Folders, *, task: Literal["translation"], **options: Unpack[TranslatorOptions]) -> Translator: ...
+@overload
+def load(folder: str | Path, *, task: Literal["language-model"], **options: Unpack[LoadOptions]) -> Generator: ...
+@overload
+def load(folder: str | Path, *, task: Literal["masked-language-model"], **options: Unpack[LoadOptions]) -> Filler: ...
+@overload
+def load(folder: str | Path, *, task: Literal["classification"], **options: Unpack[LoadOptions]) -> Classifier: ...
+@overload
+def load(folder: str | Path, *, task: Literal["parsing"], **options: Unpack[LoadOptions]) -> Parser: ...
+@overload
+def load(folder: str | Path, *, task: Literal["time-series"], **options: Unpack[LoadOptions]) -> Forecaster: ...
 @overload
 def load(
-    folder: str | Path | Sequence[str | Path],
-    *,
-    task: Literal["translation"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-    source_language: str | None = ...,
-    target_language: str | None = ...,
-    datastore: str | Path | None = ...,
-) -> Translator: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["language-model"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Generator: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["masked-language-model"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Filler: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["classification"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Classifier: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["parsing"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Parser: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["time-series"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Forecaster: ...
-@overload
-def load(
-    folder: str | Path | Sequence[str | Path],
-    *,
-    task: Task | None = ...,
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-    source_language: str | None = ...,
-    target_language: str | None = ...,
-    datastore: str | Path | None = ...,
+    folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
 @renamed_arguments(examples="datastore")
 def load(
@@ -208,7 +181,7 @@ def load(
     if task is not None and task not in get_args(Task):
         raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
     folders = as_paths(folder, "A model's folder")
-    model_task = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
+    model_task = task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
     if task is not None and task != model_task:
         raise TransduceError(
             f"`task` is `{task}`, but the model in {folder} is for `{model_task}`: name another folder."
@@ -235,7 +208,7 @@ def load(
     )
 
 
-def _task_of(folder: Path) -> Task:
+def task_of(folder: Path) -> Task:
     """Return the task of the model in a folder; encoder-decoder models without a task file translate."""
     kind, card = model_kind(folder), find_task_card(folder)
     if card is not None:
@@ -258,39 +231,36 @@ class Answer(TypedDict, total=False):
     translation_token_ids: list[int]
 
 
+_UNSPLIT = TextSettings(split_sentences="never", lines="join")
+
+
+class PipelineOptions(TypedDict, total=False):
+    """The options of a call of `TranslationPipeline`."""
+
+    num_beams: int | None
+    num_return_sequences: int
+    max_length: int | None
+    max_new_tokens: int | None
+    min_length: int | None
+    no_repeat_ngram_size: int | None
+    return_text: bool
+    return_tensors: bool
+
+
 class TranslationPipeline:
-    """A translation pipeline: call it with a text or a list of texts to get dictionaries."""
+    """A translation pipeline: call it with a text or a list of texts to get dictionaries.
+
+    As in transformers, a text is one input of the model, however many sentences it has, unless it is too long.
+    """
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
 
     @overload
-    def __call__(
-        self,
-        inputs: str,
-        *,
-        num_beams: int | None = ...,
-        num_return_sequences: int = ...,
-        max_length: int | None = ...,
-        max_new_tokens: int | None = ...,
-        min_length: int | None = ...,
-        no_repeat_ngram_size: int | None = ...,
-        return_text: bool = ...,
-        return_tensors: bool = ...,
-    ) -> list[Answer]: ...
+    def __call__(self, inputs: str, **options: Unpack[PipelineOptions]) -> list[Answer]: ...
     @overload
     def __call__(
-        self,
-        inputs: Sequence[str],
-        *,
-        num_beams: int | None = ...,
-        num_return_sequences: int = ...,
-        max_length: int | None = ...,
-        max_new_tokens: int | None = ...,
-        min_length: int | None = ...,
-        no_repeat_ngram_size: int | None = ...,
-        return_text: bool = ...,
-        return_tensors: bool = ...,
+        self, inputs: Sequence[str], **options: Unpack[PipelineOptions]
     ) -> list[Answer] | list[list[Answer]]: ...
     def __call__(
         self,
@@ -352,12 +322,12 @@ class TranslationPipeline:
 
         Our search prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score alone.
         """
-        translations = self.translator.translate(sentences, search)
+        translations = self.translator.translate(sentences, search, text_settings=_UNSPLIT)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]
         if empty and search.max_length is not None and search.generate is None:
             forbidden_tokens = tuple(self.translator.models[0].config.forbidden_tokens)
             settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=forbidden_tokens))
-            again = self.translator.translate([sentences[number] for number in empty], settings)
+            again = self.translator.translate([sentences[number] for number in empty], settings, text_settings=_UNSPLIT)
             for number, translation in zip(empty, again, strict=True):
                 translations[number] = translation
         return translations

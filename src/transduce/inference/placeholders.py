@@ -143,7 +143,7 @@ def _begins_unspaced(text: str) -> bool:
 
 
 def _join(before: str, after: str) -> str:
-    """Join the texts around a run that was left out, with at most one space, and none at the start of a text."""
+    """Join the texts around a left-out run with at most one space, and with none at the start of a text."""
     if not before or before.endswith(" "):
         return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
     if after and is_spaced_word_character(before[-1]) and is_spaced_word_character(after[0]):
@@ -152,7 +152,7 @@ def _join(before: str, after: str) -> str:
 
 
 def _without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return ids without the tokens of a single space before placeholder tokens; training has none there."""
+    """Return token ids without single-space tokens before placeholder tokens, which training never has there."""
     space = vocabulary.id(_SPACE)
     placeholders = _placeholder_ids(vocabulary)
     if not placeholders or vocabulary.piece(space) != _SPACE:
@@ -178,14 +178,14 @@ def _mask_prefix(prefix: Sequence[int], text: str, slots: Sequence[Slot], vocabu
 
 
 class _Placed(NamedTuple):
-    """A run of protected spans with its offset in a translation that contains none of the runs."""
+    """A run of adjacent protected spans, with the offset at which a translation gets it."""
 
     offset: int
     slot: Slot
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders."""
+    """A translation without placeholders, with the protected runs whose placeholders it had and those it lacked."""
 
     text: str
     placed: list[_Placed]
@@ -268,7 +268,7 @@ class Placeholders:
         return _with_texts(translation, translation.source, texts)
 
     def _write(self, source: str, text: str, placed: Sequence[_Placed]) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation with the protected spans, and the pairs of source and target spans."""
+        """Return a translation with the protected spans inserted, and the pairs of source and target spans."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         for offset, slot in sorted(placed, key=lambda one: (one.offset, one.slot.source)):
@@ -379,7 +379,7 @@ def _count_faults(text: str, masked: MaskedPart) -> int:
 
 
 class _Bare(NamedTuple):
-    """A translation without placeholder tokens."""
+    """A translation without placeholder tokens, with each removed token and its offset."""
 
     text: str
     found: list[tuple[str, int]]
@@ -419,7 +419,7 @@ def _with_texts(
 
 
 class _Request(NamedTuple):
-    """A question where a run belongs in a translation that lacks it."""
+    """A request to find where a run of protected spans belongs in a translation that lacks the run."""
 
     source: str
     """The source without its runs."""
@@ -465,7 +465,7 @@ def _find_offsets(
 
 
 def _neighbors(request: _Request, vocabulary: Vocabulary) -> tuple[Span, Span] | None:
-    """Return the words before and after a run; None if there is none on one side."""
+    """Return the words before and after a run of protected spans; None if there is none on one side."""
     words = _words(request.source, vocabulary)
     before = [span for span in words if span.end <= request.offset]
     after = [span for span in words if span.start >= request.offset]
@@ -484,7 +484,7 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _at_edge(request: _Request) -> int:
-    """Return the offset of a run before the first or after the last word of its source."""
+    """Return the offset, in a translation, of a run that precedes the first or follows the last word of its source."""
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())

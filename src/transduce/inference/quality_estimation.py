@@ -219,7 +219,22 @@ def find_quality_warnings(
         target_language: language code of the target.
         unknown_characters: characters of the source that are not in the model's vocabulary.
         glossary: terms that must be translated as specified.
+
+    Returns:
+        The warnings; those about the sentences of a text are joined to one of each kind.
     """
+    if translation.sentences:
+        found = [
+            find_quality_warnings(
+                sentence,
+                source_language=source_language,
+                target_language=target_language,
+                unknown_characters="".join(each for each in unknown_characters if each in sentence.source),
+                glossary=glossary,
+            )
+            for sentence in translation.sentences
+        ]
+        return _joined_warnings([warning for warnings in found for warning in warnings])
     if not any(map(str.isalnum, translation.source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
@@ -235,6 +250,18 @@ def find_quality_warnings(
     else:
         warnings["empty"] = ""
     return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
+
+
+def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
+    """Return one warning of each kind with the evidence of all, in the order of `WARNING_KINDS`."""
+    evidence: dict[WarningKind, list[str]] = {}
+    for warning in found:
+        evidence.setdefault(warning.kind, []).append(warning.found)
+    return tuple(
+        QualityWarning(kind, ", ".join(dict.fromkeys(filter(None, evidence[kind]))))
+        for kind in WARNING_KINDS
+        if kind in evidence
+    )
 
 
 def _text_warnings(
@@ -341,7 +368,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split a text into the units that repetition is counted in: lower-case words, or characters without spaces."""
+    """Split a text into the units of repetition: lower-case words, or characters in scripts without spaces."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced(character):

@@ -56,7 +56,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, run
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
-from transduce.text.text_settings import TextSettings
+from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
 
@@ -94,6 +94,7 @@ class Translator:
                 limit texts, too.
             datastore: datastore for kNN retrieval, for a single model.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
+                `auto` splits texts unless the model was trained on lines with several sentences.
         """
         self.model = model
         self.models = (model, *ensemble)
@@ -104,6 +105,8 @@ class Translator:
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         special_tokens = len(tokenizer.source.with_special_tokens([]))
+        self.training_lines: TrainingLines | None = None
+        """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
@@ -247,7 +250,7 @@ class Translator:
         places: Iterable[int] | None = None,
         observer: Observer | None = None,
         text_settings: TextSettings | None = None,
-        protected: Iterable[Iterable[Span]] | None = None,
+        protected: Iterable[Iterable[Span] | None] | None = None,
     ) -> list[Translation]:
         """Translate texts sentence by sentence; the sentences of all texts are batched by length.
 
@@ -256,14 +259,15 @@ class Translator:
                 list marks, tabs, and lines without a letter.
             search: the search settings.
             prefix: text that every translation must start with.
-            phrases: a list of required phrases for each text; a split text has them in its first sentence.
+            phrases: a list of required phrases for each text. In a text of several sentences, each phrase is required
+                in the sentence whose translation has it anyway, or else whose score it lowers least.
             glossary: terms that must be translated as specified.
             places: index of each text in the whole input, which seeds sampling; None: from 0.
             observer: called after each step with text indices from 0. The index of a split text occurs once for each
                 part in the batch. A text that the observer stops is stopped in all parts and marked in the result.
             text_settings: settings for texts; None: the translator's defaults.
-            protected: spans of each text that translation must not change, in order and disjoint; None: placeholders,
-                URLs and other spans that `find_protected` finds.
+            protected: spans of each text that translation must not change, in order and disjoint; None, also for a
+                single text: placeholders, URLs and other spans that `find_protected` finds.
 
         Returns:
             A translation of each text, in order.
@@ -351,7 +355,8 @@ class Translator:
 
         Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
         rest at the end. A sentence with glossary terms or protected spans is yielded at once, because it may be
-        searched twice. Closing the iterator stops the search.
+        searched twice, and so is a text of several sentences with required phrases. Closing the iterator stops the
+        search.
 
         Args:
             sentence: a text of any length.
@@ -366,21 +371,22 @@ class Translator:
         """
         search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
         terms, settings = as_glossary(glossary), text_settings or self.text
-        if terms is not None and terms.find(as_text(sentence)):
+        required = as_phrases(phrases)
+        has_terms = terms is not None and bool(terms.find(as_text(sentence)))
+        texts = self._segment([as_text(sentence)], settings, None)
+        if has_terms or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
-                [sentence], search, prefix=prefix, phrases=[phrases], glossary=terms, text_settings=settings
+                [sentence], search, prefix=prefix, phrases=[required], glossary=terms, text_settings=settings
             )
             yield whole.text
             return
-        texts = self._segment([as_text(sentence)], settings, None)
         writer, placeholders = LayoutWriter(texts[0]), Placeholders(self.tokenizer, self.target_language)
-        for part in self._parts(texts, search, prefix, [as_phrases(phrases)], terms):
+        for part in self._parts(texts, search, prefix, [required], terms):
             yield from filter(None, [writer.next_gap()])
             if part.is_empty:
                 continue
             if placeholders.mask([part]):
-                search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
-                yield writer.write(self._translate_parts([part], search, None, search_parts)[part.key].text)
+                yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
             for text in self._stream_batch(batch, search):
@@ -447,7 +453,7 @@ class Translator:
 
     def term_model(self, search: SearchSettings) -> TermModel:
         """Return the functions of the model that term insertion needs."""
-        plain = partial(self.translate, search=search)
+        plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
@@ -494,22 +500,27 @@ class Translator:
             return run(self._begin(batch, search), observer)
 
     def _segment(
-        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span]] | None
+        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
     ) -> list[SegmentedText]:
-        """Divide texts into sentences, none longer than the model takes, and layout."""
-        gathers = self.longest_source > DEFAULT_MAX_SOURCE
+        """Divide texts into layout and sentences, none of which is longer than the model takes."""
+        lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
+        is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
+        if lines is not None and is_for_documents and splits == "auto":
+            longest = min(longest, max(1, lines.tokens))
+        knows_languages = self.source_language is not None and self.target_language is not None
         segmenter = Segmenter(
             settings,
-            splits=settings.split_sentences == "always",
+            splits=splits == "always" or (splits == "auto" and not is_for_documents),
             separator=sentence_separator(self.target_language),
             source_language=self.source_language,
-            passes_wordless=False,
-            cut=partial(
-                cut_long_sentence, vocabulary=self.tokenizer.source, longest=self.longest_source, gathers=gathers
-            ),
+            passes_wordless=knows_languages if lines is None else lines.has_words,
+            cut=partial(cut_long_sentence, vocabulary=self.tokenizer.source, longest=longest, gathers=is_for_documents),
         )
-        spans = [None] * len(texts) if protected is None else [list(each) for each in protected]
-        return [segmenter(*each) for each in zip(texts, spans, strict=True)]
+        spans = protected or [None] * len(texts)
+        return [
+            segmenter(text, None if each is None else [Span(*span) for span in each])
+            for text, each in zip(texts, spans, strict=True)
+        ]
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
         """Return whether a text is translated as one sentence, without layout around it."""
@@ -530,8 +541,13 @@ class Translator:
         if glossary is not None:
             check_glossary(glossary, search, self.tokenizer.target)
         parts = encode_parts(texts, self.tokenizer.source)
-        parts = attach_phrases(parts, phrases, search, self.tokenizer.target)
-        return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+        parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+        return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
+
+    def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
+        """Return the translations of parts by key; no observer is called."""
+        search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
+        return self._translate_parts(parts, search, None, search_parts)
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""

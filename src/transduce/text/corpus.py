@@ -309,7 +309,7 @@ _TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "tran
 
 
 class TableLayout(NamedTuple):
-    """How a file of tab-separated pairs is written."""
+    """The layout of a file of tab-separated pairs."""
 
     has_header: bool = False
     """True if the first line names the columns."""

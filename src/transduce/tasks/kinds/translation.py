@@ -18,6 +18,7 @@ from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
+from transduce.data.id_files import IdRun
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
@@ -33,20 +34,22 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
+    CardTexts,
     Outcome,
     RunPlacement,
     Share,
-    model_card,
+    TextKind,
     model_dtype,
     pairs_of_files,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
+from transduce.text.text_settings import FILE_NAME as LINES_FILE
+from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
-from transduce.text.vocabulary import BACK_TRANSLATED
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -57,6 +60,7 @@ from transduce.training.settings import BestBy
 _MANY_SENTENCES = 100
 _BEAM_TIME = 2.0  # the time of beam search and loading in that of a validation, which decodes greedily
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
+_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
@@ -128,7 +132,10 @@ class DevSet:
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
-        self.translator = Translator(self.model, tokenizer, search=search, max_source_tokens=longest_source)
+        unsplit = TextSettings(split_sentences="never")
+        self.translator = Translator(
+            self.model, tokenizer, search=search, max_source_tokens=longest_source, text=unsplit
+        )
         self.sources = list(sources)
         self.references = list(references)
         self.batches = batches
@@ -216,7 +223,7 @@ class Translation(TextKind):
         return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
+        """Choose the metric that selects the best model: BLEU, chrF for short references, or the loss."""
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
@@ -268,9 +275,20 @@ class Translation(TextKind):
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return model_card(resolved, corpus, step=step, report=None)
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model, (source, target) = resolved.model, corpus.languages
+        name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
+        variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
+        among = ", back-translated ones among them" if resolved.data.back_translated else ""
+        return CardTexts(
+            f"{source or 'source'} → {target or 'target'}",
+            "translation",
+            f"{name} of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} ({variant}), "
+            f"trained by transduce on {corpus.pairs:,} sentence pairs{among}",
+            "transduce translate THIS_FOLDER < in.txt > out.txt",
+            "Scores on the dev set",
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -280,30 +298,36 @@ class Translation(TextKind):
             placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
         )
         report = score_dev(translator, corpus, resolved)
-        beams = resolved.search.beam_size
-        return Outcome(
-            measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
-            hint=f"Try: transduce translate {placement.folder}",
-            files={
-                "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
-                **_language_profiles(corpus),
-            },
+        measured = f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{report}"
+        card = self.card(corpus, resolved, step, report)
+        return Outcome.of(
+            measured, f"Try: transduce translate {placement.folder}", card, report, _text_measurements(corpus)
         )
 
 
-def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
-    """Return language profiles of source and target, with which a service detects the language of its input."""
-    source, target = corpus.languages
-    if source is None or target is None or source == target:
-        return {}
-    runs = corpus.prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
-    tokenizers = (corpus.tokenizer.source, corpus.tokenizer.target)
-    texts = {
-        language: [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
-        for language, vocabulary, run in zip((source, target), tokenizers, runs, strict=True)
-    }
-    return {PROFILES_FILE: learn_profiles(texts).content()}
+def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
+    """Return files that describe the training text: its lines, and profiles of its languages.
+
+    A translator splits texts into sentences unless the lines have several, and a service detects the language of its
+    input with the profiles.
+    """
+    (source, target), prepared = corpus.languages, corpus.prepared
+    step = max(1, corpus.pairs // _MEASURED_RUNS)
+    runs = [(start, min(start + _MEASURED_LINES, corpus.pairs)) for start in range(0, corpus.pairs, step)]
+    lines = _decoded(
+        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, corpus.pairs)])[0], corpus.tokenizer.source
+    )
+    longest = prepared.statistics.source_percentiles[2]
+    files = {LINES_FILE: TrainingLines.measure(lines, source, tokens=longest).content()}
+    if source is not None and target is not None and source != target:
+        sides = prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
+        texts = map(_decoded, sides, (corpus.tokenizer.source, corpus.tokenizer.target))
+        files[PROFILES_FILE] = learn_profiles(dict(zip((source, target), texts, strict=True))).content()
+    return files
+
+
+def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
+    return [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
