@@ -449,11 +449,6 @@ def _follows_attention(search: SearchSettings, width: int) -> bool:
     return search.coverage_penalty > 0.0 and search.sampling is None and width > 1
 
 
-def may_require_phrases(search: SearchSettings) -> bool:
-    """Return whether a search can be constrained to write phrases, within any length."""
-    return search.sampling is None and search.diverse_groups == 1 and search.max_length is None
-
-
 def check_phrases(
     search: SearchSettings, phrases: Sequence[str], what: str = "Phrases that a translation must contain"
 ) -> None:
