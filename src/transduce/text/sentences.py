@@ -124,7 +124,7 @@ _LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
 
 def read_documents(path: str | Path) -> Iterator[list[str]]:
-    """Yield the documents of a text file, plain or gzip, each as a list of sentences.
+    """Yield the documents of a text file, plain or compressed, each as a list of sentences.
 
     Raises:
         TransduceError: the file cannot be read.
