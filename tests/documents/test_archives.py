@@ -106,7 +106,7 @@ def odt(body: str) -> bytes:
     [
         ("<p>a <span>b</span></p>", ('a <g id="0">b</g>', '<g id="0">B</g> A'), "<p><span>B</span> A</p>"),
         ("<p><s text:c='2'/>a<line-break/>B</p>", ("a", "A"), '<p><s text:c="2"/>A<line-break/>B</p>'),
-        ("<p>a<note><p>b</p></note> c</p>", ('a<x id="0"/> c', 'C<x id="0"/> A'), "<p>C<note><p>b</p></note> A</p>"),
+        ("<p>a<note><p>b</p></note> c</p>", ('a<it id="0"/> c', 'C<it id="0"/> A'), "<p>C<note><p>b</p></note> A</p>"),
         ("<p>a<s text:c='999999999'/>b</p>", ("a" + " " * 1000 + "b", "A  B"), "<p>A <s/>B</p>"),
     ],
 )

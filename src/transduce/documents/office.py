@@ -199,7 +199,8 @@ class _Paragraph:
             else:
                 leaves = content if kind == "field" else [_Leaf(run, content)]
                 is_object = kind == "field" or content.tag in self.dialect.objects
-                tag = Tag("object" if is_object else "empty", self._add(leaves))
+                is_break = not is_object and content.tag in self.dialect.breaks
+                tag = Tag("object" if is_object else "break" if is_break else "empty", self._add(leaves))
                 parts.append(tag)
                 if kind == "leaf" and self._ends_text(content, atoms, index):
                     separators.add(tag)

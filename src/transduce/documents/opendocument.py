@@ -108,8 +108,9 @@ class _Paragraph:
             elif child.tag not in _IGNORED and isinstance(child.tag, str):
                 self.payloads.append(child)
                 is_wordless = child.tag in _WORDLESS or child.tag.startswith(_DRAW)
-                tag = Tag("empty" if is_wordless else "object", number)
-                if child.tag == f"{_TEXT}tab" or (child.tag == f"{_TEXT}line-break" and _ends_text(child)):
+                is_break = child.tag == f"{_TEXT}line-break"
+                tag = Tag("break" if is_break else "empty" if is_wordless else "object", number)
+                if child.tag == f"{_TEXT}tab" or (is_break and _ends_text(child)):
                     separators.add(tag)
                 yield tag
             yield _collapsed(child.tail)
