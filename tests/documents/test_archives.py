@@ -186,3 +186,21 @@ def test_password_and_copy_protection_are_refused() -> None:
     )
     with pytest.raises(TransduceError, match="copy protection"):
         translate_upload(book, "a.epub", Fake())
+
+
+def test_code_in_documents_stays() -> None:
+    document = docx.Document()
+    for name, kind in (("Source Code", 1), ("Verbatim Char", 2)):
+        document.styles.add_style(name, kind)
+    document.add_paragraph("x = some code", style="Source Code")
+    document.add_paragraph("Run ").add_run("make all", style="Verbatim Char")
+    fake = Fake(**{'Run <x id="0"/>': '<x id="0"/> ausführen'})
+    result = docx.Document(io.BytesIO(translate_upload(saved(document), "a.docx", fake)))
+    assert [paragraph.text for paragraph in result.paragraphs] == ["x = some code", "make all ausführen"]
+    assert result.paragraphs[1].runs[0].style.name == "Verbatim Char"
+    code = '<p style-name="Preformatted_20_Text">x = y</p><p>run <span style-name="Source_20_Text">make</span></p>'
+    fake = Fake()
+    translate_upload(
+        odt(code.replace("<", "<text:").replace("<text:/", "</text:").replace("style-", "text:style-")), "a.odt", fake
+    )
+    assert fake.texts == ['run <x id="0"/>']

@@ -343,6 +343,14 @@ class TextFile:
             ) from None
 
 
+_CODE_STYLE = re.compile(r"code|verbatim|preformatted|source ?text|listing", re.IGNORECASE)
+
+
+def is_code_style(name: str | None) -> bool:
+    """Return whether the name of a style of an office program shows that text in it is code."""
+    return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
+
+
 def has_letters(text: str) -> bool:
     """Return whether a text has a letter, so that there is something to translate."""
     return any(map(str.isalpha, text))
