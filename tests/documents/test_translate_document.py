@@ -17,6 +17,7 @@ from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.translate import portions, target_path, write_translated
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n"
 QUICK = ["--beam-size", "1", "--max-length", "8", "--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -70,11 +71,10 @@ def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_c
     assert capsys.readouterr().out.split("\n")[2].strip() == lines[2]
 
 
-def test_python_translates_a_document(trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+def test_python_translates_a_document(translator: Translator, toy_corpus: Path, tmp_path: Path) -> None:
     sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
     source = tmp_path / "film.srt"
     source.write_bytes(SRT.format(sentence).encode())
-    translator = transduce.load(trained, device="cpu", threads=1)
     progress: list[tuple[int, int]] = []
     path = transduce.translate_document(translator, source, progress=lambda *counts: progress.append(counts))
     assert path == tmp_path / f"film.{translator.target_language}.srt"
