@@ -380,7 +380,9 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
         if request.quality_warnings
         else ()
     )
-    chosen = [translated.translation.alternatives[0] for translated in sentence_translations]
+    translations_of_lines = [translated.translation for translated in sentence_translations]
+    # The tokens of several sentences in a line are known for each of them.
+    chosen = [each.alternatives[0] for line in translations_of_lines for each in (line.sentences or (line,))]
     tokens = token_probabilities(chosen) if request.with_tokens else ()
     is_complete = all(alternative.ended for alternative in chosen)
     return Answer(best, alternatives, planned.source, planned.detected, found, wrong, tokens, is_complete)
@@ -391,6 +393,7 @@ def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[To
     return tuple(
         TokenProbability(token.replace("▁", " "), log_probability)
         for text in texts
+        # Behind the tokens, an ended text has the log-probability of its end symbol.
         for token, log_probability in zip(text.tokens, text.token_log_probabilities, strict=False)
     )
 
