@@ -58,7 +58,7 @@ class IdRun(NamedTuple):
 
 
 class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The description of one side's files, sufficient to read them and to detect damage."""
+    """The description of the two files of one side (source or target) of a corpus, by which damage is detected."""
 
     dtype: str
     tokens: int
@@ -70,7 +70,7 @@ class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class SideWriter:
-    """A writer that appends sentences to the two files of a side; used in a ``with`` statement."""
+    """A writer of the two files of one side (source or target) of a corpus; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
@@ -112,7 +112,7 @@ class SideWriter:
 
 
 class SideReader:
-    """A reader of runs of consecutive sentences that keeps nothing in memory and no file open."""
+    """A reader of one side (source or target) of a corpus, which keeps nothing in memory and no file open."""
 
     def __init__(self, folder: Path, side: str, card: SideCard, sentences: int) -> None:
         """Open the files of a side.

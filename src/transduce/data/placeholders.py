@@ -274,7 +274,7 @@ class PlaceholderMasker:
         return edited if fits else (source, target)
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
-        """Return one side with its edits; after a placeholder at the start, a text has no space of its own."""
+        """Return one side of a pair with placeholders; a first word behind a placeholder loses its leading space."""
         parts: list[NDArray[np.int64]] = []
         position = 0
         for edit in sorted(edits):

@@ -21,7 +21,7 @@ from transduce.text import Tokenizer
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of a worker process."""
+    """A worker process's task: to prepare a part of a corpus with a tokenizer, and to write the part to a folder."""
 
     request: PartRequest
     tokenizer: str

@@ -122,7 +122,7 @@ def has_words(text: str) -> bool:
 
 
 def unescape(source: str, settings: MarkupSettings) -> str:
-    """Return the characters of a text token."""
+    """Return the text of a token's source, with entities such as `&amp;` decoded."""
     return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
 
 
@@ -271,13 +271,13 @@ class _Content:
         return not self._kinds
 
     def add(self, token: Token) -> None:
-        """Add a token, except the tags of an element that stays one."""
+        """Add a token of the element's content, except the tags of a nested element that keeps its tags."""
         self._kinds.add(token.kind)
         if token.kind == "text":
             self._texts.append(token.source)
 
     def include(self, inner: "_Content") -> None:
-        """Add the content of an inner element that stays one."""
+        """Add the content of a nested element that keeps its tags, and does not become a single token."""
         self._kinds |= inner._kinds | {"start"}
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
@@ -293,7 +293,7 @@ class _Content:
 
 
 class _Reader:
-    """Turns the items of a document into tokens."""
+    """A converter of a document's texts and markup to tokens."""
 
     def __init__(self, document: str, settings: MarkupSettings) -> None:
         self.settings = settings
@@ -414,7 +414,7 @@ class _Reader:
 
 
 def _side(name: str) -> Side:
-    """Return the neighbor that the code of an element belongs to: an opening code to the next word."""
+    """Return the neighbor that an XLIFF code stays beside: the next word for opening codes, else the previous one."""
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
 
 

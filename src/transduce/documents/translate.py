@@ -87,7 +87,7 @@ def translate_content(
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Yield the units in portions of some thousand characters."""
+    """Yield a document's units (texts) in portions of some thousand characters."""
     portion: list[Unit] = []
     size = 0
     for unit in units:

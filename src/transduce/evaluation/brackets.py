@@ -163,9 +163,9 @@ def _kept(tree: Tree, settings: BracketSettings) -> list[bool]:
 
 
 def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Counter[Bracket]":
-    """Return all brackets of a tree: label, first word, and the word after the last, counting only kept words.
+    """Return all brackets of a tree: label, first word, and the word after the last; `kept` excludes punctuation.
 
-    A label that occurs twice over the same words counts twice; constituents without a kept word do not count.
+    A label that occurs twice over the same words counts twice. Constituents of punctuation only do not count.
     """
     names = {other: label for label, other in settings.equal_labels}
     collected: Counter[Bracket] = Counter()

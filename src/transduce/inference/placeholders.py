@@ -39,7 +39,7 @@ _SPACED_BRACKETS = str.maketrans("（）［］【】「」『』", "()[][]“”
 
 
 class Slot(NamedTuple):
-    """A run of protected spans with nothing but spaces between them, which one placeholder replaces."""
+    """A run of protected spans with only spaces between them, which one placeholder token replaces."""
 
     source: Span
     """The run in the part's text."""
@@ -155,7 +155,7 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
 
 
 def _with_brackets(span: Span, text: str) -> Span:
-    """Return a span with the brackets or quotation marks directly around it, which are nothing without it."""
+    """Return a span, extended to brackets or quotation marks directly around it, which would be empty without it."""
     around = text[max(0, span.start - 1) : span.start] + text[span.end : span.end + 1]
     return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 
@@ -192,14 +192,14 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 class _Placed(NamedTuple):
-    """A run of adjacent protected spans, with the offset at which a translation gets it."""
+    """A run of adjacent protected spans, with the offset in a translation at which the run is to be inserted."""
 
     offset: int
     slot: Slot
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders, with the protected runs whose placeholders it had and those it lacked."""
+    """A translation whose placeholders were removed: the protected runs with a placeholder in it, and those without."""
 
     text: str
     placed: list[_Placed]
@@ -386,12 +386,12 @@ class _Side(NamedTuple):
 
 
 def _is_unspaced_script(character: str) -> bool:
-    """Return whether a character belongs to a script without spaces; False if there is none."""
+    """Return whether a character belongs to a script without spaces; False for an empty text."""
     return bool(character) and is_of_unspaced_script(character)
 
 
 def _without_carriers(text: str, masked: MaskedPart) -> _Plain:
-    """Return a translation without placeholders; of a repeated one, the first counts."""
+    """Return a translation without its placeholders; of a placeholder that occurs twice, the first offset counts."""
     slots = {slot.carrier: slot for slot in masked.slots if slot.carrier}
     bare = _remove_carriers(text, tuple(slots))
     placed: dict[Slot, _Placed] = {}

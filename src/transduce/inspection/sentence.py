@@ -117,7 +117,7 @@ def path_log_probabilities(
 
 
 def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path]) -> list[list[float]]:
-    """Return the cumulative log-probabilities of each leaf's tokens, (W, T)."""
+    """Return the log-probability of each token prefix of the longest hypotheses (`leaves` of the tree), (W, T)."""
     config = model.config
     with torch.inference_mode():
         inputs = pad([[config.start_id, *leaf[:-1]] for leaf in leaves], config.pad_id, memory.device)

@@ -32,7 +32,7 @@ _FIRST_CAPACITY = 32  # positions
 
 
 class Slots:
-    """A map from the rows of a batch to cache slots, which compacts the slots when rows are removed.
+    """A map from the rows of a batch to cache slots (rows of the cache tensors), compacted when batch rows are removed.
 
     The last rows move into the slots of removed rows.
     """
@@ -93,7 +93,7 @@ def _indices(values: list[int], device: torch.device) -> Tensor:
 
 
 class SlotCache:
-    """The cached keys and values of one attention module."""
+    """The cached keys and values of one attention module, with one slot (row) for each sentence."""
 
     def __init__(self, keys_values: Tensor) -> None:
         """Create a cache that contains keys and values (2, B, H, L, K); L may be 0."""
@@ -101,7 +101,7 @@ class SlotCache:
         self._set_buffer(keys_values.contiguous(), keys_values.shape[1])
 
     def append(self, keys_values: Tensor) -> None:
-        """Append keys and values of new positions, (2, B, H, n, K)."""
+        """Append keys and values of new positions, (2, B, H, n, K), to the cache."""
         count = keys_values.shape[3]
         if self.length + count > self._buffer.shape[3]:
             self._enlarge(max(_FIRST_CAPACITY, 2 * (self.length + count)))
@@ -124,7 +124,7 @@ class SlotCache:
         self._set_buffer(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
 
     def _set_buffer(self, buffer: Tensor, rows: int) -> None:
-        """Make a tensor the cache's buffer, and create the views of its first `rows` slots."""
+        """Make a tensor the cache's buffer, and create views of its first `rows` slots (rows)."""
         self.rows = rows
         self._buffer = buffer  # (2, at least B, H, capacity, K)
         self._live = buffer.narrow(1, 0, rows)  # (2, B, H, capacity, K)
@@ -357,13 +357,13 @@ class EagerState:
         self._select_masks(order)
 
     def _select(self, slots: Tensor) -> None:
-        """Make the sentences at these slots the rows of all caches."""
+        """Make the sentences in these cache slots (rows of the caches) the rows of all caches, in this order."""
         for cache in (*self.past, *self.memory):
             cache.select(slots)
         self._select_masks(slots)
 
     def _select_masks(self, slots: Tensor) -> None:
-        """Reorder the attention masks by cache slot, as the caches are reordered."""
+        """Reorder the attention masks by cache slot (row of the caches), as the caches are reordered."""
         self.ancestry.keep_sentences(slots)
         if self.memory_bias is not None:
             by_sentence = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)

@@ -51,7 +51,7 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 
 
 def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that computes a component with kernels; None if the component has to compute itself."""
+    """Return the function that computes a component with kernels; None if the component's own `forward` must run."""
     kind, own = type(component), vars(component)
     if kind not in _KERNELS or _has_hooks(component):
         known = known_class(component)

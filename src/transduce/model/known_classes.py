@@ -215,7 +215,9 @@ def replaced_method() -> str | None:
 
 
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
-    """Check that a module's class is known and unchanged, and yield its wrapper and parametrizations as facts.
+    """Check that a module's class is known and unchanged, and yield properties that change what the module computes.
+
+    The properties are a wrapper of the class, and parametrizations of the module's weights.
 
     Raises:
         UnknownError: the module's class is unknown, or something was added to the module.

@@ -368,7 +368,7 @@ class _Describer:
         self._readings = readings
 
     def get(self, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module, and record that the description depends on it."""
+        """Return an attribute of a module, and record that the description depends on the attribute."""
         value = getattr(module, name)
         if name in vars(module):
             self._readings.append((vars(module), name, value))
@@ -419,7 +419,7 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return the properties of an embedding, and of the positions and the final norm of its encoder or decoder."""
+        """Return the properties of an encoder's or decoder's embedding, positions and final norm."""
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
@@ -605,7 +605,7 @@ _STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
 
 
 def _facts(sublayer: Sublayer) -> Iterator[Fact]:
-    """Yield the properties of a sub-layer that the tables of backends list."""
+    """Yield the properties of a sub-layer, such as its norm and activation, that the tables of backends list."""
     path = sublayer.path
     yield Fact(path, "norm order", sublayer.order)
     for norm in sublayer.norms:

@@ -185,7 +185,7 @@ def present_positions(ids: Tensor, pad_id: int) -> Tensor:
 
 
 class Packing(NamedTuple):
-    """The positions of the sentences in a packed batch."""
+    """The positions of the sentences in a packed batch, whose sentences are concatenated without padding."""
 
     starts: Tensor
     """The index of each sentence's first token, int32, (B,)."""
@@ -198,7 +198,7 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask for packed batches: each query attends to its own sentence's keys, and if `causal` to no later ones."""
+    """A mask for batches without padding: queries attend to their own sentence's keys, if `causal` to no later ones."""
 
     queries: Packing
     keys: Packing

@@ -64,7 +64,7 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
+        """Return the output of the decoder's last layer, (B, T, D) to (B, T, D); no mask: the look-ahead mask."""
         self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
@@ -254,7 +254,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's last layer for these inputs, (B, T, D).
+        """Return the output of the decoder's last layer for these inputs, (B, T, D).
 
         Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
         no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached

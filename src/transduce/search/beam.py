@@ -395,7 +395,7 @@ class GenerateSearch(BeamSearch):
     def _finish_live(self, row: int) -> None:
         """Add the live hypotheses of a sentence at its maximum length to its finished hypotheses.
 
-        They compete with those that ended in the same step: only the W best of both count.
+        These compete with the hypotheses that ended in the same step: only the W best of both count.
         """
         size = self.beam.group_size
         for beam in range(self.scores.shape[1]):

@@ -188,7 +188,7 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses of each stage stay in the beam.
+    """Return how many hypotheses of each stage (that lack equally many tokens of the phrases) stay in the beam.
 
     Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
     does not fill go to other stages, those that lack least first.
@@ -214,7 +214,7 @@ def _one_row(choice: Choice, row: int) -> Choice:
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Write the selected candidates to the first slots; empty slots get a total of minus infinity."""
+    """Write the selected candidates to the first slots of a beam; empty slots get a total of minus infinity."""
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -276,7 +276,7 @@ class BalancedBrackets(Rule):
                 self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Set the logits of tokens that cannot follow to minus infinity; hypotheses that have ended stay unchanged."""
+        """Set the logits of tokens that cannot follow in a tree to minus infinity; ended hypotheses stay unchanged."""
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
@@ -317,6 +317,6 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents the newest consecutive tokens open that write no word, (B, W)."""
+    """Return how many constituents the newest tokens opened without writing a word between them, (B, W)."""
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

@@ -53,13 +53,13 @@ class _Kernels:
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use these reductions from now on for all logits that they support; return the previous reductions."""
+    """Use these compiled reductions from now on for all logits that they support; return the previous ones."""
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return reductions that find the `count` greatest logits of each row; None if unsupported or not faster."""
+    """Return the compiled reductions that find the `count` greatest logits; None if unsupported or not faster."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None

@@ -32,7 +32,7 @@ _MIN_SENTENCES_PER_WORKER = 16
 
 
 class Batch:
-    """A batch of sentences, possibly of several jobs, that are decoded together."""
+    """A batch of sentences, possibly of several jobs (clients' requests), that are decoded together."""
 
     def __init__(self, sentences: list[JobSentence]) -> None:
         self.sentences = sentences
@@ -41,7 +41,7 @@ class Batch:
         """Jobs of this batch whose sentences are still being decoded."""
 
     def split(self) -> list["Batch"]:
-        """Return one batch per job that is still in this batch; together they replace it."""
+        """Return one batch per job (client's request) in this batch; together they replace it."""
         return [Batch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
@@ -93,7 +93,7 @@ class Batcher:
         return sum(job.started_at is None for job in self._queue)
 
     def free_slots(self) -> int:
-        """Return the number of further jobs that the queue would accept now."""
+        """Return the number of further jobs (requests) that the queue would accept now."""
         with self._changed:
             return self._count_free_slots()
 
@@ -101,7 +101,7 @@ class Batcher:
         return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
 
     def submit(self, *jobs: Job) -> None:
-        """Add jobs to the queue, all of them or none.
+        """Add jobs (requests) to the queue, all of them or none.
 
         Raises:
             RequestError: the queue has too few free slots, or the server is shutting down.
@@ -172,7 +172,7 @@ class Batcher:
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
-        """Remove jobs whose deadline has passed from the queue."""
+        """Remove jobs (requests) whose deadline has passed from the queue."""
         for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
@@ -229,7 +229,7 @@ class Batcher:
             self._dequeue(job)
 
     def finish(self, batch: Batch, results: list[Any] | Exception) -> None:
-        """Deliver the results of a batch or its error to its jobs, and complete each job that has all its results."""
+        """Deliver a batch's results, or its error, to its jobs (requests); complete jobs that have all results."""
         with self._changed:
             if not isinstance(results, Exception):
                 for (job, number), result in zip(batch.sentences, results, strict=True):

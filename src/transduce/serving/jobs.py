@@ -185,7 +185,7 @@ class Job:
         ]
 
     def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
-        """Return the spans of the marks in each alternative of a translation."""
+        """Return the spans of the marks (inline HTML elements) in each alternative of a translation."""
         single_alternatives = [
             msgspec.structs.replace(translation, alternatives=(alternative,))
             for alternative in translation.alternatives
@@ -211,7 +211,7 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The spans of the sentence that are to be located in its translation."""
+        """The spans of the sentence's inline HTML elements, which are to be located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property

@@ -46,7 +46,7 @@ class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields of both requests."""
+    """The fields that the requests to `/api/chat` and `/api/generate` have in common."""
 
     model: Annotated[str, Meta(description="A `name` from `GET /api/tags`.")]
     stream: bool | None = True
@@ -289,7 +289,7 @@ class _LineFormatter(EventFormatter):
         return _line(self._response(text, done=False))
 
     def result(self, answer: Completion) -> bytes:
-        """Return the lines with the rest of the text and the end."""
+        """Return the lines with the rest of the answer's text and the end of the stream."""
         text = answer.choices[0].text
         if not text.startswith(self._sent):
             return self.error(RequestError(500, "The text changed after a part of it was sent: send it again."))

@@ -70,7 +70,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields of both completion requests."""
+    """The fields that the requests for chat completions and for text completions have in common."""
 
     model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
     stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (

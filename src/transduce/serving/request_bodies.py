@@ -140,7 +140,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """Collects the parts of one multipart form from the events of python-multipart's parser."""
+    """A collector of the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []

@@ -124,7 +124,7 @@ Report = Callable[[Progress], None]
 
 
 class Catalog(NamedTuple):
-    """The models and API keys of a server, which it can load again while it runs."""
+    """The models and API keys of a server, both of which the server can load again while it runs."""
 
     models: Sequence[Model]
     """Translation models, each for a different language pair."""
@@ -336,7 +336,7 @@ def _without_progress(
 ) -> frozenset[int]:
     """Return the numbers of the lines whose tokens are not the start of their translation before the end.
 
-    They are lines with a glossary term, which may be decoded twice, and lines of several sentences or with layout.
+    Such lines have a glossary term, so that they may be decoded twice, or several sentences or layout.
     """
     return frozenset(
         number

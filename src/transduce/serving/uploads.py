@@ -71,7 +71,7 @@ class DocumentTranslation:
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
-        """Stop the translation, whose result nobody needs."""
+        """Stop the translation of the document, whose result nobody needs."""
         if not self._canceled.done():
             self._canceled.set_result(None)
 
@@ -188,7 +188,7 @@ class DocumentStore:
         return translation
 
     def get(self, id: str, key: str) -> DocumentTranslation:
-        """Return a document that the client may see.
+        """Return a stored document to the client that knows the document's key.
 
         Raises:
             RequestError: status 404, there is no such document, or the key is another.

@@ -118,7 +118,7 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of files that have moved, for the next time that the run resumes."""
+        """Store the new paths of text files that were moved, for the next time that the run resumes."""
         moved = dict[str, str]()
         for name in _NAMES:
             moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))

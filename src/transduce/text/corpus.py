@@ -154,7 +154,7 @@ class PairReader:
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Count a block and its pairs, and return the line number after the block."""
+        """Count a block of pairs that is not wanted; return the line number after the block."""
         self.blocks += 1
         self.pairs += count
         return line + count

@@ -399,7 +399,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Repeat the keys or values of G key/value heads for all H query heads (grouped-query attention)."""
+    """Repeat keys or values of G key/value heads for the H query heads that share them (grouped-query attention)."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -450,10 +450,7 @@ def build_encoder_layer(
 
 
 class DecoderCaches(NamedTuple):
-    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache.
-
-    The inputs are the projected encoder output, its mask as a bias, and the self-attention cache.
-    """
+    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache."""
 
     memory: KeysAndValues
     memory_bias: str
@@ -497,7 +494,7 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 
 
 def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
-    """Return the shapes of a layer's keys and values, with the name of the dynamic length."""
+    """Return the ONNX shapes of a layer's keys and values; `length` names the axis of positions, which is dynamic."""
     heads = config.num_key_value_heads or config.num_heads
     return ("batch", heads, length, config.key_width), ("batch", heads, length, config.value_width)
 

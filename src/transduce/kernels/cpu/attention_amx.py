@@ -247,7 +247,7 @@ class AmxHead(HeadAddresses):
                 amx.store(k, number, k.element_pointer(out, k.mul(key, k.lanes)))
 
     def add_up(self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value) -> None:
-        """Emit the multiplication of 16 left-hand rows by pairs, and add the sums to rows of K float32.
+        """Emit the multiplication of 16 left-hand rows by bfloat16 pairs, and add the sums to rows of K float32.
 
         With `fresh`, the sums replace what `out` holds.
         """
@@ -311,7 +311,7 @@ class AmxAttentionEmitter(AttentionEmitter):
         k.features |= {"amx-tile", "amx-bf16"}
 
     def write(self) -> None:
-        """Emit the kernels `attend` and `attend_backward`."""
+        """Emit the kernels `attend`, which computes attention, and `attend_backward`, which computes its gradients."""
         for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
@@ -327,7 +327,7 @@ class _Contexts(AmxHead):
     """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
 
     def write(self) -> None:
-        """Emit the forward pass of the head, 16 queries at a time."""
+        """Emit the forward pass of attention for one head, 16 queries at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.keys = self.readable_rows(keys, scratch.keys)
@@ -396,7 +396,7 @@ class _Gradients(AmxHead):
     """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
 
     def write(self) -> None:
-        """Emit the backward pass of the head, 32 queries at a time: as many as a tile register holds in pairs."""
+        """Emit the backward pass of attention for one head, 32 queries at a time; a tile register holds 32 as pairs."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.outer = self.start_of_context(), self.context_stride()

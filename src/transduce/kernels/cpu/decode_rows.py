@@ -210,7 +210,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
     * `attend_run`: row n attends to counts[n] entries from firsts[n] on; the list stride is unused.
     * `attend_list`: `firsts` points to lists of int32 entries, `list stride` elements apart. Row n attends to the first
       counts[0] entries of its list, and is at the last of these positions.
-    * `attend_lists`: the same with counts[n] entries for row n.
+    * `attend_lists`: like `attend_list`, but row n attends to the first counts[n] entries of its list.
 
     `scores` is scratch space of `score_capacity` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative
     position bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants

@@ -348,7 +348,7 @@ class NativeReductions:
         return self._reduce(logits, count, normalize=True)
 
     def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel `reduce`; the log-sum-exp is uninitialized unless `normalize`."""
+        """Run the kernel `reduce` (top-k and log-sum-exp); without `normalize` the log-sum-exp is uninitialized."""
         batch, beams, width = logits.shape
         values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
         normalizer = logits.new_empty(batch, beams, 1)
@@ -432,7 +432,7 @@ def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
 
 @cache
 def _kernels() -> tuple[dict[str, CompiledKernel], int]:
-    """Compile the kernels `reduce` and `select`; also return the number of logits per block."""
+    """Compile the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection); also return the block size."""
     tile = find_integer_tile()
     assert tile is not None
     k = new_builder("reductions", tile)
@@ -464,7 +464,7 @@ def _write_reduce(k: KernelBuilder) -> None:
 
 
 def emit_select(k: KernelBuilder) -> None:
-    """Emit the kernel `select`, whose arguments are `SelectArguments`."""
+    """Emit the kernel `select`, which selects the best continuations of each beam, with `SelectArguments`."""
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
         args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
@@ -523,7 +523,7 @@ class _Candidates:
             k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
 
     def close(self) -> None:
-        """Append a vector of -inf, so that vector loads may read beyond the last candidate."""
+        """Append a vector of -inf to the candidates, so that vector loads may read beyond the last one."""
         self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
 
 

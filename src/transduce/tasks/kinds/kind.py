@@ -399,7 +399,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the dev set, on which weights are validated."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how many validations take about as long as `finish`."""
+        """Return how many validations take about as long as `finish`, which measures the best model in the end."""
         return 1.0
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:

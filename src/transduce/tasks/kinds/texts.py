@@ -94,7 +94,7 @@ def read_stream(corpus: PreparedCorpus) -> Ids:
 
 
 class WindowPlan:
-    """A plan of the batches of all epochs, with random access; an epoch contains almost every token once."""
+    """A plan of batches of windows (stretches of text) for all epochs; an epoch contains almost every token once."""
 
     def __init__(
         self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)

@@ -201,7 +201,7 @@ def _check_lengths(
 
 
 def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
-    """Write the series' numbers as little-endian float64; return the digests of the files by part."""
+    """Write the numbers of the training and dev series as little-endian float64; return the digests of these files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in parts.items():
         write_file(folder / _PARTS[name], values.astype("<f8").tobytes())

@@ -208,7 +208,12 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with the tag of back-translated sources unless a base model may lack that tag."""
+        """Return the text to prepare and, if it has back-translated pairs, the special token that marks their sources.
+
+        The token is left out if training starts from a base model (`init_from`), whose vocabulary may lack it.
+
+        The token is left out if training starts from a base model (`init_from`), whose vocabulary may lack it.
+        """
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text

@@ -563,7 +563,7 @@ class NativeSearch:
                 self._step[name] = address
 
     def _is_swapped(self) -> bool:
-        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps the two sets of buffers."""
+        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps both sets of buffers."""
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
@@ -616,7 +616,7 @@ class NativeSearch:
         }
 
     def _select_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the selection."""
+        """Return the initial arguments of the kernel function that selects each sentence's best continuations."""
         beam_size, output = self.bounds.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.sentences,

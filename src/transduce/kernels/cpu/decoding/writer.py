@@ -92,7 +92,7 @@ class Weights:
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
-        """Return the index of a weight, which is appended on first use."""
+        """Return the index of a weight in the list that a kernel reads; a new weight is appended."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(tensor)

@@ -405,7 +405,7 @@ class _Panels:
         return k.mul(self.given.stride, k.add(start, row))
 
     def finish_rows(self, first: Value, last: Value) -> None:
-        """Emit the epilogue of rows [first, last) of the previous tile."""
+        """Emit the epilogue (such as bias and ReLU, and the store) of rows [first, last) of the previous tile."""
         k, none = self.k, self.k.int64(0)
         sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
         parts = [k.load_variable(variable, none) for variable in self.parts_made]

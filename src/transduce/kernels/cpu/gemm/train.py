@@ -233,7 +233,7 @@ class GemmEmitter:
                     self._finish(ending, k.load_variable(total, k.splat(0.0)), out, offset, values)
 
     def _finish(self, ending: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
-        """Emit the epilogue of one vector of sums, at an offset in the result."""
+        """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result."""
         k = self.k
         if ending == "add":
             k.store(k.build.fadd(k.load_floats(out, offset), value), k.element_pointer(out, offset))

@@ -107,7 +107,8 @@ class AmxGemmEmitter(GemmEmitter):
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
         """Emit a loop over the thread's blocks of rows; code emitted in the body of `with` runs for each block.
 
-        If all pairs are one span, no partial sums are stored: a block has all columns, and as many rows as fit.
+        If one pass covers the whole summed dimension, no partial sums are stored: a block has all columns, and as many
+        rows as fit.
         """
         k, layout = self.k, self.layout
         first, last = self._own_tiles(gemm, thread, threads)
@@ -137,7 +138,7 @@ class AmxGemmEmitter(GemmEmitter):
         return self.k.build.sdiv(self.k.add(count, parts, -1), self.k.int64(parts))
 
     def _multiply_block(self, gemm: Gemm, block: _Block) -> None:
-        """Emit the multiplication of a block by one panel after another."""
+        """Emit the multiplication of a block of rows by one packed panel of columns after another."""
         k, panel = self.k, self.layout.panel
         (left, right), tiles = block.columns, k.build.sub(block.tiles.last, block.tiles.first)
         part_bytes = k.int64(amx.REGISTER_ROWS * amx.REGISTER_BYTES)
@@ -230,7 +231,7 @@ class AmxGemmEmitter(GemmEmitter):
     def _finish_row(
         self, ending: Epilogue, totals: list[Value], out: Value, offset: Value, values: list[Value]
     ) -> None:
-        """Emit the epilogue of one row of a panel's columns."""
+        """Emit the epilogue (such as bias and ReLU, and the store) of one row of a panel's columns."""
         k = self.k
         if ending != "bias":
             for vector, total in enumerate(totals):

@@ -110,7 +110,7 @@ class LinearKernelEmitter:
         self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
-        """Emit the kernels `forward` and `backward`."""
+        """Emit the kernels `forward` and `backward`, which compute a linear layer and its gradients."""
         k = self.k
         with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
             self._forward(ForwardArguments(*numbers), thread, threads)

@@ -245,7 +245,7 @@ class KernelBuilder:
         return self._fold(values, self.build.fadd)
 
     def reduce_sums(self, vectors: list[Value]) -> Value:
-        """Emit the sums of lanes / 4 vectors at once, each added as by `total`, as a vector of lanes / 4 elements."""
+        """Emit the sums of lanes / 4 vectors at once, as a vector; each sum is added in the order of `reduce_sum`."""
         width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
             width //= 2

@@ -43,7 +43,7 @@ def round_up_to_cache_lines(count: int) -> int:
 
 
 class Arena:
-    """A block of memory with named arrays, which live as long as the arena."""
+    """A block of memory that holds arrays by name; the arrays live as long as the arena."""
 
     def __init__(self, arrays: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, zeroed: bool = False) -> None:
         """Allocate arrays of these dtypes and shapes, zeroed or uninitialized."""
@@ -156,7 +156,7 @@ def process_stack() -> StackAllocator:
 
 
 class MemoryOffset(NamedTuple):
-    """A memory address given as an offset from a base address, which is known only when the steps run."""
+    """A memory address given as an offset from a base address, which is known only when the kernel calls run."""
 
     base: int
     """The index of the base among those passed to `CompiledSteps.run`."""
