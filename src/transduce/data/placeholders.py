@@ -113,7 +113,7 @@ class _Words:
             self.bare[id] = id if without == vocabulary.unk_id else without
 
     def spans(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the range of positions of each word."""
+        """Return the range of token positions of each word."""
         is_word = self.is_word[ids]
         joins = ~self.has_space[ids] & ~self.is_unspaced[ids] & is_word
         spans: list[tuple[int, int]] = []
@@ -231,7 +231,7 @@ class PlaceholderMasker:
         return longest[0], longest[1]
 
     def mask(self, batch: Batch, epoch: int) -> Batch:
-        """Return a batch with placeholders in some of its pairs."""
+        """Return a batch in which placeholder tokens replace words, or stand between words, in some pairs."""
         chosen = np.flatnonzero(_uniform(batch.indices, self._seed, epoch) < self._rate)
         if not len(chosen):
             return batch

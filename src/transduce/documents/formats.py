@@ -23,7 +23,7 @@ class Source(NamedTuple):
         return TextFile(self.content, self.settings.encoding or encoding)
 
     def archive(self) -> Archive:
-        """Return the content as a ZIP archive."""
+        """Return the document's content as a ZIP archive."""
         return Archive(self.content, self.limits)
 
 

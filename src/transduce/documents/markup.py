@@ -190,7 +190,7 @@ class _Planner:
         self.escape = _Escape(self.tokens, settings)
 
     def plan(self) -> Plan:
-        """Return the plan of the document."""
+        """Return the plan of the document: its texts to translate, and the function that assembles the translation."""
         parts: list[_Part] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(block)
@@ -375,7 +375,7 @@ class _Assembly:
         return "".join(written)
 
     def _text(self, number: int) -> str:
-        """Return a translated text with its tags."""
+        """Return the translation of a text with the inline tags of its source."""
         block = self.planner.blocks[number]
         spans = dict(zip(block.located(), self.marks.get(number, ()), strict=False))
         text = self.translations[number]
@@ -432,7 +432,7 @@ class _Escape:
         self._table = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | known)
 
     def __call__(self, text: str) -> str:
-        """Return a text as the document spells it."""
+        """Return a text with entities such as `&amp;`, as the document writes them."""
         return text.translate(self._table)
 
 

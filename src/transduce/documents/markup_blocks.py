@@ -579,7 +579,7 @@ class _Renderer:
         return min(max(position, part.start), part.end)
 
     def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
-        """Return the span of a neighbor in the translation; None if it is not known."""
+        """Return the span in the translation of a word or element next to a tag; None if it is unknown."""
         if neighbor.kind == "word":
             return self.words.get(neighbor.span)
         if neighbor.kind == "protected":

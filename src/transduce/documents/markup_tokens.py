@@ -267,7 +267,7 @@ class _Content:
 
     @property
     def is_empty(self) -> bool:
-        """True if the element contains nothing."""
+        """True if the inline element contains neither text nor tags."""
         return not self._kinds
 
     def add(self, token: Token) -> None:
@@ -302,7 +302,7 @@ class _Reader:
         self._inline: dict[int, bool] = {}
 
     def tokens(self) -> list[Token]:
-        """Return the tokens of the document."""
+        """Return the tokens of the document: texts, inline tags, copied elements, and tags that end a text."""
         found: list[Token] = []
         contents = [_Content(0)]
         index = 0
@@ -330,7 +330,7 @@ class _Reader:
         return found
 
     def _token(self, index: int) -> Token:
-        """Return the token of one item."""
+        """Return the token for one item (a text, or a piece of markup) of the document."""
         item = self.items[index]
         if item.role == "text":
             return Token("text", item.source)
@@ -360,7 +360,7 @@ class _Reader:
         return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1
 
     def _copied(self, start: int, stop: int) -> Token:
-        """Return the token of an element that is copied with its content."""
+        """Return the single token for an element that is copied to the translation with its content."""
         source = "".join(item.source for item in self.items[start : stop + 1])
         item = self.items[start]
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
@@ -376,7 +376,7 @@ class _Reader:
         return Token("point" if is_point else "protected", source, item.name)
 
     def _kind_of_empty(self, index: int) -> Kind:
-        """Return the kind of an element without content."""
+        """Return the kind of token that stands for an element without content."""
         item, settings = self.items[index], self.settings
         if not self._is_inline(index):
             return "block"

@@ -87,7 +87,7 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
     short_length: int
 
     def __str__(self) -> str:
-        """Return one line for all sentences and one for short ones."""
+        """Return a line of scores for all sentences, and one for the short sentences."""
         titles = ("all lengths", f"at most {self.short_length} words")
         return "\n".join(_line(title, counts) for title, counts in zip(titles, (self.all, self.short), strict=True))
 

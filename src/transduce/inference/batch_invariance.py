@@ -60,7 +60,7 @@ class BatchInvariantScorer:
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
     def attention(self) -> Tensor:
-        """Return the newest step's attention to the source, (B, W, S)."""
+        """Return the attention to the source at the newest decoding step, (B, W, S)."""
         return self.inner.attention()[: self.sentences]
 
     def reorder(self, parents: Tensor) -> None:

@@ -158,11 +158,11 @@ class CompiledSearch:
 
     @property
     def rows(self) -> Tensor:
-        """Indices in the batch of the sentences that are still decoded, (B,)."""
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
         return self.search.active
 
     def advance(self, steps: int = 1) -> None:
-        """Run at most `steps` decoding steps."""
+        """Run at most `steps` decoding steps of the compiled search."""
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:

@@ -70,7 +70,7 @@ class MaskedPart(NamedTuple):
         return not any(unicodedata.category(character).startswith("L") for character in rest)
 
     def copy(self) -> Translation:
-        """Return the part itself as its translation."""
+        """Return a translation that is the part itself, since nothing in it is to be translated."""
         text = self.original.text
         pairs = tuple((span, span) for slot in self.slots for span in slot.spans)
         return msgspec.structs.replace(Translation.of(text, text), protected=pairs)
@@ -308,7 +308,7 @@ class Placeholders:
         return written + text[position:], tuple(sorted(pairs))
 
     def _literal(self, source: str, slot: Slot) -> str:
-        """Return the text of a run, with brackets of the target's script around it."""
+        """Return the text of a run of protected spans, with the target script's brackets around it."""
         literal = source[slice(*slot.source)]
         if self._joins_words or slot.source.start == slot.spans[0].start:
             return literal
@@ -335,7 +335,7 @@ class Placeholders:
         return " " * spaces[0], " " * spaces[1]
 
     def _has_space(self, side: "_Side") -> bool:
-        """Return whether a span that stands for a word has a space on one side."""
+        """Return whether a protected span that stands for a word has a space on one side of it."""
         if not side.target:
             return False
         if self._joins_words or _is_unspaced_script(side.target):

@@ -542,7 +542,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key; no observer is called."""
+        """Return translations of parts by the parts' keys, without an observer of the search."""
         search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 

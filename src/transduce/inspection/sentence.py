@@ -40,7 +40,7 @@ class BeamRecorder:
         self.kept: list[Path] = []
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the live hypotheses after a step of the search."""
+        """Record the live hypotheses of the beam after a step of the search."""
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
         return () if self.then is None else self.then.after_step(rows, tokens)

@@ -65,7 +65,7 @@ class Decoder(VocabularyModel):
         return self.finish(normalize(self.norm, x, present))
 
     def new_cache(self) -> DecoderCache:
-        """Return an empty cache for `decode`."""
+        """Return an empty KV cache for the method `decode`."""
         return DecoderCache(self.config.num_decoder_layers)
 
     def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:

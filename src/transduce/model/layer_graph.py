@@ -283,7 +283,7 @@ class Description:
         return any(map(itemgetter("training"), self._with_modes))
 
     def is_current(self, module: nn.Module) -> bool:
-        """Return whether the module has not changed since it was described."""
+        """Return whether the described module has not changed since it was described."""
         submodules = self._current_submodules()
         return (
             submodules == self._submodules
@@ -478,7 +478,7 @@ class _Describer:
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
-        """Return the descriptions of the layers of a stack by dotted name."""
+        """Return the layer graphs of a stack's layers by dotted name."""
         self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
 
@@ -515,7 +515,7 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the description of a normalization."""
+        """Return the layer graph's description of a normalization."""
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
@@ -570,7 +570,7 @@ class _Describer:
         return name, hard, scale
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
-        """Return the operations of a feed-forward network."""
+        """Return the operations of a feed-forward network, as listed in the layer graph."""
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")

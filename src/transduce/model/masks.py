@@ -68,7 +68,7 @@ class BiasedMask(AttentionMask):
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Return the sum of mask and term, in the shape that both broadcast to."""
+        """Return the sum of the boolean mask's term and the additional term, broadcast to one shape."""
         if dtype not in self._sum:
             self._sum[dtype] = super().bias(dtype) + self._term.to(dtype)
         return self._sum[dtype]

@@ -29,7 +29,7 @@ class EncoderDecoderLayers(nn.Module):
     config: ModelConfig
 
     def add_layers(self, config: ModelConfig) -> None:
-        """Create the layers; a subclass calls this method once in its constructor."""
+        """Create the encoder and decoder layers; a subclass calls this once in its constructor."""
         self.encoder_positions = StackPositions(config, causal=False)
         self.decoder_positions = StackPositions(config, causal=True)
         self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
@@ -81,7 +81,7 @@ class EncoderDecoderLayers(nn.Module):
         return normalize(self.decoder_norm, x, present)
 
     def new_cache(self) -> DecoderCache:
-        """Return an empty cache for `decode_embedded`."""
+        """Return an empty KV cache for the method `decode_embedded`."""
         return DecoderCache(self.config.num_decoder_layers)
 
 

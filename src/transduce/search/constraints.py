@@ -68,7 +68,7 @@ class PhraseMatcher:
         return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
-        """Return the minimum number of tokens that are still needed for all phrases."""
+        """Return the minimum number of tokens that a hypothesis still needs for all phrases."""
         cached = self._missing.get(progress)
         if cached is None:
             shortest = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
@@ -81,7 +81,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that start an unmet phrase or continue one."""
+        """Return the tokens that start a phrase which the hypothesis lacks, or continue one."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}

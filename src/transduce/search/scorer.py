@@ -188,5 +188,5 @@ class MeanAttention(AttentiveScorer):
         self.scorers = scorers
 
     def attention(self) -> Tensor:
-        """Return the mean attention, (B, W, S)."""
+        """Return the mean attention of all models to the source, (B, W, S)."""
         return torch.stack([scorer.attention() for scorer in self.scorers]).mean(dim=0)

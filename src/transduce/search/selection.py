@@ -25,7 +25,7 @@ class Reductions(Protocol):
     """An interface of compiled kernels for reductions over logits (B, W, V)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels support these logits."""
+        """Return whether the compiled reductions support these logits."""
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` greatest logits of each row and their indices, best first."""
@@ -194,7 +194,7 @@ class Selection(Protocol):
     """An interface for choosing among all continuations of a step."""
 
     def select(self, step: Step) -> Choice:
-        """Return the hypotheses of the next step and those that end in this one."""
+        """Return the continuations that become hypotheses of the next step, and those that end in this step."""
 
 
 class BestSelection(Selection):

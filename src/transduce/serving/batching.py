@@ -167,7 +167,7 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self) -> bool:
-        """Return whether the queued jobs already fill a batch."""
+        """Return whether the sentences of the queued jobs (requests) already fill a batch."""
         tokens = sum(job.total_tokens * num_hypotheses(job) for job in self._queue)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
@@ -252,7 +252,7 @@ class Batcher:
             job.future.set_exception(error)
 
     def close(self) -> None:
-        """Accept no more jobs; the batcher still hands out those already accepted."""
+        """Accept no more jobs (requests); the batcher still hands out those already accepted."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -369,11 +369,11 @@ class Workers:
 
     @property
     def all_alive(self) -> bool:
-        """True if all threads are running."""
+        """True if all decoding threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Wait until all threads have ended, but at most this number of seconds."""
+        """Wait until all decoding threads have ended, but at most this number of seconds."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -460,7 +460,7 @@ class Engine:
         self.workers = Workers(self.batcher, metrics, workers=settings.workers, threads=threads)
 
     def start(self) -> None:
-        """Start the worker threads."""
+        """Start the worker threads, which decode jobs."""
         self.workers.start()
 
     def check_queue(self) -> None:
@@ -515,7 +515,7 @@ class Engine:
         raise deadline_error()
 
     def stop(self) -> None:
-        """Accept no more jobs; those already accepted are still decoded."""
+        """Accept no more jobs (requests); those already accepted are still decoded."""
         self.batcher.close()
 
     def fail_remaining(self) -> None:

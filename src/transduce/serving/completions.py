@@ -247,7 +247,7 @@ class _GenerationObserver:
         self._stop = stop
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the row if the text has ended."""
+        """Return the row of the generated text if it has ended, so that the search stops."""
         self._observer.after_step(rows, tokens)
         if self._is_expired():
             return rows.tolist()

@@ -124,7 +124,7 @@ class ServedModel:
         return self.translator.tokenizer.target.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the target text of token ids."""
+        """Return the text in the target language that token ids spell."""
         return self.translator.tokenizer.target.decode(ids)
 
     def unknown_characters(self, sentence: str) -> str:

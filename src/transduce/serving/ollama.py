@@ -282,7 +282,7 @@ class _LineFormatter(EventFormatter):
         self._sent = ""
 
     def progress(self, progress: Progress) -> bytes:
-        """Return a line with the text that became final since the last one."""
+        """Return a line of the stream with the text that became final since the last line."""
         if progress.line or not progress.text.startswith(self._sent) or progress.text == self._sent:
             return b""
         text, self._sent = progress.text[len(self._sent) :], progress.text
@@ -298,11 +298,11 @@ class _LineFormatter(EventFormatter):
         return lines + _line(self.last_line(answer, ""))
 
     def error(self, error: RequestError) -> bytes:
-        """Return a line with the error that ends the stream."""
+        """Return the line with the error that ends the stream."""
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:
-        """Return the object that ends an answer, with this text."""
+        """Return the JSON object that ends an answer; it contains this text."""
         duration = time.monotonic_ns() - self._started_at
         return msgspec.structs.replace(
             self._response(text, done=True),

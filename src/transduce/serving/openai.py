@@ -513,7 +513,7 @@ class OpenAIEventFormatter(EventFormatter):
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:
-        """Return the events with the rest of the text and the end of the stream."""
+        """Return the events with the rest of the completion's text and the end of the stream."""
         choice = answer.choices[0]
         if not choice.text.startswith(self._sent or ""):
             return self.error(

@@ -72,7 +72,7 @@ class TranslationRequest(NamedTuple):
     """True for texts of an uploaded document, which has limits of its own."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
-        """Return the glossary that this model uses for the request, or None."""
+        """Return the glossary that a model uses for this request, or None."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
@@ -253,7 +253,7 @@ class Service:
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
     ) -> Job:
-        """Return the job with all sentences of a request that one model translates."""
+        """Return a job for the queue with all sentences of a request that one model translates."""
         positions = [
             (index, line)
             for index, planned in enumerate(planned_texts)

@@ -258,7 +258,7 @@ class PreparationBar:
     """A progress display that is called with the number of pairs read so far; use it in a ``with`` statement."""
 
     def __init__(self, console: Console, pairs: int | None) -> None:
-        """Create the display; ``pairs`` is the total number, None if unknown."""
+        """Create the progress display; ``pairs`` is the total number, None if unknown."""
         self._console = console
         self._pairs = pairs
         self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
@@ -274,7 +274,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show a new number of pairs that have been read."""
+        """Show on the display how many pairs have been read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
@@ -325,7 +325,7 @@ class RunCorpus(Protocol):
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Language codes of source and target; None where unknown."""
+        """The language codes of source and target; None where unknown."""
 
     @property
     def pairs(self) -> int:

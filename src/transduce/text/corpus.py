@@ -160,7 +160,7 @@ class PairReader:
         return line + count
 
     def _split(self, lines: list[str], path: str, first_line: int, format: Format) -> tuple[list[str], list[str]]:
-        """Split lines of pairs into sources and targets."""
+        """Split lines that hold a pair each into sources and targets."""
         sources, targets = [], []
         for number, text in enumerate(lines, first_line):
             where = f"{path}:{number}"

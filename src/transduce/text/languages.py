@@ -200,7 +200,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
 
     def save(self, folder: str | Path) -> None:
-        """Write the profiles into a model folder."""
+        """Write the language profiles into a model folder."""
         write_file(Path(folder) / FILE_NAME, self.content())
 
     @classmethod

@@ -37,7 +37,7 @@ class Tree(NamedTuple):
             yield from child.leaves()
 
     def words(self) -> list[str]:
-        """Return the words of the sentence."""
+        """Return the words of the tree's sentence."""
         return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class _Reader:
 
     @property
     def is_inside(self) -> bool:
-        """True if the brackets of a tree are open."""
+        """True if the reader is between the brackets of a tree."""
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:
@@ -363,7 +363,7 @@ class _Builder:
             self._root = tree
 
     def finish(self) -> Tree:
-        """Close all constituents, attach the remaining words, and return the tree."""
+        """Close all open constituents, attach the remaining words, and return the tree."""
         while len(self._open) > 1:
             self._close()
         while self._used < len(self._words):

@@ -137,7 +137,7 @@ class Vocabulary:
         return text if line_feeds else text.replace("\n", " ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens of the ids as the model writes them, with ▁ for a space."""
+        """Return the tokens of the ids as the sentencepiece model writes them, with ▁ for a space."""
         return [self.piece(id) for id in ids]
 
     def piece(self, id: int) -> str:
@@ -159,7 +159,7 @@ class Vocabulary:
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
     def unknown_characters(self, text: str) -> str:
-        """Return the characters of a text that became the unknown token."""
+        """Return the characters of a text that the vocabulary encodes as the unknown token."""
         if self.unk_id not in self.encode(text):
             return ""
         clean = replace_lone_surrogates(self.normalize(text))

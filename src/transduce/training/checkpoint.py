@@ -43,7 +43,7 @@ class Sliceable(Protocol):
         """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of the tensor's rows."""
+        """Return a range of the complete tensor's rows."""
 
 
 class _Part(NamedTuple):
@@ -61,7 +61,7 @@ class StoredTensor:
         self.parts: list[_Part] = []
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Read a range of rows from the files that hold them."""
+        """Return a range of the complete tensor's rows, read from the files that hold them."""
         start, stop, _ = rows.indices(self.shape[0])
         parts = []
         for part in self.parts:

@@ -80,7 +80,7 @@ class LowRankUpdate(nn.Module):
         self.up = nn.Parameter(weight.new_zeros(outputs, settings.rank))  # (O, R)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the adapted weight, (O, I)."""
+        """Return the weight plus its low-rank update, (O, I)."""
         return weight + self.scale * (self.up @ self.down)
 
 

@@ -89,7 +89,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.refused_in_a_row += high
 
     def level(self) -> float | None:
-        """Return the mean of the last 64 losses; None while there are fewer."""
+        """Return the mean of the last 64 accepted losses; None while there are fewer."""
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:

@@ -431,7 +431,7 @@ class Optimizer(Protocol):
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights to be written into a model folder."""
+        """Return the complete weights that are to be written into a model folder."""
 
 
 class FlatOptimizer:
@@ -526,7 +526,7 @@ class FlatOptimizer:
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load an optimizer state that the method `state` returned."""
+        """Load an optimizer state that the method `state` returned, from a checkpoint."""
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])

@@ -38,7 +38,7 @@ class Prefetching(Protocol):
     """A loss function that can prepare a batch on the CPU before its loss is computed."""
 
     def prefetch(self, batch: Any) -> None:
-        """Prepare a batch on the CPU; any thread may call this."""
+        """Prepare a batch on the CPU before its loss is computed; any thread may call this."""
 
 
 class PrefetchedBatches:
@@ -59,7 +59,7 @@ class PrefetchedBatches:
         return len(self._batches)
 
     def batch(self, epoch: int, position: int) -> Any:
-        """Return a micro-batch, and start preparing the one after it."""
+        """Return a micro-batch, and start preparing the next one in the background thread."""
         requested, prefetched = (epoch, position), self._next
         future = prefetched[1] if prefetched is not None and prefetched[0] == requested else self._begin(requested)
         batch = future.result()

@@ -104,7 +104,7 @@ class StepClock:
             self._recent_seconds -= self._recent.popleft()
 
     def add_validation(self, seconds: float) -> None:
-        """Record the duration of a validation."""
+        """Record the duration of a validation, which the plan of steps takes into account."""
         self._validation_seconds = seconds
 
     def decide(self, step: int, used_seconds: float, plan: Sequence[Decision]) -> Decision | None:

@@ -64,7 +64,7 @@ class Selection:
         return value >= self.best.highest - noise and (-loss, value) > (-self.best.loss, self.best.value)
 
     def record(self, event: ValidationEvent, *, kept: bool) -> None:
-        """Record a validation and whether its model was kept."""
+        """Record the scores of a validation, and whether the validated model was kept as the best."""
         value, loss = self._measured(event)
         best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
         lowest, improved = min(best.lowest_loss, loss), kept or loss < best.lowest_loss

@@ -54,7 +54,7 @@ class StoredParameter(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors of a parameter back to the parameter."""
+        """Convert the stored tensors of a parameter back to one tensor."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":

@@ -197,7 +197,7 @@ class HeadAddresses:
         return self.k.element_pointer(self.k.pointer(address), self.k.add(row, self._head_start()), self.shape.kind)
 
     def _head_start(self) -> Value:
-        """Return the offset of this head's columns in a row."""
+        """Return the offset of this head's first column in a row of all heads."""
         return self.k.mul(self.head, self.shape.width)
 
     def start_of_context(self) -> Value:
@@ -287,7 +287,7 @@ class Head(HeadAddresses):
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, self.shape.width), column)))
 
     def numbers_of(self, group: QueryGroup) -> list[Value]:
-        """Return the index, in the sentence, of each query of a group."""
+        """Return the index in its sentence of each query of a group."""
         return [self.k.add(group.first, n) for n in range(group.size)]
 
     def limits_of(self, group: QueryGroup) -> list[Value]:
@@ -300,7 +300,7 @@ class Head(HeadAddresses):
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
     def take_queries(self, group: QueryGroup) -> None:
-        """Copy a group's queries, scaled, to the scratch space."""
+        """Copy a group's queries, multiplied by the attention scale, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
         self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.width**-0.5)
 
@@ -423,7 +423,7 @@ class _Contexts(Head):
             self._attend(QueryGroup(first, count, self.k.int64(0)))
 
     def _attend(self, group: QueryGroup) -> None:
-        """Emit the attention of a group of queries."""
+        """Emit the forward pass of attention for a group of queries."""
         limits = self.limits_of(group)
         self.take_queries(group)
         greatest = self._scores(limits)

@@ -182,7 +182,7 @@ class AmxHead(HeadAddresses):
             self._clear(k.element_pointer(scratch.weight_pairs, k.mul(pair, k.lanes), I32), k.lanes)
 
         def transpose_block(start: Value, count: int) -> None:
-            """Transpose `count` pairs of keys from `start` on, for all 16 queries."""
+            """Transpose the weights of `count` pairs of keys from `start` on, for all 16 queries."""
             pointers = (
                 k.element_pointer(scratch.weight_pairs, k.mul(k.add(start, n), k.lanes), I32) for n in range(count)
             )
@@ -220,7 +220,7 @@ class AmxHead(HeadAddresses):
         return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
 
     def fewer_than(self, count: Value) -> Value:
-        """Return a mask that is true in the first `count` lanes."""
+        """Return a vector mask that is true in the first `count` lanes."""
         return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
 
     # --- products ----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class AmxHead(HeadAddresses):
                         amx.load(k, number, k.element_pointer(out, column), k.int64(row))
 
             def add(pair: Value, registers: tuple[int, int], columns: range = columns) -> None:
-                """Multiply one register of pairs by all column blocks."""
+                """Emit the multiplication of one register of pairs by all blocks of columns."""
                 amx.load(k, registers[0], k.element_pointer(left, pair, I32), row_bytes)
                 for number, column in enumerate(columns):
                     pointer = k.element_pointer(right, k.add(k.mul(pair, self.width), column), I32)
@@ -336,7 +336,7 @@ class _Contexts(AmxHead):
             self._attend(first)
 
     def _attend(self, first: Value) -> None:
-        """Emit the attention of 16 queries from `first` on."""
+        """Emit the forward pass of attention for 16 queries from `first` on."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)
@@ -355,7 +355,7 @@ class _Contexts(AmxHead):
         )
 
     def _greatest(self, first: Value, limit: Value) -> Value:
-        """Return the greatest unscaled score of each of 16 queries."""
+        """Return the greatest unscaled attention score of each of 16 queries."""
         k = self.k
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:

@@ -268,13 +268,13 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
-            """Return the index in the KV cache of a position of this row's hypothesis."""
+            """Return the index of the KV cache entry for a position of this row's hypothesis."""
             if kind == "run":
                 return k.add(start, number)
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Load a position's key or value as vectors."""
+            """Load the cached key or value of a position as vectors."""
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -508,7 +508,7 @@ class GrowingTables:
         return tables
 
     def _make(self, count: int) -> PositionTables:
-        """Compute position tables for `count` positions."""
+        """Compute position encoding tables for `count` positions."""
         rotary, relative = self._positions.rotary, self._positions.relative
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:

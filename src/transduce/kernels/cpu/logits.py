@@ -50,12 +50,12 @@ class LogitsRow:
         )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
-        """Return the maximum of one block of logits."""
+        """Emit the maximum of one block of the row of logits."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
-        """Return the maximum of the remainder behind the last whole block."""
+        """Emit the maximum of the logits behind the last whole block of the row."""
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
             value, best = k.load(k.element_pointer(self.place, index)), k.load_variable(greatest, k.float32(0.0))
@@ -536,7 +536,7 @@ class _Selected:
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
-        """Store a selected candidate at an index of the output arrays."""
+        """Store a selected candidate (a hypothesis with its next token) at an index of the output arrays."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
         k.store(token, k.element_pointer(self.tokens, number, I64))

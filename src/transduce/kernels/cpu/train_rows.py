@@ -138,7 +138,7 @@ class RowKernelEmitter:
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Create an emitter for tensors of float32 (`kind` F32) or bfloat16 (I16)."""
+        """Create an emitter of row-wise kernels for float32 (`kind` F32) or bfloat16 (I16) tensors."""
         self.k = k
         self.kind = kind
 
@@ -213,7 +213,7 @@ class RowKernelEmitter:
                     self._drop_vector(args, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
 
     def _drop_vector(self, args: DropoutArguments, number: Value, is_kept: Value, scale: Value) -> None:
-        """Emit dropout of the vector that starts at element `number`."""
+        """Emit dropout and residual addition of the vector that starts at element `number`."""
         k = self.k
         value = k.build.fmul(k.load_as_float32(k.pointer(args.x), number, self.kind), scale)
         value = k.build.select(is_kept, value, k.splat(0.0))
@@ -276,7 +276,7 @@ class RowKernelEmitter:
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
-            """Load a vector of x, with a prefetch on the first pass."""
+            """Load a vector of the row x, with a prefetch in the first pass over the row."""
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -320,7 +320,7 @@ class RowKernelEmitter:
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
-            """Return a vector of the gradient times the weight."""
+            """Return a vector of the output's gradient times the norm's weight."""
             weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
@@ -454,7 +454,7 @@ class ScatterEmitter:
     """The kernel's name."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Create an emitter for rows of float32 (`kind` F32) or bfloat16 (I16)."""
+        """Create an emitter of `scatter` for rows of float32 (`kind` F32) or bfloat16 (I16)."""
         self.k = k
         self.kind = kind
 

@@ -379,11 +379,11 @@ class _Context:
         self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Save tensors of a node's forward pass for its backward pass."""
+        """Save tensors of an autograd node's forward pass for its backward pass."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Ignore the setting: gradients that do not exist are None here."""
+        """Ignore this setting of PyTorch's `ctx`: gradients that do not exist are None here."""
 
 
 # --- optimizer updates ---
@@ -521,11 +521,11 @@ class GpuTraining(TrainingKernels):
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
     def supports_logits(self, logits: Tensor) -> bool:
-        """Return whether the in-place softmax supports these logits."""
+        """Return whether the kernel of the in-place softmax supports these logits."""
         return self._has(logits) and logits.is_contiguous()
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether the optimizer kernels support these vectors."""
+        """Return whether the optimizer kernels support these vectors of parameters."""
         return self._has(vectors.master) and supports_update(vectors)
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:

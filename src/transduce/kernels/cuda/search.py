@@ -180,7 +180,7 @@ class GpuSearch:
         self._latest_snapshot: tuple[int, _Snapshot] | None = None  # number of steps, and the snapshot
 
     def _begin(self) -> None:
-        """Reset the buffers of the search step for the first step of a new batch."""
+        """Reset the buffers of the search step (a recorded CUDA graph) for a new batch."""
         bounds, step, count = self.bounds, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
@@ -208,7 +208,7 @@ class GpuSearch:
         return torch.tensor(self._indices, dtype=torch.int64)
 
     def advance(self, steps: int) -> None:
-        """Run at most `steps` steps; returns early once all sentences are done."""
+        """Run at most `steps` search steps; return early once all sentences are done."""
         longest = max((self.bounds.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
         for _ in range(min(steps, longest - self.length)):

@@ -142,7 +142,7 @@ class WindowPlan:
         return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
 
     def largest_batches(self) -> Batch:
-        """Return a batch of the maximum size, filled with an arbitrary id."""
+        """Return an artificial batch of the maximum size, filled with an arbitrary id."""
         ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
         return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
 

@@ -227,7 +227,7 @@ class CompiledModel:
     """The compiled kernels of one model: `read` encodes the source or the prompt, and `step` runs a decoding step."""
 
     def __init__(self, model: PrepackedTransformer | PrepackedDecoder) -> None:
-        """Emit and compile the kernels `read` and `step` of a model."""
+        """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
         config, output = model.config, output_projection_of(model)
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES

@@ -55,7 +55,7 @@ class KVCachePool:
             self.entries = self.entries.new_empty(layers, count, width)
 
     def has_capacity(self, count: int) -> bool:
-        """Return whether the pool has space for `count` more entries."""
+        """Return whether the pool has space for `count` more KV cache entries."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
@@ -259,7 +259,7 @@ class Scratch:
     """The scratch memory that the kernels `read` and `step` write intermediate results to."""
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
-        """Allocate scratch space for `rows` rows and `scores` attention scores."""
+        """Allocate scratch memory for `rows` rows and `scores` attention scores."""
         heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, FEED_FORWARD_ROWS)
@@ -277,7 +277,7 @@ class Scratch:
         self.addresses = self._arena.addresses
 
     def suffices(self, rows: int, scores: int) -> bool:
-        """Return whether the scratch space suffices for so many rows and scores."""
+        """Return whether the scratch memory suffices for so many rows and attention scores."""
         return rows <= self.rows and scores <= self.scores
 
 
@@ -355,7 +355,7 @@ class NativePromptState(NativeSteps):
     """
 
     def __init__(self, model: PrepackedDecoder, compiled: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
-        """Process the prompts prompt_ids (B, P) of these lengths (B,), at least 1."""
+        """Create a decoding state: process the prompts (B, P) of these lengths (B,), at least 1."""
         counts: list[int] = lengths.tolist()
         starts, tokens = offsets_of(counts), sum(counts)
         super().__init__(model, compiled, len(counts), extra_entries=tokens)

@@ -205,14 +205,14 @@ class AmxGemmEmitter(GemmEmitter):
         return ()
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the function that multiplies all row tiles by a panel."""
+        """Emit the function that multiplies all row tiles by one packed panel of columns."""
         k = self.k
         with k.function(tile_name(ending, vectors), *PANEL_TYPES, *ENDINGS[ending]) as arguments:
             args, values = PanelArguments(*arguments[: len(PANEL_TYPES)]), arguments[len(PANEL_TYPES) :]
             starts = self._bias(AMX_VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * AMX_VECTORS
 
             def fetch(offset: Value) -> None:
-                """Prefetch what the epilogue of a row reads, given its offset in the result."""
+                """Emit a prefetch of what the epilogue of a row reads, given the row's offset in the result."""
                 if ending == "add":
                     for vector in range(AMX_VECTORS):
                         k.prefetch(k.element_pointer(args.out, k.add(offset, vector * k.lanes)), to_write=True)
@@ -221,7 +221,7 @@ class AmxGemmEmitter(GemmEmitter):
                         k.prefetch(k.element_pointer(k.pointer(values[4]), k.build.sdiv(offset, k.int64(8)), I8))
 
             def finish(sums: Value, offset: Value) -> None:
-                """Emit the epilogue of a row, given its sums and its offset in the result."""
+                """Emit the epilogue of a row of sums, given the sums and the row's offset in the result."""
                 row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(AMX_VECTORS))
                 totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
                 self._finish_row(ending, totals, args.out, offset, values)

@@ -314,7 +314,7 @@ class PackedProjection:
         self._packed: list[Tensor | None] = [None, None]  # the packed weight for the forward and the backward pass
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits x · weightᵀ to `out`."""
+        """Write the logits, the product x · weightᵀ, to `out`."""
         weight, packed = self._packed_weight(0)
         _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
 

@@ -192,7 +192,7 @@ class LayerPlan:
     """A plan of a layer's training: the kernel calls of both passes, and the memory that the calls need."""
 
     def __init__(self, shape: LayerShape) -> None:
-        """Plan the forward and backward passes of a layer of this shape."""
+        """Plan the kernel calls of the forward and backward passes of a layer of this shape."""
         kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
@@ -384,7 +384,7 @@ class _Writer:
         self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a kernel call that computes out = other + x."""
+        """Append a call of the kernel that computes out = other + x."""
         self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
 
     def _drop(self, arguments: DropoutArguments) -> None:

@@ -104,7 +104,7 @@ class UpdateEmitter:
         self.k = k
 
     def write(self) -> None:
-        """Emit the optimizer kernels that the attribute `names` lists."""
+        """Emit the optimizer kernels (such as `adam` and `apply`) that the attribute `names` lists."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._take)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
@@ -197,7 +197,7 @@ class UpdateEmitter:
         return master
 
     def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Update a moment to β · moment + (1 - β) · new, and return it."""
+        """Emit the update of an Adam moment to β · moment + (1 - β) · new, and return it."""
         k = self.k
         before = self._get(address, number, inside)
         moment = k.madd(self._real(beta), k.build.fsub(before, new), new)
@@ -417,7 +417,7 @@ class OrthogonalizeEmitter:
                 k.call("one", numbers, matrix, scratch, thread, threads)
 
     def _make(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
-        """Emit the orthogonalization of the matrix with index `matrix`."""
+        """Emit the orthogonalization of the kernel's matrix number `matrix` by Muon's polynomials."""
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
@@ -597,7 +597,7 @@ class OrthogonalizeEmitter:
         )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
-        """Return a packer for the layout of the GEMM that the kernel uses."""
+        """Return a packer of matrices for the GEMMs of the kernel `orthogonalize`."""
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
