@@ -288,7 +288,7 @@ class PlaceholderMasker:
 
 
 def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
-    """Return the edits of both sides at a word pair; they take their placeholders from the end of `numbers`."""
+    """Return the edits of both sides at a word pair; each placeholder number is taken from the end of `numbers`."""
     (start, stop), (begin, end) = pair
     if operation == "replace":
         number = (numbers.pop(),)

@@ -168,7 +168,7 @@ _UNSUPPORTED = re.compile(
 
 
 def recognize_text(name: str, start: bytes) -> None:
-    """Refuse a file whose lines are to be translated if its name or its start shows that it is no such text.
+    """Refuse a file whose lines are to be translated if its name or its start shows that it is a document.
 
     Args:
         name: the file's name.

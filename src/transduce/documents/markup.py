@@ -404,7 +404,7 @@ _SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
-    """Return the space that a translation needs before it if the source is written without spaces."""
+    """Return the space to insert between two translated texts if the source, written without spaces, has none there."""
     is_unspaced = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
     between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
     return " " if is_unspaced and between_words else ""
@@ -414,7 +414,7 @@ _NAMED = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{
 
 
 class _Escape:
-    """Writes text with the entities of the document: a character that it always writes as an entity stays one."""
+    """A writer of text with entities: a character that the document always writes as an entity stays an entity."""
 
     def __init__(self, tokens: Iterable[Token], settings: MarkupSettings) -> None:
         texts = [token.source for token in tokens if token.kind == "text"]

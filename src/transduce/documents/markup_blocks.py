@@ -319,7 +319,7 @@ def _has_content(mark: Mark, text: str) -> bool:
 
 
 def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
-    """Return the first word or protected element of a part of a text, or else the element that follows it."""
+    """Return the first word or protected element in a part of a text, or else the element that follows the part."""
     for start in range(gap.start, gap.end):
         if text[start] == STAND_IN:
             return Neighbor("protected", Span(start, start + 1))
@@ -329,7 +329,7 @@ def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
 
 
 def _last_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
-    """Return the last word or protected element of a part of a text, or else the element that precedes it."""
+    """Return the last word or protected element in a part of a text, or else the element that precedes the part."""
     for last in range(gap.end - 1, gap.start - 1, -1):
         if text[last] == STAND_IN:
             return Neighbor("protected", Span(last, last + 1))
@@ -458,7 +458,7 @@ class _Renderer:
         self.spans = {id(mark): self._span_of(mark) for mark in block.root.elements()}
 
     def _span_of(self, mark: Mark) -> Span:
-        """Return the span of an element, extended to its protected elements if no others are in between."""
+        """Return an element's span, extended to its protected elements if no other element's are in between."""
         located = self.words[Span(mark.start, mark.end)]
         own = [span for offset, span in self.protected.items() if mark.start <= offset < mark.end]
         others = [span for offset, span in self.protected.items() if not mark.start <= offset < mark.end]
@@ -637,7 +637,7 @@ def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> di
 
 
 def _without(span: Span, others: Sequence[Span]) -> Span:
-    """Return the longest part of a span that contains none of the others."""
+    """Return the longest part of a span that contains none of the other spans."""
     edges = sorted(others)
     starts = [span.start, *(other.end for other in edges)]
     ends = [*(other.start for other in edges), span.end]
@@ -645,7 +645,7 @@ def _without(span: Span, others: Sequence[Span]) -> Span:
 
 
 def _outside(position: int, occupied: Sequence[Span]) -> int:
-    """Return the first position from a position on that is inside none of the spans."""
+    """Return the first offset, at or after a position, that lies inside none of the spans."""
     for span in sorted(occupied):
         if span.start < position < span.end:
             position = span.end

@@ -354,7 +354,7 @@ class _Reader:
         return "protected" if source.startswith("&") else "block"
 
     def _opaque_end(self, index: int) -> int:
-        """Return the index of the end tag of an element that is copied; -1 if this item does not start one."""
+        """Return the index of the end tag of a copied element; -1 if no such element starts at the index."""
         item = self.items[index]
         end = self.outline.partner.get(index, -1)
         return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1

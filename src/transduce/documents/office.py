@@ -342,7 +342,7 @@ _MAX_FIELD = 60  # elements of a field
 
 
 def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
-    """Return the position after the field that starts here, or None if none does or it is a link."""
+    """Return the position after the Office field that starts at an index; None if no field does, or a link."""
     if not _is_field_mark(atoms[start], "begin"):
         return None
     depth, code = 0, ""

@@ -208,7 +208,7 @@ class Exporter(Protocol):
         """Write all files of the export to an empty folder."""
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """Load the written export for running; `texts` are used to check its tokenizer if it has one."""
+        """Load the written export for running; `texts` are used to check the export's tokenizer, if it has one."""
 
     def describe(self, folder: Path, measured: str) -> None:
         """Write the export's README.md with the measured agreement with the original."""

@@ -208,7 +208,7 @@ class CompiledSearch:
 
 
 def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> CompiledSearch | None:
-    """Return a compiled search for a scorer at its first step; None if there is none for it, or not enough memory.
+    """Return a compiled search for a scorer at its first step; None if it has none, or for lack of memory.
 
     Args:
         scorer: the scorer, of a single model.

@@ -349,7 +349,7 @@ class Placeholders:
         return True
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
-        """Return whether markup has spaces: where the source has them, or on the outer side of the tag."""
+        """Return whether a protected tag gets spaces before and after it: as in the source, or on its outer side."""
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]

@@ -454,7 +454,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
-        """Return a function that scores pairs as this search ranks hypotheses.
+        """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
 
         In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
         """

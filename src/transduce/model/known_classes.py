@@ -194,7 +194,7 @@ register_class(
 
 
 def global_change() -> str | None:
-    """Return a clause that describes a change to all modules of the process, such as a global hook; None if none.
+    """Return a clause about a change to all modules of the process, such as a global hook; None without a change.
 
     This cheap check runs at every batch; `replaced_method` runs only when a module is described.
     """

@@ -198,7 +198,7 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask for batches without padding: queries attend to their own sentence's keys, if `causal` to no later ones."""
+    """A mask for batches without padding: queries attend to keys of their sentence, if `causal` to no later keys."""
 
     queries: Packing
     keys: Packing

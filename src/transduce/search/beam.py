@@ -200,7 +200,7 @@ class BeamSearch:
         self._keep_sentences(staying)
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
+        """Return the n best hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
         decoding = set(self.sentences)
         return [
             [] if sentence in decoding else self._best(sentence, self.beam.n_best)

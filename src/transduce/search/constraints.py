@@ -21,7 +21,7 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class Edges(NamedTuple):
-    """The tokens that join words in scripts with spaces, grouped by how they join; phrases end at the end of a word."""
+    """The tokens inside words of scripts with spaces, by which search knows whether a phrase ends where a word ends."""
 
     continuing: frozenset[int] = frozenset()
     """Tokens that continue the preceding word."""

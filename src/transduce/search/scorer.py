@@ -136,7 +136,7 @@ class Search(Protocol):
         """Remove sentences from the batch with their current hypotheses; indices of finished sentences are ignored."""
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of all finished sentences, best first; empty lists for the others."""
+        """Return the hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
 
 
 def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:

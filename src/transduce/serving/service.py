@@ -290,7 +290,7 @@ class Service:
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
-    """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
+    """Return the plan of a text: its sentences to translate, and how their translations become the answer's text."""
     if request.format == "text":
         return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
@@ -416,7 +416,7 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return the text made of each sentence's alternative of this rank, or its best one if it has fewer."""
+    """Return the text made of the alternatives at this rank; a sentence with fewer alternatives has its best one."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text

@@ -146,7 +146,7 @@ class Vocabulary:
         return piece
 
     def has_special_token(self, mark: str) -> bool:
-        """Return whether the vocabulary has a special token, under its own name for it."""
+        """Return whether the vocabulary has a special token, whatever name the vocabulary gives it."""
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.piece(self.id(name)) == name
 

@@ -187,7 +187,7 @@ def _within_float32(value: float) -> float:
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """A training report: means over the steps since the last report that changed the weights; NaN if none did."""
+    """A training report: means over the steps that changed weights since the last report; NaN if no step did."""
 
     step: int
     epoch: float

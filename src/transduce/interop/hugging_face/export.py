@@ -42,7 +42,7 @@ class StoredParameter(NamedTuple):
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Convert a parameter to the stored tensors; `sizes` are the rows of each if there are several."""
+        """Convert a parameter to its stored tensors; if there are several, `sizes` are the numbers of rows of each."""
         if self.layout == "transposed":
             parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
         elif self.layout == "reversed":

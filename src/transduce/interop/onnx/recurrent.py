@@ -273,7 +273,7 @@ def _build_cells(
 
 
 def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the rows of an LSTM's or GRU's weight with the gates in another order, as ONNX has them."""
+    """Return the rows of an LSTM's or GRU's weight with the gates in the order that ONNX requires."""
     gates = rows.chunk(len(order))
     return torch.cat([gates[gate] for gate in order])
 

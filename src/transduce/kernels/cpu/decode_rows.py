@@ -473,7 +473,7 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while this object lives."""
+        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while the tables live."""
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),

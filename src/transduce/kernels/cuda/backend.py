@@ -434,7 +434,7 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return an update's vectors in the order of the optimizer kernels' arguments; masters replace absent ones."""
+    """Return an update's vectors in the order of the optimizer kernels' arguments; absent ones become the masters."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 

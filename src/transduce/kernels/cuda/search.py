@@ -87,7 +87,7 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached positions that each hypothesis attends to; none for sentences that are done."""
+        """The cached positions that each hypothesis attends to; none for sentences whose search is done."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
@@ -275,7 +275,7 @@ class GpuSearch:
         return step
 
     def _ensure_capacity(self) -> None:
-        """Move the search to larger buffers if another step does not fit into the current ones."""
+        """Move the search to larger buffers if another decoding step does not fit into the current ones."""
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)

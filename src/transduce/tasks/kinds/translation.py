@@ -113,7 +113,7 @@ class TranslationTask:
 
 
 class DevSet:
-    """A dev set of translation: it measures the loss on all pairs and scores translations of some."""
+    """A dev set of translation: it measures the loss on all pairs, and scores translations of some sentences."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class Translation(TextKind):
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set: the loss of all pairs, and greedy translations of some."""
+        """Return the dev set: the loss of all pairs, and greedy translations of some sentences."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
         dev = DevSet(
@@ -276,7 +276,7 @@ class Translation(TextKind):
         return dev
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations, which decode some dev sentences greedily, take as long as beam search of all."""
+        """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 

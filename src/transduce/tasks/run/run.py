@@ -355,7 +355,7 @@ def _train_run(request: RunRequest) -> TrainResult | None:
 
 
 def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
-    """Prepare a new run or resume one; with several processes, the others wait for the first."""
+    """Prepare a new run or resume one; with several processes, the other processes wait for the first."""
     request = run.request
     if not run.processes.is_first:
         run.processes.wait()

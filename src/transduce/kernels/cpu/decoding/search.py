@@ -191,7 +191,7 @@ def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
 
 
 def _write_record(k: KernelBuilder) -> None:
-    """Emit `record(numbers, place, row, token, value, ended)`, which stores a finished hypothesis if it is good enough.
+    """Emit `record(numbers, place, row, token, value, ended)`: store a finished hypothesis if it is among the best.
 
     The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
     input batch.

@@ -210,7 +210,7 @@ class GemmEmitter:
     # --- a tile ------------------------------------------------------------------------------------------------------
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the tile function for `layout.tile_rows` rows by some vectors of columns."""
+        """Emit the function that multiplies a tile of `layout.tile_rows` rows by some vectors of columns."""
         k, tile_rows = self.k, self.layout.tile_rows
         with k.function(tile_name(ending, vectors), *TILE_TYPES, *ENDINGS[ending]) as (
             left,

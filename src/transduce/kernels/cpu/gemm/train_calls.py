@@ -324,7 +324,7 @@ class PackedProjection:
         _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight if it is not packed yet (else None), and the tensor for the packed weight."""
+        """Return the weight to pack, or None if it is packed already, and the tensor for the packed weight."""
         packed = self._packed[number]
         if packed is not None:
             return None, packed

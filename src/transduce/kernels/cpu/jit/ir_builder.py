@@ -398,7 +398,7 @@ class KernelBuilder:
         return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
-        """Emit `UNROLLED_VECTORS` float32 vectors, initially `start`, in which the loop of `each_vector` accumulates."""
+        """Emit `UNROLLED_VECTORS` float32 vectors, initially `start`, which the loop of `each_vector` accumulates."""
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(

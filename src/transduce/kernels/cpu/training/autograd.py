@@ -288,7 +288,7 @@ def _run_norm(
 
 
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """Return whether `linear` takes this input, this weight and these rows of it."""
+    """Return whether the kernels of `linear` take this input, this weight and these rows of the weight."""
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
