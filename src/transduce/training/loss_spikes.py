@@ -172,7 +172,10 @@ class SkippedStep(NamedTuple):
         return f"the norm of its gradient is {self.gradient_norm:g}"
 
     def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
-        """Write a record of the step into the run folder and return its path; None if there are too many, or the disk is full."""
+        """Write a record of the step into the run folder and return its path; None if the disk is full.
+
+        Nothing is written, and None returned, if there are too many records already.
+        """
         path = folder / FOLDER / f"step-{self.step:09d}.json"
         content = {
             "step": self.step,
