@@ -6,6 +6,7 @@ import io
 import keyword
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, WrongLanguageWarning
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
 # imported only when used, so that `--help` answers at once.
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         with renamed_warnings_on_stderr():
+            warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run(arguments)
     except TransduceError as error:
         sys.stderr.write(f"transduce: {error}\n")
