@@ -41,6 +41,7 @@ IF_NOT_SET = {
     "task.merges": "`1000`",
     "task.next_sentence": "`true`",
     "data.languages": "the files' suffixes",
+    "data.columns": "by their names",
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, and for other tasks than translation",

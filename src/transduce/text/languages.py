@@ -13,6 +13,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
+from transduce.text.files import uncompressed_name
 
 # --- scripts ---
 
@@ -108,8 +109,8 @@ _LARGE_SCRIPT = re.compile(
 
 
 def language_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the language code at the end of a file's name, before any .gz: train.zh.gz → zh, notes.txt → None."""
-    _, dot, suffix = os.path.basename(path).removesuffix(".gz").rpartition(".")
+    """Return the language code that ends a file's name before any .gz or the like: train.zh.gz → zh, a.txt → None."""
+    _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None
 
 

@@ -391,7 +391,7 @@ def resolve_training(
         schedule=schedule,
         warmup_steps=warmup,
         weight_decay=_resolve_weight_decay(
-            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), choice_log
+            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), rate, choice_log
         ),
         label_smoothing=take(
             "training.label_smoothing",
@@ -432,7 +432,9 @@ def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: 
     return parts
 
 
-def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], choice_log: ChoiceLog) -> float | None:
+def _resolve_weight_decay(
+    settings: Settings, choice: Choice[float | None], rate: float, choice_log: ChoiceLog
+) -> float | None:
     specified, frozen = (
         settings.training.weight_decay,
         settings.word_vectors is not None and settings.word_vectors.frozen,
@@ -442,7 +444,11 @@ def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], choi
         return specified
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
-    shown = Choice("later" if choice.value is None else choice.value, choice.reason)
+    if choice.value is None:
+        shown = Choice("later", choice.reason)
+    else:  # the value alone looks too high in a short run
+        reason = f"{choice.value:.4g} × the rate at its peak: {choice.reason}"
+        shown = Choice(f"{choice.value * rate:.1%} a step", reason)
     choice_log.record("training.weight_decay", None, shown)
     return choice.value
 
