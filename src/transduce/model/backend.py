@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors that one optimizer update changes: master weights, their average and copies, of equal length."""
+    """The vectors that an optimizer update changes: master weights, moving average and copies, of equal length."""
 
     master: Tensor
     gradient: Tensor

@@ -434,7 +434,7 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return an update's vectors in the order of the optimizer kernels' arguments; absent ones become the masters."""
+    """Return an update's vectors as the optimizer kernels' arguments; the master weights stand for absent vectors."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 

@@ -548,7 +548,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert the text to files of lines, and return the settings that name them; by default, tables of pairs.
+        """Convert text (by default, tables of pairs) to files of lines, and return the settings that name these files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
