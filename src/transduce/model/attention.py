@@ -405,7 +405,7 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attend: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V); arguments are those of `attend`."""
+        """Compute attention by this score function, to outputs (B, H, Q, V); arguments are those of `attend`."""
         if self.vector is None:
             query = query if self.matrix is None else query @ self.matrix
             if not self.hard:

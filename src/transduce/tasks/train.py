@@ -192,7 +192,7 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
-    """Write each argument's pairs to a file and set the files in the settings `content`; `keep` keeps existing files."""
+    """Write the pairs to files, and set the files in the settings `content`; with `keep`, existing files stay."""
     data = make_settings(content).data
     for name, pairs in objects.items():
         if pairs is None:

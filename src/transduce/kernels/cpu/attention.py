@@ -412,7 +412,7 @@ class AttentionEmitter:
 
 
 class _Contexts(Head):
-    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
+    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, a group of queries at a time."""
@@ -483,7 +483,7 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""

@@ -324,7 +324,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
+    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, 16 queries at a time."""
@@ -393,7 +393,7 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, 32 queries at a time; a tile register holds 32 as pairs."""

@@ -89,7 +89,10 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
 
 
 def emit_norms(k: KernelBuilder) -> None:
-    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`; out may be x."""
+    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`: norms of rows x.
+
+    x and out are (N, D), and may be the same memory.
+    """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
         with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, out, *share):

@@ -456,7 +456,7 @@ _MAX_COLUMNS = 8192  # a row is held in registers
 
 
 class _PackedBatches(attention.PackedHeads):
-    """Attention and losses of packed batches on a GPU (implements `backend.PackedAttention`)."""
+    """Attention and losses of batches without padding on a GPU (implements `backend.PackedAttention`)."""
 
     record_losses = staticmethod(LossRecorder)
 
@@ -477,8 +477,8 @@ class _PackedBatches(attention.PackedHeads):
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU.
 
-    It inherits what it does not have: PyTorch's attention to padded sentences, its output projection, which sums in
-    float32, and cuBLAS for Muon are as fast.
+    Where it has no kernel it inherits PyTorch's implementation, which is as fast: attention to padded sentences, the
+    output projection, which sums in float32, and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:
