@@ -38,7 +38,7 @@ _PART_STRIDE = 999_999_937
 
 
 class Part(NamedTuple):
-    """A unit of decoding: a sentence of a text, or a part of a long one."""
+    """A unit of decoding: a sentence of a text, or a part of a long sentence."""
 
     text: str
     """The part's text."""

@@ -473,12 +473,12 @@ class Window(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The number b of positions of a block."""
+        """The number b of positions in a block, since attention in a window is computed block by block."""
         return block_length(self.radius)
 
 
 def block_length(radius: int) -> int:
-    """Return the number of positions of a block for a radius."""
+    """Return the number of positions in a block of attention in a window, for the window's radius."""
     return max(radius, _MIN_BLOCK)
 
 

@@ -282,7 +282,7 @@ class TrainingKernels(Protocol):
         rate: float = 0.0,
         shrink: float = 1.0,
     ) -> None:
-        """Add an update that Adam did not make to the master weights, then update their average and bfloat16 copy.
+        """Add an update that Adam did not make to the master weights; refresh their moving average and bfloat16 copy.
 
         Args:
             vectors: the vectors to change.

@@ -39,7 +39,7 @@ class SplitModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model to examine. Only fields without a default are required; checks that need a missing part are skipped."""
+    """A model for the doctor to examine, as functions and token ids."""
 
     name: str
     module: nn.Module

@@ -38,7 +38,7 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """The scratch arrays of one thread, with the sizes that `amx_scratch_sizes` returns."""
+    """The scratch arrays of one thread in the AMX attention kernels, with the sizes of `amx_scratch_sizes`."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
@@ -79,7 +79,7 @@ class AmxScratch(NamedTuple):
 
 
 class AmxHead(HeadAddresses):
-    """One head of one sentence, with a thread's scratch space for AMX."""
+    """An attention head in one sentence, with a thread's scratch space for AMX."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, given: AttentionArguments, *where: Value) -> None:
         """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""

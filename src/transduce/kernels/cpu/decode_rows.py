@@ -137,7 +137,7 @@ def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]],
 
 
 class HeadShape(NamedTuple):
-    """The shape of multi-head attention."""
+    """The shape of multi-head attention: the numbers of query and key/value heads, and their width."""
 
     number: int
     """The number of query heads H."""
@@ -264,7 +264,7 @@ def _name(kind: str, *, is_biased: bool, element: Any) -> str:
 
 
 def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any) -> str:
-    """Emit the function for one head of one row, which `attend_…` calls; return its name."""
+    """Emit the function that computes attention for one head of one row, which `attend_…` calls; return its name."""
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:

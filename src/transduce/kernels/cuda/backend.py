@@ -321,7 +321,7 @@ class _Sublayer:
         return x if self.part.norm_is_before else self._norm(x)
 
     def backward(self, by_out: Tensor) -> Tensor:
-        """Compute the gradient of the input from the gradient of the output, both (1, N, D)."""
+        """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
         by_sum = by_out if self.part.norm_is_before else self._backward(None, by_out)[0]
         by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
         by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
