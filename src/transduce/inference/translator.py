@@ -55,6 +55,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
+from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
@@ -281,6 +282,9 @@ class Translator:
         )
         seeds = None if places is None else one_per_sentence("place", len(sentences), places)
         spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
+        if spans is not None:
+            each_with_text = zip(spans, sentences, strict=True)
+            spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
         watch = PartsObserver(

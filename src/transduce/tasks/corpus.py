@@ -411,7 +411,7 @@ def prepare_corpus(
     for line in notes.notices():
         display.say(line)
     if text.writes_text and not text.files.is_text_alone:
-        for line in language_notices(text.files, _languages(settings.data)):
+        for line in language_notices(text.files, languages_of(settings.data)):
             display.say(line)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
@@ -641,7 +641,7 @@ def _task_corpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=prepared,
-        languages=_languages(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
+        languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
         filters=text.filters,
         dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
@@ -670,7 +670,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
     return msgspec.structs.replace(settings, data=with_files)
 
 
-def _languages(data: DataSettings) -> tuple[str | None, str | None]:
+def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
     """Return the languages, as specified or from the files' suffixes."""
     if data.languages is not None:
         return data.languages
