@@ -465,7 +465,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
-        """Return a function that scores pairs as this search ranks hypotheses.
+        """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
 
         In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
         """
@@ -559,7 +559,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key; no observer is called."""
+        """Return translations of parts by the parts' keys, without an observer of the search."""
         search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 

@@ -193,7 +193,7 @@ def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
 
 
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return the first spans, which are disjoint, and those of the others that overlap none of them, in order."""
+    """Merge spans in order: all of `first`, which are disjoint, and those of `others` that overlap none of them."""
     kept, free = list(first), disjoint(others)
     if not kept:
         return free
