@@ -435,7 +435,7 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the positions of the tokens that spell the texts, and of each next token.
+    """Return the positions of the tokens that spell some texts, and of the token that follows each text.
 
     The next token counts too, because it is often improbable after a forced one.
     """

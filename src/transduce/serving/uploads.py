@@ -191,7 +191,7 @@ class DocumentStore:
         """Return a stored document to the client that knows the document's key.
 
         Raises:
-            RequestError: status 404, there is no such document, or the key is another.
+            RequestError: status 404, there is no such document, or the key is not the document's.
         """
         self._delete_old()
         translation = self._documents.get(id)
