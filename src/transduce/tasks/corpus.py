@@ -1,5 +1,6 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -29,7 +30,7 @@ from transduce.tasks.prepared_folder import (
     tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
+from transduce.text.corpus import CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
@@ -405,6 +406,8 @@ def prepare_corpus(
     size = measure_corpus(text.files, notes)
     if text.dev is not None:
         measure_corpus(text.dev, notes)
+    if text.files.is_text_alone or settings.tokenizer.kind == "character":  # such vocabularies keep all spaces
+        notes.repeated_spaces = 0
     for line in notes.notices():
         display.say(line)
     if text.writes_text and not text.files.is_text_alone:
@@ -523,6 +526,17 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
+def _note_spaces(block: PairBlock, notes: LineNotes) -> None:
+    """Count the texts of a block whose spaces a vocabulary changes."""
+    texts = "\n".join((*block.sources, *block.targets))
+    if "\u2581" in texts:
+        notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
+    notes.repeated_spaces += len(_ODD_SPACES.findall(texts))
+
+
+_ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
+
+
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
     """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
 
@@ -536,6 +550,7 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
     reader, skipped = PairReader(files, notes), notes.skipped_lines
     for block in reader:
         text = "".join(block.sources) + "".join(block.targets)
+        _note_spaces(block, notes)
         block_counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
         longer, shorter = (counts, block_counts) if len(counts) > len(block_counts) else (block_counts, counts)
         longer[: len(shorter)] += shorter

@@ -58,6 +58,10 @@ class LineNotes:
     """Lines of tables that are no pairs: headers, and lines with other than two columns."""
     quoted_files: list[str] = field(default_factory=list)
     """Tables whose fields are quoted as in CSV."""
+    space_marks: int = 0
+    """Texts with U+2581 (▁), which vocabularies read as a space."""
+    repeated_spaces: int = 0
+    """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     unused_fields: dict[str, str] = field(default_factory=dict)
     """Fields of JSON objects that are not used, each with the first place."""
 
@@ -70,6 +74,16 @@ class LineNotes:
             notices.append(
                 f"{count_noun(self.line_feeds, 'text')} had line feeds, which became spaces; translation keeps line "
                 "feeds, as it translates each line apart."
+            )
+        if self.space_marks:
+            notices.append(
+                f"{count_noun(self.space_marks, 'text')} with ▁ (U+2581): the vocabulary reads it as a space, so the "
+                "model does not learn to write it."
+            )
+        if self.repeated_spaces:
+            notices.append(
+                f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
+                "them, so the model writes single ones."
             )
         if self.unused_fields:
             named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())

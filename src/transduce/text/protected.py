@@ -69,6 +69,7 @@ _KINDS = {
     rf"(?:/(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})*+)?+",
     "handle": rf"(?<![A-Za-z0-9_.@/\u00aa-\u1fff])@(?:{_NO_LATER_SCRIPT}\w)++(?:[.-](?:{_NO_LATER_SCRIPT}\w)++)*+",
     "topic": rf"(?<![A-Za-z0-9_#&/\u00aa-\u1fff])#(?:[^\s#，。！？,.!?]{{1,30}}+#(?!\w)|(?:{_NO_LATER_SCRIPT}\w)++)",
+    "space mark": r"\u2581++",  # sentencepiece reads it as a space
     "entity": r"&(?:[A-Za-z]{2,31}+|#\d{1,7}+|#x[0-9a-fA-F]{1,6}+);",
     "keycap or emoji": rf"{_EMOJI}++",
     "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
