@@ -174,8 +174,26 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     return merge_spans(found, spans)
 
 
+def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
+    """Return protected spans that a caller passed for a text.
+
+    Raises:
+        TransduceError: a span is empty or outside the text, or the spans are not in order and disjoint.
+    """
+    checked: list[Span] = []
+    for each in spans:
+        start, end = each
+        if not (checked[-1].end if checked else 0) <= start < end <= len(text):
+            raise TransduceError(
+                f"Protected spans must be (start, end) in characters, in order and disjoint, from 0 to {len(text)} in "
+                f"this text, but one is ({start}, {end})."
+            )
+        checked.append(Span(start, end))
+    return checked
+
+
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return the first spans, which are disjoint, and those of the others that overlap none of them, in order."""
+    """Merge spans in order: all of `first`, which are disjoint, and those of `others` that overlap none of them."""
     kept, free = list(first), disjoint(others)
     if not kept:
         return free

@@ -43,7 +43,7 @@ class Sliceable(Protocol):
         """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of the tensor's rows."""
+        """Return a range of the complete tensor's rows."""
 
 
 class _Part(NamedTuple):
@@ -61,7 +61,7 @@ class StoredTensor:
         self.parts: list[_Part] = []
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Read a range of rows from the files that hold them."""
+        """Return a range of the complete tensor's rows, read from the files that hold them."""
         start, stop, _ = rows.indices(self.shape[0])
         parts = []
         for part in self.parts:
@@ -266,7 +266,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether an undamaged checkpoint exists at this path; only a damaged one may be replaced."""
+    """Return whether an undamaged checkpoint exists at a path; only a damaged checkpoint may be replaced."""
     try:
         load_checkpoint(path)
     except TransduceError:
@@ -284,7 +284,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
 
 
 def _complete(folder: Path, final: Path, state: RunState) -> None:
-    """Write the state and the digests of all files, flush them, and give the folder its final name."""
+    """Complete a checkpoint: write the state and all digests, flush the files, and rename the folder."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):

@@ -371,7 +371,7 @@ class Trainer:
                 self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
-        """Add the gradient of micro-batch `number` of the current step."""
+        """Compute the gradient of micro-batch `number` of the current step, and add it to the step's gradient."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
@@ -449,7 +449,7 @@ class Trainer:
         return last or self.step % every == 0
 
     def _validations_before(self) -> int:
-        """Return how many validations the current plan has up to the previous step."""
+        """Return how many validations are due before the current step by the run's plan."""
         known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
         return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
 

@@ -285,8 +285,8 @@ class Run:
     def _use_threads_of(self, environment: Environment) -> None:
         """Use as many threads as the earlier run did, so that results are equal bit by bit.
 
-        Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
-        results differ anyway, and each process takes its share of the cores.
+        The number is not changed if the user specified one, or if the process has fewer cores now. With another number
+        of processes, results differ anyway, and each process takes its share of the cores.
         """
         if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
@@ -357,7 +357,7 @@ def _train_run(request: RunRequest) -> TrainResult | None:
 
 
 def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
-    """Prepare a new run or resume one; with several processes, the others wait for the first."""
+    """Prepare a new run or resume one; with several processes, the other processes wait for the first."""
     request = run.request
     if not run.processes.is_first:
         run.processes.wait()
