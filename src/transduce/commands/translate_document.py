@@ -199,7 +199,7 @@ class _UnitWarnings:
 
 @contextlib.contextmanager
 def _progress_bar(document: Document, name: str) -> Iterator[Callable[[Sequence[Unit]], None]]:
-    """Show a progress bar on a terminal; yield a function that receives the units that are finished."""
+    """Show a progress bar on a terminal; yield a function that receives the texts (units) that are finished."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -122,7 +122,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part with its protected spans replaced; None if it has none.
+    """Return a part of a text with its protected spans replaced; None if it has no protected spans.
 
     Args:
         part: a part of a text.

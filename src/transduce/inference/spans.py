@@ -510,12 +510,12 @@ class _Stripped(NamedTuple):
     """For each character, its offset in the text with the protected spans; and the length of that text."""
 
     def narrow(self, span: Span) -> Span:
-        """Return the span of the stripped text that corresponds to a span of the text."""
+        """Return the span of the text without protected spans that corresponds to a span of the full text."""
         start, end = (bisect_left(self.offsets, edge) for edge in span)
         return Span(start, min(end, len(self.text)))
 
     def widen(self, span: Span) -> Span:
-        """Return the span of the text that corresponds to a span of the stripped text."""
+        """Return the span of the full text that corresponds to a span of the text without protected spans."""
         end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
         return Span(self.offsets[span.start], end)
 
