@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Print a message and exit with code 2."""
+        """Print an error message about the arguments, and exit with code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
@@ -202,11 +202,11 @@ class _Closed(io.RawIOBase):
         self._sentence, self._reads = sentence, reads
 
     def readable(self) -> bool:
-        """Return whether the replaced stream is an input."""
+        """Return whether the closed stream that this object replaces is an input."""
         return self._reads
 
     def writable(self) -> bool:
-        """Return whether the replaced stream is an output."""
+        """Return whether the closed stream that this object replaces is an output."""
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:

@@ -188,7 +188,7 @@ class _UnitWarnings:
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
-        """Check a portion of the document."""
+        """Check the translations of the document's next texts, and collect the warnings about them."""
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
             if unit.kind != "html":

@@ -107,7 +107,7 @@ class _Paragraph:
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
-        """Yield the texts and tags of an element."""
+        """Yield the texts and tags of an element of the paragraph."""
         yield _collapsed(parent.text)
         for child in parent:
             number = len(self.payloads)

@@ -240,7 +240,7 @@ class PartsObserver:
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Call the observer with sentence indices and return the rows of the parts to stop."""
+        """Call the observer with the sentences' indices in the input, and return the batch rows that it stops."""
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])

@@ -202,7 +202,7 @@ class RetrievalScorer:
     """Implements `search.scorer.Scorer`: a model's probabilities, interpolated with retrieved neighbors."""
 
     def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
-        """Wrap the scorer of a model at the start of a batch."""
+        """Wrap the scorer of a model, which must be at the start of a batch."""
         self._scorer, self._neighbours = scorer, neighbours
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -193,7 +193,7 @@ class _Aligner:
         """The words that are assigned to each aligned span."""
 
     def places(self) -> list[Span]:
-        """Return, for each marked span of the source, its span in the translation."""
+        """Return the span in the translation of each marked span of the source."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
         order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
@@ -267,7 +267,7 @@ class _Aligner:
         return self._with_contractions(best[1], free)
 
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
-        """Extend a run so that it does not split a contraction such as `doesn't`."""
+        """Extend a run of words so that it does not split a contraction such as `doesn't`."""
         first, last = run.start, run.stop - 1
         while last + 1 in free and self._is_contraction(last):
             last += 1
@@ -339,7 +339,7 @@ class Scorer(Protocol):
 
     @property
     def max_scored_tokens(self) -> int:
-        """Maximum number of tokens in a text that can be scored."""
+        """The maximum number of tokens in a text that the translator can score."""
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores pairs of sources and translations."""

@@ -547,7 +547,7 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of some blocks of a windowed attention, from the mask of existing positions."""
+    """Return the mask of some blocks in attention within a window, from the mask of existing positions."""
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.relative is None:

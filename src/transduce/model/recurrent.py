@@ -121,7 +121,7 @@ class CellState(NamedTuple):
     """The average of past states that the last step started from, (N, D)."""
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return the states at these rows, in this order."""
+        """Return the recurrent states at these rows, in this order."""
         cell, past, average = (None if part is None else part.index_select(0, rows) for part in self[1:])
         return CellState(self.hidden.index_select(0, rows), cell, past, average)
 
@@ -286,7 +286,7 @@ class Recurrent(VocabularyModel):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the input of `project`, (B, T, D), by teacher forcing."""
+        """Return the decoder's states, the input of `project`, (B, T, D), by teacher forcing."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
@@ -324,7 +324,7 @@ class Recurrent(VocabularyModel):
         return self._run(x, memory, memory_mask, cache, trace)
 
     def new_cache(self) -> RecurrentCache:
-        """Return an empty cache for `decode`."""
+        """Return an empty cache of recurrent states for the method `decode`."""
         return RecurrentCache()
 
     def start(self, source_ids: Tensor) -> DecodingState:

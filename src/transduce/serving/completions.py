@@ -247,7 +247,7 @@ class _GenerationObserver:
         self._stop = stop
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the row if the text has ended."""
+        """Return the row of the generated text if it has ended, so that the search stops."""
         self._observer.after_step(rows, tokens)
         if self._is_expired():
             return rows.tolist()
@@ -286,7 +286,7 @@ class _StoppingReport:
         self._count_tokens = count_tokens
 
     def __call__(self, progress: Progress) -> None:
-        """Pass on the part of the text that is final."""
+        """Report the part of a growing translation that is final."""
         text = progress.text[: _safe_length(progress.text, self._request.stop)]
         # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
         if self._request.max_tokens is None or self._count_tokens(text) <= self._request.max_tokens // 2:

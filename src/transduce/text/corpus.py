@@ -161,7 +161,7 @@ class PairReader:
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Count a block and its pairs, and return the line number after the block."""
+        """Count a block of pairs that is not wanted; return the line number after the block."""
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -169,7 +169,7 @@ class PairReader:
     def _split(
         self, lines: list[str], path: str, first_line: int, layout: "TableLayout | None"
     ) -> tuple[list[str], list[str]]:
-        """Split lines of pairs into sources and targets; without a layout they are JSON."""
+        """Split lines that hold a pair each into sources and targets; without a `layout` the lines are JSON."""
         sources, targets = [], []
         for number, text in enumerate(lines, first_line):
             where = f"{path}:{number}"

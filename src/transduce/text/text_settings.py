@@ -91,7 +91,7 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
     def content(self) -> bytes:
-        """Return the content of the file for a model folder."""
+        """Return the measurements as the content of a file in a model folder."""
         return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
 
     @classmethod

@@ -74,12 +74,12 @@ class GradientReduction:
             position += parameter.numel()
 
     def begin(self, *, last: bool) -> None:
-        """Prepare for a micro-batch; in the last one of a step, gradients are summed as they are completed."""
+        """Prepare for a micro-batch; in the last one of a step, complete gradients are summed over processes."""
         self._sending = last
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """End a micro-batch after its backward pass; in the last one, wait for all sums."""
+        """End a micro-batch after its backward pass; in the last one, wait for all sums over processes."""
         self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
@@ -106,7 +106,7 @@ class GradientReduction:
 
 
 def _chunks(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Return the bounds of chunks of complete parameters, each of at least `least` elements but possibly the last."""
+    """Return the bounds of chunks of whole parameters; each chunk but the last has at least `least` elements."""
     bounds, start, stop = [], 0, 0
     for size in sizes:
         stop += size
@@ -381,12 +381,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Discard changes to the statistics since the last complete update."""
+        """Discard changes to BatchNorm's statistics since the last complete update."""
         _copy(self.accepted, self._live)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
-        """Load the statistics of a checkpoint."""
+        """Load the BatchNorm statistics of a checkpoint."""
         for name, accepted in self.accepted.items():
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
@@ -431,7 +431,7 @@ class Optimizer(Protocol):
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights to be written into a model folder."""
+        """Return the complete weights that are to be written into a model folder."""
 
 
 class FlatOptimizer:
@@ -526,7 +526,7 @@ class FlatOptimizer:
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load an optimizer state that the method `state` returned."""
+        """Load an optimizer state that the method `state` returned, from a checkpoint."""
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])

@@ -264,7 +264,7 @@ class _Session:
         self.outputs: list[str] = [output.name for output in self._session.get_outputs()]
 
     def run(self, given: Arrays) -> Arrays:
-        """Run the graph and return all outputs by name."""
+        """Run the session's ONNX graph and return all outputs by name."""
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
@@ -311,7 +311,7 @@ class OnnxModel:
         self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
-        """Run the encoder and return the decoder's inputs for these sources."""
+        """Run the encoder's graph on these sources and return the inputs of the decoder's graph."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def empty_caches(self, sentences: int) -> Arrays:

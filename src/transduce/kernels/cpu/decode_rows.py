@@ -210,7 +210,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
     * `attend_run`: row n attends to counts[n] entries from firsts[n] on; the list stride is unused.
     * `attend_list`: `firsts` points to lists of int32 entries, `list stride` elements apart. Row n attends to the first
       counts[0] entries of its list, and is at the last of these positions.
-    * `attend_lists`: the same with counts[n] entries for row n.
+    * `attend_lists`: like `attend_list`, but row n attends to the first counts[n] entries of its list.
 
     `scores` is scratch space of `score_capacity` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative
     position bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants
@@ -268,13 +268,13 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
-            """Return the index in the KV cache of a position of this row's hypothesis."""
+            """Return the index of the KV cache entry for a position of this row's hypothesis."""
             if kind == "run":
                 return k.add(start, number)
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Load a position's key or value as vectors."""
+            """Load the cached key or value of a position as vectors."""
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -473,7 +473,7 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while this object lives."""
+        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while the tables live."""
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
@@ -508,7 +508,7 @@ class GrowingTables:
         return tables
 
     def _make(self, count: int) -> PositionTables:
-        """Compute position tables for `count` positions."""
+        """Compute position encoding tables for `count` positions."""
         rotary, relative = self._positions.rotary, self._positions.relative
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:

@@ -248,7 +248,7 @@ class Classification(TextKind):
         )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batch of the longest texts."""
+        """Return the batch of the longest texts, which needs the most memory."""
         return [self.plan(corpus, resolved).largest_batches()]
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> LabeledDevSet:

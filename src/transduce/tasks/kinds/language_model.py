@@ -178,7 +178,7 @@ class LanguageModel(TextKind):
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of steps by the number of tokens."""
+        """Choose the number of training steps by the number of tokens in the training text."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
@@ -188,7 +188,7 @@ class LanguageModel(TextKind):
         return msgspec.structs.replace(task, context=base_config.max_positions)
 
     def context(self, task: TaskSettings) -> int:
-        """Return the number of tokens in a window."""
+        """Return the number of tokens in a window, the context of the language model."""
         return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002

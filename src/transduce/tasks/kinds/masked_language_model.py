@@ -189,7 +189,7 @@ class MaskedLanguageModel(TextKind):
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return all sentences, and the empty lines between documents."""
+        """Return the text to prepare: all sentences, and the empty lines between documents."""
         files, dev = text_only(data, "masked language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
@@ -275,7 +275,7 @@ class MaskedLanguageModel(TextKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose half of the learning rate of pre-norm models."""
+        """Choose the learning rate: half of what other pre-norm models get."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
