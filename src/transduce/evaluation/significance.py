@@ -346,7 +346,10 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
 
 
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
-    """Estimate the size of a test set that would decide; the standard error falls with the square root of its size."""
+    """Return a clause with the size of a test set on which the difference would be significant.
+
+    The standard error falls with the square root of the test set's size.
+    """
     if differing < MIN_DIFFERING:
         return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {MIN_DIFFERING} cannot decide"
     needed = sentences * (STANDARD_ERRORS * standard_error / difference) ** 2

@@ -142,7 +142,7 @@ def _outside(run: Span, spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part with its protected spans replaced; None if it has none.
+    """Return a part of a text with its protected spans replaced; None if it has no protected spans.
 
     Args:
         part: a part of a text.

@@ -211,7 +211,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without those that begin inside an earlier one; of several at an offset, the longest."""
+    """Return spans in order without those that begin inside an earlier one; at one offset, the longest span stays."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:

@@ -191,6 +191,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return self.tensors if self.parts is None else self.parts
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step below a folder."""
+    return folder / f"{_PREFIX}{step:09d}"
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes | None = None) -> Path:
     """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
 
@@ -203,7 +208,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
             untouched.
     """
     together = processes or Processes()
-    final = folder / f"{_PREFIX}{checkpoint.state.step:09d}"
+    final = checkpoint_path(folder, checkpoint.state.step)
     if together.share(_is_sound(final), bool):
         return final
     partial = folder / f"{_PARTIAL}{final.name}"

@@ -64,6 +64,7 @@ from transduce.tasks.run.run_folder import (
 )
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
@@ -151,6 +152,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
     started_at: float | None = None
     """The time, by `time.monotonic()`, from which `training.minutes` counts; None: when the run is created."""
+    callbacks: tuple[Callback, ...] = ()
+    """Objects that follow the run and may stop it."""
     specified_reason: str = "set by you"
     """The reason that the choice log gives for the user's own settings."""
 
@@ -451,6 +454,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
             kernels=training.kernels,
         ),
     )
+    trainer.callbacks = run.request.callbacks
     trainer.time_use = TimeUse(
         overhead_seconds=min(30.0 * (training.minutes or 0.0), time.monotonic() - run.started_at),
         end_validations=run.kind.end_validations(corpus, resolved),

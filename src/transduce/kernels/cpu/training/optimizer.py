@@ -577,7 +577,7 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Describe a GEMM with the ending `mix`.
+        """Describe a GEMM with the epilogue `mix`, which combines the product with another matrix.
 
         Args:
             addresses: of the left operand, the packed right operand and the result.
