@@ -6,7 +6,7 @@ they work on.
 
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -53,7 +53,9 @@ from transduce.training.settings import BestBy, OptimizerName
 # README.md of a model folder, with the front matter that Hugging Face reads.
 
 
-def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | None) -> str:
+def model_card(
+    resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | str | None
+) -> str:
     """Return the text of a translation model's card.
 
     Args:
@@ -63,16 +65,20 @@ def model_card(resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | No
         report: scores on the dev set; None: not scored.
     """
     model, (source, target) = resolved.model, corpus.languages
-    front = front_matter(corpus.languages, "translation")
+    directions = dict.fromkeys(resolved.data.directions)
+    codes = tuple(dict.fromkeys(code for direction in directions for code in direction)) or corpus.languages
+    front = front_matter(codes, "translation")
+    title = ", ".join(f"{one} → {other}" for one, other in directions) or f"{source or 'source'} → {target or 'target'}"
+    option = f" --target-language {next(iter(directions))[1]}" if directions else ""
     among = ", back-translated ones among them" if resolved.data.back_translated else ""
     scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
     return (
-        f"{front}\n# {source or 'source'} → {target or 'target'}\n\n"
+        f"{front}\n# {title}\n\n"
         f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
         f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
         f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
         f"{f', weights of step {step:,}' if step else ''}.\n\n"
-        f"    transduce translate THIS_FOLDER < in.txt > out.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
+        f"    transduce translate THIS_FOLDER{option} < in.txt > out.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
         f"{scores}All settings are in `settings.toml`.\n"
     )
 
@@ -93,7 +99,7 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
     return f"{nothing}; `transduce.load` opens it{for_others}."
 
 
-def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) -> str:
+def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
     """Return the front matter that Hugging Face reads: the languages and the model's pipeline tag."""
     codes = [code for code in languages if code]
     lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
@@ -223,6 +229,8 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    accepts_several_directions: ClassVar[bool] = False
+    """True if a run may have corpora of several language pairs (`data.corpora`)."""
     search_advice: ClassVar[str | None] = None
     """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
     used_search_settings: ClassVar[tuple[str, ...]] = ()
@@ -241,6 +249,8 @@ class TaskKind(ABC, Generic[C]):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.task_settings and value != getattr(defaults, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.corpora and not self.accepts_several_directions:
+            raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.accepts_back_translations:
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
@@ -462,13 +472,15 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
         )
 
-    def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
-        return CorpusFiles(source=source, target=target, format=data.format, languages=data.languages)
+    def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
+        return CorpusFiles(
+            source=source, target=target, format=data.format, languages=data.languages, directions=directions
+        )
 
-    training = files(data.source, data.target)
+    training = files(data.source, data.target, data.directions)
     return TaskText(
         files=msgspec.structs.replace(training, back_translated=data.back_translated),
-        dev=files(data.dev_source, data.dev_target) if data.dev_source else None,
+        dev=files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None,
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),
     )

@@ -7,9 +7,10 @@ Legend: B batch, S source length, T target length.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from statistics import fmean
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
-from transduce.data.prepared import PreparedCorpus
+from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
@@ -27,6 +28,7 @@ from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decode
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.model_folder.read import DIRECTIONS, directions_text
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, RunPlacement, model_card, model_dtype, pairs_of_files
@@ -36,7 +38,7 @@ from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import BACK_TRANSLATED
+from transduce.text.vocabulary import BACK_TRANSLATED, language_token
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -97,18 +99,47 @@ class TranslationTask:
         )
 
 
+class DevDirection(NamedTuple):
+    """The dev sentences of one language pair that are translated at each validation."""
+
+    source_language: str | None
+    target_language: str | None
+    tokenizer: Tokenizer
+    """The tokenizer for the direction; in a run with several, it adds the token of the target language."""
+    sources: Sequence[str]
+    references: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{self.source_language} → {self.target_language}"
+
+
+def dev_directions(corpus: TaskCorpus, most: int | None = None) -> list[DevDirection]:
+    """Return the dev sentences of each language pair, at most `most` in all."""
+    if not corpus.dev_directions:
+        source, target = corpus.languages
+        return [DevDirection(source, target, corpus.tokenizer, corpus.dev_sources[:most], corpus.dev_targets[:most])]
+    directions = dict.fromkeys(corpus.dev_directions)
+    each = None if most is None else -(-most // len(directions))
+    groups = []
+    for source, target in directions:
+        rows = [row for row, pair in enumerate(corpus.dev_directions) if pair == (source, target)][:each]
+        sides = ([side[row] for row in rows] for side in (corpus.dev_sources, corpus.dev_targets))
+        groups.append(DevDirection(source, target, corpus.tokenizer.for_target(target), *sides))
+    return groups
+
+
 class DevSet:
-    """A dev set of translation: it measures the loss on all pairs and scores translations of some."""
+    """A dev set of translation: it measures the loss on all pairs and scores translations of some.
+
+    With several language pairs, each is scored by itself, and the models are compared by the mean of the scores.
+    """
 
     def __init__(
         self,
         *,
         config: ModelConfig,
-        tokenizer: Tokenizer,
-        sources: Sequence[str],
-        references: Sequence[str],
+        directions: Sequence[DevDirection],
         batches: Sequence[Batch],
-        target_language: str | None,
         dtype: torch.dtype,
         device: str,
         longest_source: int = DEFAULT_MAX_SOURCE,
@@ -117,11 +148,12 @@ class DevSet:
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
-        self.translator = Translator(self.model, tokenizer, search=search, max_source_tokens=longest_source)
-        self.sources = list(sources)
-        self.references = list(references)
+        self.directions = [
+            (each, Translator(self.model, each.tokenizer, search=search, max_source_tokens=longest_source))
+            for each in directions
+            if each.sources
+        ]
         self.batches = batches
-        self.target_language = target_language
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
@@ -129,7 +161,7 @@ class DevSet:
         self.model.load_state_dict(weights)
         loss = self._loss()
         event = ValidationEvent(step=step, loss=loss, perplexity=math.exp(min(loss, 100.0)))
-        if self.sources:
+        if self.directions:
             event = self._translate(event)
         return msgspec.structs.replace(event, validation_seconds=time.monotonic() - started_at)
 
@@ -140,19 +172,32 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
+        samples: list[tuple[str, str, str]] = []
+        reports: dict[str, ScoreReport] = {}
         with temporary_inference_copy(self.model):
-            translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
-        report = score(translations, self.references, target_language=self.target_language)
+            for direction, translator in self.directions:
+                translations = [t.text for t in translator.translate(list(direction.sources), translator.search)]
+                reports[str(direction)] = score(
+                    translations, direction.references, target_language=direction.target_language
+                )
+                samples += zip(direction.sources, direction.references, translations, strict=True)
+        sentences, right = (
+            sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_match")
+        )
+        scores = {"exact_match": right / sentences}
+        if len(reports) > 1:
+            scores |= {f"bleu {name}": report.bleu.value for name, report in reports.items()}
+            scores |= {f"chrf {name}": report.chrf.value for name, report in reports.items()}
         # Show other samples at each validation, but the same ones in every run.
-        shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
+        shown = {(event.step // 7 + shift) % len(samples) for shift in (0, 1, 2)}
         return msgspec.structs.replace(
             event,
-            bleu=report.bleu.value,
-            chrf=report.chrf.value,
-            signature=report.bleu.signature,
-            scores={"exact_match": report.exact_match / report.sentences},
-            perfect=report.exact_match == report.sentences >= _MANY_SENTENCES,
-            samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
+            bleu=fmean(report.bleu.value for report in reports.values()),
+            chrf=fmean(report.chrf.value for report in reports.values()),
+            signature=next(iter(reports.values())).bleu.signature,
+            scores=scores,
+            perfect=right == sentences >= _MANY_SENTENCES,
+            samples=[samples[number] for number in sorted(shown)],
         )
 
 
@@ -166,16 +211,22 @@ class Translation(TextKind):
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
     accepts_back_translations = True
+    accepts_several_directions = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of both sides; some pairs are held out if there is no dev set."""
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Add the tag of back-translated sources; it is left out with a base model, whose vocabulary may lack it."""
+        """Add the tokens of target languages, and the tag of back-translated sources.
+
+        The tag is left out with a base model, whose vocabulary may lack it.
+        """
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
-        return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
+        languages = dict.fromkeys(target for _, target in text.files.directions)
+        marks = (*text.marks, *map(language_token, languages), *([BACK_TRANSLATED] if tagged else []))
+        return msgspec.structs.replace(text, marks=marks)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
         """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
@@ -204,15 +255,17 @@ class Translation(TextKind):
         translated = resolved.training.translate_dev
         return DevSet(
             config=resolved.model,
-            tokenizer=corpus.tokenizer,
-            sources=corpus.dev_sources[:translated],
-            references=corpus.dev_targets[:translated],
+            directions=dev_directions(corpus, translated),
             batches=dev_batches(corpus.dev),
-            target_language=corpus.languages[1],
             dtype=model_dtype(resolved),
             device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the file that lists the language pairs of the model, if there are several."""
+        directions = dict.fromkeys(resolved.data.directions)
+        return {DIRECTIONS: directions_text(directions)} if directions else {}
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
@@ -223,16 +276,30 @@ class Translation(TextKind):
     ) -> Outcome:
         """Score the best model on the dev set with the run's search settings, and write the final model card."""
         translator = open_translator(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
+            placement.folder,
+            precision=resolved.training.precision,
+            device=placement.device,
+            threads=placement.threads,
+            target_language=corpus.dev_directions[0][1] if corpus.dev_directions else None,
         )
-        report = score_dev(translator, corpus, resolved)
-        beams = resolved.search.beam_size
+        reports = score_dev(translator, corpus, resolved)
+        several = len(reports) > 1
+        shown = "\n".join(f"{name}\n{report}" if several else str(report) for name, report in reports.items())
+        if several:
+            shown += (
+                f"\nMean of {len(reports)} directions: BLEU {fmean(each.bleu.value for each in reports.values()):.2f}, "
+                f"chrF {fmean(each.chrf.value for each in reports.values()):.2f}"
+            )
+        sentences, target = sum(report.sentences for report in reports.values()), corpus.dev_directions[:1]
+        choice = f" --target-language {target[0][1]}" if target else ""
         return Outcome(
-            measured=f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {beams}:\n{report}",
-            hint=f"Try: transduce translate {placement.folder}",
+            measured=f"Dev set, {count_noun(sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{shown}",
+            hint=f"Try: transduce translate {placement.folder}{choice}",
             files={
-                "README.md": model_card(resolved, corpus, step=step, report=report).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
+                "README.md": model_card(resolved, corpus, step=step, report=shown).encode(),
+                "dev_score.json": msgspec.json.format(
+                    msgspec.json.encode(reports if several else next(iter(reports.values())))
+                ),
                 **_language_profiles(corpus),
             },
         )
@@ -240,16 +307,24 @@ class Translation(TextKind):
 
 def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
     """Return language profiles of source and target, with which a service detects the language of its input."""
-    source, target = corpus.languages
-    if source is None or target is None or source == target:
-        return {}
-    runs = corpus.prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
     tokenizers = (corpus.tokenizer.source, corpus.tokenizer.target)
-    texts = {
-        language: [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
-        for language, vocabulary, run in zip((source, target), tokenizers, runs, strict=True)
-    }
-    return {PROFILES_FILE: learn_profiles(texts).content()}
+    texts: dict[str, list[str]] = {}
+    for languages, start, stop in _ranges_of_directions(corpus):
+        runs = corpus.prepared.read(start, min(stop, start + _PROFILE_PAIRS))
+        for language, vocabulary, run in zip(languages, tokenizers, runs, strict=True):
+            ids = np.split(run.ids, run.offsets[1:-1])
+            skipped = len(corpus.dev_directions[:1]) if vocabulary is tokenizers[0] and run is runs[0] else 0
+            texts.setdefault(language, []).extend(vocabulary.decode(each[skipped:].tolist()) for each in ids)
+    return {PROFILES_FILE: learn_profiles(texts).content()} if len(texts) > 1 else {}
+
+
+def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Yield each pair of known languages with the range of its pairs in the corpus."""
+    source, target = corpus.languages
+    if source is not None and target is not None:
+        yield (source, target), 0, corpus.pairs
+    if isinstance(corpus.prepared, RepeatedCorpus):
+        yield from corpus.prepared.ranges()
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
@@ -258,17 +333,20 @@ def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
     return [plan.batch(0, position) for position in range(len(plan))]
 
 
-def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> ScoreReport:
-    """Score translations of the dev set with the run's search settings."""
+def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, ScoreReport]:
+    """Score translations of the dev set with the run's search settings, for each language pair."""
     search = resolved.search
-    hypotheses = [t.text for t in translator.translate(list(corpus.dev_sources), search)]
-    return score(
-        hypotheses,
-        corpus.dev_targets,
-        target_language=corpus.languages[1],
-        decoding={
-            "beam_size": search.beam_size,
-            "length_penalty": search.length_penalty,
-            "precision": translator.precision,
-        },
-    )
+    decoding: dict[str, str | int | float | bool] = {
+        "beam_size": search.beam_size,
+        "length_penalty": search.length_penalty,
+        "precision": translator.precision,
+    }
+    reports = {}
+    for direction in dev_directions(corpus):
+        target = direction.target_language if corpus.dev_directions else None
+        directed = translator if target is None else translator.for_target(target)
+        hypotheses = [t.text for t in directed.translate(list(direction.sources), search)]
+        reports[str(direction)] = score(
+            hypotheses, direction.references, target_language=direction.target_language, decoding=decoding
+        )
+    return reports
