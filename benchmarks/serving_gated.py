@@ -24,6 +24,7 @@ from transduce.serving.server import Server, address_of, open_socket
 from transduce.serving.service import Service
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 _GATE_SECONDS = 60.0  # a test that forgets to open the gate fails instead of hanging
@@ -44,7 +45,7 @@ class GatedModel:
         glossary: Glossary | None = None,
     ) -> None:
         """Create a model; `leak_bytes` are leaked on every sentence, for tests that must detect a leak."""
-        self.longest_source = 256
+        self.max_source_tokens = 256
         self.source_language, self.target_language = languages
         self.search = SearchSettings(beam_size=beam_size)
         self.glossary = glossary
@@ -90,9 +91,10 @@ class GatedModel:
         self,
         sentences: list[str],
         search: SearchSettings,
-        places: Sequence[int],  # noqa: ARG002
+        indices: Sequence[int],  # noqa: ARG002
         observer: Observer,
         glossary: Glossary | None,
+        text_settings: TextSettings,  # noqa: ARG002
     ) -> list[Translation]:
         """Return sentences in upper case with glossary terms; a sentence with the word `poison` raises an error."""
         self.batches.append(list(sentences))
@@ -112,12 +114,16 @@ class GatedModel:
                 break
         return [Translation(sentence, _alternatives(sentence, search.n_best, glossary)) for sentence in sentences]
 
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:  # noqa: ARG002
+        """Return True, because every text is one sentence for this model."""
+        return True
+
     def check(self, glossary: Glossary, search: SearchSettings) -> None:  # noqa: ARG002
         """Reject a glossary with a character that the model cannot write (☃)."""
         if any("☃" in target for term in glossary.terms for target in term.targets):
             raise TransduceError("this model cannot write ☃")
 
-    def locate(
+    def align_spans(
         self,
         translations: Sequence[Translation],
         spans: Sequence[Sequence[Span]],
@@ -127,11 +133,11 @@ class GatedModel:
         assert all(each.text.startswith(each.source.upper()) for each in translations)
         return [list(sentence_spans) for sentence_spans in spans]
 
-    def unread(self, sentence: str) -> str:
+    def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a sentence that the model cannot read (☃)."""
         return "☃" * sentence.count("☃")
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Return one word per step."""
         return " ".join(f"word{id}" for id in ids)
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transduce.commands.serve import page_views
+from transduce.commands.serve import inspection_views
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.inspection.plots import save_chart
@@ -91,7 +91,7 @@ def served(translator: Translator) -> Iterator[str]:
     settings = ServingSettings(port=0)
     opened = open_socket(settings.host, settings.port)
     service = Service([ServedModel(translator, languages=LANGUAGES)], settings)
-    server = Server(Application(service, page_views()), settings)
+    server = Server(Application(service, inspection_views()), settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
     try:

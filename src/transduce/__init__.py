@@ -15,6 +15,8 @@ from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from transduce.demonstration.run import DemoResult, demo
+    from transduce.documents.translate import translate_document
+    from transduce.documents.units import DocumentSettings
     from transduce.evaluation.scores import ScoreReport, score
     from transduce.evaluation.significance import Comparison, compare
     from transduce.exchange.export import ExportReport, export
@@ -69,6 +71,7 @@ __all__ = [
     "DemoResult",
     "DoctorReport",
     "DoctorSubject",
+    "DocumentSettings",
     "ExportReport",
     "Filler",
     "Filling",
@@ -133,6 +136,7 @@ __all__ = [
     "save",
     "score",
     "train",
+    "translate_document",
     "word_attention",
 ]
 
@@ -151,6 +155,7 @@ _DEFINED_IN = {
     "DemoResult": "transduce.demonstration.run",
     "DoctorReport": "transduce.inspection.doctor",
     "DoctorSubject": "transduce.inspection.doctor:Subject",
+    "DocumentSettings": "transduce.documents.units",
     "ExportReport": "transduce.exchange.export",
     "Filler": "transduce.inference.mask_filler",
     "Filling": "transduce.inference.mask_filler",
@@ -214,6 +219,7 @@ _DEFINED_IN = {
     "save": "transduce.model_folder.write",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
+    "translate_document": "transduce.documents.translate",
     "word_attention": "transduce.inspection.attention",
 }
 

@@ -25,6 +25,7 @@ OPTIONS = {
     "--teacher": "--distill-from",
     "--from": "--init-from",
     "--strict": "--batch-invariant",
+    "--max-study-pieces": "--max-inspection-tokens",
 }
 SETTINGS = {
     "start_from": "init_from",

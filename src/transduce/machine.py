@@ -6,6 +6,7 @@ Defaults that change results depend only on this detection.
 import os
 import platform
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -78,6 +79,35 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return "this processor has no instructions that multiply bfloat16 faster"
 
 
+class _Fork:
+    """Records whether this process was forked from one whose compute threads were running.
+
+    The child has none of these threads, and OpenMP would wait for them without end (GCC's bug 52303).
+    """
+
+    had_threads = False
+    in_child = False
+
+    @classmethod
+    def before(cls) -> None:
+        """Record, before a fork, whether the process has threads that Python did not start."""
+        try:
+            cls.had_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
+        except OSError:  # not Linux
+            cls.had_threads = False
+
+    @classmethod
+    def after(cls) -> None:
+        """Restrict PyTorch to one thread in a child that has lost its compute threads."""
+        cls.in_child = cls.in_child or cls.had_threads
+        if cls.in_child:
+            torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_Fork.before, after_in_child=_Fork.after)
+
+
 def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     """Detect this machine's properties; on a GPU, also disable PyTorch's cuDNN attention.
 
@@ -86,9 +116,17 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
         threads: number of compute threads; None: `OMP_NUM_THREADS`, or else all cores that this process may use.
 
     Raises:
-        TransduceError: the device does not exist, or the number of threads is out of range.
+        TransduceError: the device does not exist, or the number of threads is out of range. A process forked from one
+            with compute threads can have only one.
     """
     threads = None if threads is None else as_integer(threads, "threads", minimum=1, maximum=_MAX_THREADS)
+    if _Fork.in_child:
+        if threads is not None and threads > 1:
+            raise TransduceError(
+                f"`threads` must be 1 in a process forked from one that computed on several threads, but is {threads}: "
+                "start the process by multiprocessing's `spawn` instead."
+            )
+        threads = 1
     isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     has_amx = bool(torch.cpu._is_amx_tile_supported())
     device_name = _find_device(device)

@@ -337,3 +337,23 @@ def test_lines_may_come_one_by_one() -> None:
 def test_what_is_no_test_is_told(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         compare(["a"], ["b"], ["a"], target_language="en", **options)
+
+
+@pytest.mark.parametrize("name", ["BLEU", "chrF"])
+def test_the_standard_error_from_contributions_is_that_of_the_bootstrap(name: significance.MetricName) -> None:
+    generator = random.Random(3)
+    references = [" ".join(generator.choices(WORDS, k=12)) for _ in range(300)]
+    hypotheses = [" ".join(w for w in line.split() if generator.random() < 0.9) for line in references]
+    contributions = significance.score_contributions(name, hypotheses, references, target_language="en")
+    report = score(hypotheses, references, target_language="en")
+    value = report.bleu.value if name == "BLEU" else report.chrf.value
+    assert sum(contributions) / len(contributions) == pytest.approx(value, abs=0.1)
+
+    metric, formula = (BLEU(references=[references]), bleu_from_counts)
+    if name == "chrF":
+        metric, formula = CHRF(references=[references]), chrf_from_counts
+    counts = count_sentences(metric, hypotheses)
+    none = np.zeros_like(counts)
+    spread = bootstrap_differences(none, counts, formula, resamples=2000, seed=1).std()
+    assert significance.standard_error(contributions) == pytest.approx(spread, rel=0.1)
+    assert significance.standard_error([1.0]) is None

@@ -8,6 +8,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
+from transduce.inference.segmentation import Gap, SegmentedText, Sentence
 from transduce.inference.translation import Alternative, Translation, join_parts
 from transduce.inference.translator import Translator
 from transduce.search.settings import SamplingSettings, SearchSettings
@@ -124,7 +125,10 @@ def part(text: str) -> Translation:
 
 
 def test_a_part_without_a_translation_leaves_no_gap() -> None:
-    assert join_parts("…", [part("one"), part(""), part("two")], " ").text == "one two"
+    sentences = [Sentence(text, (0, 1, 2)) for text in ("a。", "b。", "c。")]
+    gaps = [Gap(""), Gap(" ", is_soft=True), Gap(" ", is_soft=True), Gap("")]
+    parts = [part("one"), part(""), part("two")]
+    assert join_parts(SegmentedText("a。b。c。", sentences, gaps), parts, n_best=1, sampled=False).text == "one two"
 
 
 @pytest.mark.parametrize("language", ["zh", "zh-TW", "zh_CN", "zho_Hans", "jpn_Jpan", "ja_XX", "th"])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import split_long_sentences
+from transduce.inference.batching import cut_long_sentence
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
@@ -51,12 +51,10 @@ def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path,
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 1500)
     assert long(text, search=GREEDY).parts == 3
-    parts = split_long_sentences([text], long.tokenizer.source, 600)
-    assert "".join(part.text for part in parts) == text
-    assert all(part.text.endswith("。") and len(part.ids) <= 600 + 1 for part in parts)
-    assert long(text, search=GREEDY).text == " ".join(
-        t.text for t in long([part.text for part in parts], search=GREEDY)
-    )
+    parts = cut_long_sentence(text, long.tokenizer.source, 600, gathers=True)
+    assert "".join(parts) == text
+    assert all(part.endswith("。") and len(long.tokenizer.source.encode(part)) <= 600 for part in parts)
+    assert long(text, search=GREEDY).text == " ".join(t.text for t in long(parts, search=GREEDY))
 
 
 def test_a_model_of_short_texts_takes_short_ones(trained: Path, tmp_path: Path) -> None:
@@ -107,6 +105,6 @@ class Characters(Vocabulary):
 
 
 def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
-    parts = split_long_sentences(["a  b. " * 500], Characters(), 300)
-    assert max(len(part.ids) - 1 for part in parts) <= 300
+    parts = cut_long_sentence("a  b. " * 500, Characters(), 300, gathers=True)
+    assert max(map(len, parts)) <= 300
     assert len(parts) < 30

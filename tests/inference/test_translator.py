@@ -111,8 +111,8 @@ def test_many_batches_give_what_one_gives(
 
 
 @pytest.mark.parametrize("blank", ["", " ", "    ", "\t", "\u3000", "\u00a0\u2003", "\n"])
-def test_blank_sentences_come_back_empty(translator: Translator, blank: str) -> None:
-    nothing = Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=True)
+def test_blank_texts_come_back_unchanged(translator: Translator, blank: str) -> None:
+    nothing = Alternative(text=blank, tokens=(), token_log_probabilities=(), score=0.0, ended=True)
     assert translator(blank).alternatives == (nothing,)
     found = translator([blank, "我吃鱼。", blank], n_best=2)
     assert [len(translation.alternatives) for translation in found] == [1, 2, 1]

@@ -38,8 +38,8 @@ def lengths(batcher: Batcher) -> list[int]:
     """Take and finish the next batch, and return its sentences' numbers of tokens."""
     batch = batcher.take()
     assert batch is not None
-    batcher.finish(batch, [translated(place.sentence) for place in batch.places])
-    return [place.tokens for place in batch.places]
+    batcher.finish(batch, [translated(sentence.sentence) for sentence in batch.sentences])
+    return [sentence.tokens for sentence in batch.sentences]
 
 
 def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None:
@@ -110,7 +110,7 @@ def test_room_is_counted_exactly(model: Any) -> None:
     jobs = [job(model, 4) for _ in range(5)]
     for each in jobs:
         batcher.submit(each)
-    assert batcher.room() == 0
+    assert batcher.free_slots() == 0
     with pytest.raises(RequestError, match="busy"):
         batcher.submit(job(model, 4))
     batch = batcher.take()
@@ -119,10 +119,10 @@ def test_room_is_counted_exactly(model: Any) -> None:
     assert (batcher.running, batcher.waiting) == (2, 3)
     with pytest.raises(RequestError, match="busy"):
         batcher.submit(job(model, 4))
-    batcher.leave(batch, jobs[0])
+    batcher.drop_job(batch, jobs[0])
     assert (batcher.running, batcher.waiting) == (1, 3)
     batcher.submit(job(model, 4))
-    batcher.finish(batch, [translated(place.sentence) for place in batch.places])
+    batcher.finish(batch, [translated(sentence.sentence) for sentence in batch.sentences])
     assert jobs[1].future.done()
     assert not jobs[0].future.done()
     assert (batcher.running, batcher.waiting) == (0, 4)
@@ -133,7 +133,7 @@ def test_the_jobs_of_one_request_find_room_together_or_not_at_all(model: Any) ->
     batcher.submit(job(model, 4), job(model, 4))
     with pytest.raises(RequestError, match="busy"):
         batcher.submit(job(model, 4), job(model, 4))
-    assert batcher.room() == 1
+    assert batcher.free_slots() == 1
     assert batcher.waiting == 2
 
 
@@ -152,8 +152,8 @@ def test_idle_workers_share_what_is_worth_sharing(
 
     def work() -> None:
         while (batch := batcher.take()) is not None:
-            taken.append(len(batch.places))
-            batcher.finish(batch, [translated(place.sentence) for place in batch.places])
+            taken.append(len(batch.sentences))
+            batcher.finish(batch, [translated(sentence.sentence) for sentence in batch.sentences])
 
     workers = [threading.Thread(target=work) for _ in range(2)]
     for worker in workers:
@@ -177,23 +177,23 @@ def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> No
     first = batcher.take()
     assert first is not None
     assert first.jobs == [long]
-    late = job(model, 10)
-    batcher.submit(late)
+    expired = job(model, 10)
+    batcher.submit(expired)
     second = batcher.take()
     assert second is not None
     assert second.jobs == [long]
     for batch in (first, second):
-        batcher.finish(batch, [translated(place.sentence) for place in batch.places])
+        batcher.finish(batch, [translated(sentence.sentence) for sentence in batch.sentences])
     assert long.future.done()
     assert batcher.running == 0
 
 
 def test_an_abandoned_request_leaves_the_queue(model: Any) -> None:
     batcher = make()
-    gone, other = job(model, 4), job(model, 4)
-    batcher.submit(gone)
+    disconnected, other = job(model, 4), job(model, 4)
+    batcher.submit(disconnected)
     batcher.submit(other)
-    assert batcher.abandon(gone) is False
+    assert batcher.abandon(disconnected) is False
     batch = batcher.take()
     assert batch is not None
     assert batch.jobs == [other]
@@ -205,8 +205,8 @@ def test_an_abandoned_request_leaves_the_queue(model: Any) -> None:
 
 def test_a_late_request_is_not_begun(model: Any) -> None:
     batcher = make()
-    late, other = job(model, 4, seconds=-1), job(model, 4)
-    batcher.submit(late)
+    expired, other = job(model, 4, seconds=-1), job(model, 4)
+    batcher.submit(expired)
     batcher.submit(other)
     batch = batcher.take()
     assert batch is not None
@@ -242,7 +242,7 @@ def test_whoever_waits_when_all_is_given_up_is_told(model: Any) -> None:
     batcher.submit(running)
     batch = batcher.take()
     batcher.submit(waiting)
-    batcher.give_up()
+    batcher.fail_remaining()
     assert batch is not None
     for each in (running, waiting):
         with pytest.raises(RequestError, match="shutting down"):

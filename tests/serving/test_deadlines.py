@@ -72,8 +72,8 @@ def test_a_late_requests_neighbours_go_on(serve: Any, gated_model: Any, wait_unt
         wait_until(lambda: live.service.engine.batcher.waiting == 2)
         model.let_through(4)
         assert first.reply().status == 200
-        late, fine = asks
-        assert late.reply().status == 504
+        expired, fine = asks
+        assert expired.reply().status == 504
         assert live.service.engine.batcher.running == 2
         model.let_through(1)
         wait_until(lambda: live.service.engine.batcher.running == 1)
@@ -84,7 +84,7 @@ def test_a_late_requests_neighbours_go_on(serve: Any, gated_model: Any, wait_unt
 
 def test_of_a_long_text_nothing_is_begun_after_the_deadline(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False, steps=1)
-    with serve(model, batch_pieces=8, deadline_seconds=0.3) as live:
+    with serve(model, batch_tokens=8, deadline_seconds=0.3) as live:
         ask = live.in_background(lambda: live.translate("\n".join(["eins zwei drei"] * 10)))
         assert ask.reply().status == 504
         model.open()

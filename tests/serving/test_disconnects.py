@@ -38,9 +38,13 @@ def test_its_decoding_stops(serve: Any, gated_model: Any, wait_until: Any, abrup
             before = model.steps_run
             model.let_through(3)
             wait_until(lambda before=before: model.steps_run == before + 3)
-            gone = live.service.metrics.value("transduce_disconnects_total")
+            disconnected = live.service.metrics.value("transduce_disconnects_total")
             close(connection, abruptly=abruptly)
-            wait_until(lambda gone=gone: live.service.metrics.value("transduce_disconnects_total") > gone)
+            wait_until(
+                lambda disconnected=disconnected: (
+                    live.service.metrics.value("transduce_disconnects_total") > disconnected
+                )
+            )
             closed_at = model.steps_run
             model.let_through(MOST_FURTHER_STEPS)
             wait_until(lambda: not live.service.engine.batcher.running)

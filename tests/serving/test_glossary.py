@@ -36,7 +36,7 @@ def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
         assert live.translate("ein Hund", doubts=True).json["doubts"] == []
     model = gated_model(glossary=OWN)
-    model.translate = lambda sentences, *rest: gated_model().translate(sentences, *rest[:-1], None)
+    model.translate = lambda sentences, *rest: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
     with serve(model) as live:
         doubts = live.translate("ein Hund", doubts=True).json["doubts"]
     assert {"kind": "terms", "found": "`Hund` as `dog`"} in doubts
@@ -77,9 +77,9 @@ def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: A
     first, same, other, none = (
         Job(model, ["a"], search, seconds=9, glossary=glossary) for glossary in (OWN, OWN, Glossary(OWN.terms), None)
     )
-    assert first.goes_with(same)
-    assert not first.goes_with(other)
-    assert not first.goes_with(none)
+    assert first.is_compatible_with(same)
+    assert not first.is_compatible_with(other)
+    assert not first.is_compatible_with(none)
 
 
 def test_nothing_is_certain_of_a_sentence_with_terms_before_its_end(serve: Any, gated_model: Any) -> None:

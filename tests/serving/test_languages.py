@@ -43,11 +43,11 @@ def test_a_request_finds_its_model(gated_model: Any) -> None:
     assert routes.model("en", "zh-Hans") is back
     assert routes.model("en", "en") is None
     assert routes.find("pt") == "pt-BR"
-    assert routes.candidates("en") == ["en", "pt-BR", "zh-Hans"]
-    assert routes.first == ("zh-Hans", "en")
+    assert routes.sources_of("en") == ["pt-BR", "zh-Hans"]
+    assert routes.default_pair == ("zh-Hans", "en")
     with pytest.raises(RequestError, match=r"^pt-PT is not supported$"):
         routes.find("pt-PT")
-    with pytest.raises(RequestError, match=r"there is no model from zh-Hans to pt-BR"):
+    with pytest.raises(RequestError, match=r"there is no model from zh to pt-BR"):
         routes.model("zh-Hans", "pt-BR")
 
 

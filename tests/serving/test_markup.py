@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from transduce.documents.markup import markup_plan, plan_text
 from transduce.inference.translator import Translator
-from transduce.serving.jobs import Job, Place
+from transduce.serving.jobs import Job, JobSentence
 from transduce.serving.models import ServedModel
 from transduce.text.word_spans import Span
 
@@ -178,9 +178,9 @@ def test_tags_of_nobody_who_waits_are_not_looked_for(gated_model: Any) -> None:
     spans = {0: [Span(0, 3)]}
     jobs = [Job(model, ["ein Satz"], model.search, seconds=seconds, marks=spans) for seconds in (60.0, 1e-9)]
     observer = SimpleNamespace(after_step=lambda *_: ())
-    waited_for, late = jobs[0].decode([Place(job, 0) for job in jobs], observer)
-    assert waited_for.places == [[Span(0, 3)]]
-    assert late.places == ()
+    waited_for, expired = jobs[0].decode([JobSentence(job, 0) for job in jobs], observer)
+    assert waited_for.mark_spans == [[Span(0, 3)]]
+    assert expired.mark_spans == ()
 
 
 def test_a_real_models_document_has_its_tags_around_words(serve: Any, translator: Translator) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from transduce.commands.serve import page_views
+from transduce.commands.serve import inspection_views
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Head, Intervention, intervene
 from transduce.inspection.page import read_part
@@ -27,7 +27,7 @@ OTHER = "我吃鱼。"
 def live(serve: Any, translator: Translator) -> Iterator[Any]:
     """Two directions; the second only looks as if it were another one."""
     models = [ServedModel(translator, languages=pair) for pair in (("zh", "en"), ("en", "zh"))]
-    with serve(*models, views=page_views()) as server:
+    with serve(*models, views=inspection_views()) as server:
         yield server
 
 
@@ -121,12 +121,12 @@ def test_it_is_one_file_that_asks_nobody_but_its_server(live: Any) -> None:
 def test_it_knows_what_it_must_of_the_server(serve: Any, translator: Translator) -> None:
     model = ServedModel(translator, languages=("zh", "en"))
     limits = {"max_characters": 500, "max_alternatives": 1, "api_keys": ("k",)}
-    with serve(model, views=page_views(), **limits) as live:
+    with serve(model, views=inspection_views(), **limits) as live:
         text = live.ask("GET", "/").body.decode()
     found = re.search(r'id="payload">(.*?)</script>', text)
     assert found is not None
     assert msgspec.json.decode(found[1], type=PageSettings) == PageSettings(
-        pairs=[("zh-Hans", "en")], most_characters=500, most_alternatives=1, needs_key=True
+        pairs=[("zh-Hans", "en")], max_characters=500, max_alternatives=1, needs_key=True
     )
 
 
@@ -158,7 +158,7 @@ def test_typing_is_translating(page: "Page", live: Any, translator: Translator) 
 
 def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, gated_model: Any) -> None:
     model = gated_model(steps=4, is_open=False)
-    with serve(model, views=page_views()) as live:
+    with serve(model, views=inspection_views()) as live:
         page = opened(live.url)
         page.locator("#text").fill("ein Satz")
         for words in ("word0", "word0 word1", "word0 word1 word2"):
@@ -177,7 +177,7 @@ def test_going_on_typing_gives_up_what_was_asked_before(
     opened: Opened, serve: Any, gated_model: Any, wait_until: Any
 ) -> None:
     model = gated_model(steps=3, is_open=False)
-    with serve(model, views=page_views()) as live:
+    with serve(model, views=inspection_views()) as live:
         page = opened(live.url)
         page.locator("#text").fill("eins")
         model.let_through(1)
@@ -230,10 +230,10 @@ def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page") -> None:
 
 
 def test_errors_are_sentences(page: "Page") -> None:
-    page.evaluate("settings.mostCharacters = 1e9")
+    page.evaluate("settings.maxCharacters = 1e9")
     page.locator("#text").fill("我" * 20_001)
     page.get_by_text("Invalid request: request (20001) exceeds text limit (20000 characters)").wait_for()
-    page.evaluate("settings.mostCharacters = 20000")
+    page.evaluate("settings.maxCharacters = 20000")
     page.locator("#text").fill("我" * 20_002)
     page.get_by_text("The text has 20002 characters, but at most 20000 are allowed: shorten it.").wait_for()
     page.locator("#text").fill(OTHER * 200)
@@ -249,7 +249,7 @@ def test_errors_are_sentences(page: "Page") -> None:
 
 def test_a_key_is_asked_for_where_the_server_wants_one(opened: Opened, serve: Any, translator: Translator) -> None:
     model = ServedModel(translator, languages=("zh", "en"))
-    with serve(model, views=page_views(), api_keys=("secret",)) as live:
+    with serve(model, views=inspection_views(), api_keys=("secret",)) as live:
         page = opened(live.url)
         page.locator("#text").fill(OTHER)
         page.get_by_text("An API key is needed here").wait_for()

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from transduce.commands.serve import page_views
+from transduce.commands.serve import inspection_views
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, heads_off, intervene
 from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.sentence_view import Inspection
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.limits import Access
+from transduce.serving.limits import ReadersWriterLock
 from transduce.serving.messages import InspectRequest, InterveneRequest
 from transduce.serving.models import ServedModel
 
@@ -31,7 +31,7 @@ def model(translator: Translator) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def live(serve: Any, model: ServedModel) -> Iterator[Any]:
-    with serve(model, views=page_views()) as server:
+    with serve(model, views=inspection_views()) as server:
         yield server
 
 
@@ -129,7 +129,7 @@ def test_what_makes_no_sense_is_told_in_a_sentence(
 
 @pytest.fixture(scope="module")
 def live_small(serve: Any, model: ServedModel) -> Iterator[Any]:
-    with serve(model, views=page_views(), max_characters=3000) as server:
+    with serve(model, views=inspection_views(), max_characters=3000) as server:
         yield server
 
 
@@ -147,12 +147,12 @@ def test_special_pieces_do_no_harm(live: Any) -> None:
 
 
 def test_a_model_that_can_only_translate_says_so(serve: Any, gated_model: Any) -> None:
-    with serve(gated_model(), views=page_views()) as live:
+    with serve(gated_model(), views=inspection_views()) as live:
         assert study(live, "/inspect").error == "This model cannot be inspected: it can only translate."
 
 
 def test_keys_are_asked_for(serve: Any, model: ServedModel) -> None:
-    with serve(model, views=page_views(), api_keys=("secret",)) as live:
+    with serve(model, views=inspection_views(), api_keys=("secret",)) as live:
         for path in ("/inspect", "/intervene"):
             assert study(live, path).status == 403
             assert study(live, path, api_key="wrong").status == 403
@@ -195,7 +195,7 @@ class Gated:
         self.gate = threading.Event()
         self.inside: list[str] = []
         """What the model makes of the sentence while it is changed."""
-        self.views = page_views()._replace(inspect=self._inspect, intervene=self._intervene)
+        self.views = inspection_views()._replace(inspect=self._inspect, intervene=self._intervene)
 
     def _inspect(
         self, translator: Translator, asked: InspectRequest, search: SearchSettings, observer: Observer
@@ -277,9 +277,9 @@ def test_they_wait_in_the_queue_that_all_wait_in(serve: Any, model: ServedModel,
 
 def test_a_deadline_is_kept(serve: Any, model: ServedModel) -> None:
     with gated(serve, model) as (live, views):
-        late = study(live, "/inspect", timeout=0.2)
-        assert late.status == 504
-        assert late.error.startswith("The translation exceeded its time limit")
+        expired = study(live, "/inspect", timeout=0.2)
+        assert expired.status == 504
+        assert expired.error.startswith("The translation exceeded its time limit")
         views.gate.set()
         assert study(live, "/inspect").status == 200
 
@@ -304,18 +304,18 @@ def test_a_failing_study_says_nothing_of_its_inside(serve: Any, model: ServedMod
     def fail(*asked: Any) -> Any:  # noqa: ARG001
         raise RuntimeError("secrets")
 
-    with serve(model, views=page_views()._replace(inspect=fail)) as live:
+    with serve(model, views=inspection_views()._replace(inspect=fail)) as live:
         reply = study(live, "/inspect")
         assert (reply.status, reply.error) == (500, "The model failed on this text; the server's log has the details.")
         assert live.translate(SENTENCE).status == 200
 
 
 def test_who_wants_a_model_alone_goes_before_those_who_come_later(wait_until: Any) -> None:
-    access, order, leave = Access(), list[str](), threading.Event()
+    access, order, leave = ReadersWriterLock(), list[str](), threading.Event()
     threads = []
 
     def enter(name: str, *, alone: bool) -> None:
-        with access.alone() if alone else access.shared():
+        with access.hold_exclusively() if alone else access.hold_shared():
             order.append(name)
             assert leave.wait(10)
 

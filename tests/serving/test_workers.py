@@ -17,6 +17,7 @@ from transduce.serving.jobs import Job
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
@@ -25,7 +26,7 @@ class Meeting:
 
     source_language, target_language = "de", "en"
     search = SearchSettings(beam_size=1)
-    longest_source = 256
+    max_source_tokens = 256
     glossary: Glossary | None = None
 
     def __init__(self, batches: int) -> None:
@@ -39,9 +40,10 @@ class Meeting:
         self,
         sentences: list[str],
         search: SearchSettings,  # noqa: ARG002
-        places: Sequence[int],  # noqa: ARG002
+        indices: Sequence[int],  # noqa: ARG002
         observer: Observer,
         glossary: Glossary | None,  # noqa: ARG002
+        text_settings: TextSettings,  # noqa: ARG002
     ) -> list[Translation]:
         self.meeting.wait(10)
         seen = [self._threads_of_step(observer)]
@@ -51,10 +53,13 @@ class Meeting:
         self.threads.append(tuple(seen))
         return [Translation(sentence, (empty_alternative(),)) for sentence in sentences]
 
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
+        return bool(text) and bool(text_settings)
+
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """There is nothing that it cannot write."""
 
-    def locate(
+    def align_spans(
         self,
         translations: Sequence[Translation],  # noqa: ARG002
         spans: Sequence[Sequence[Span]],
@@ -62,10 +67,10 @@ class Meeting:
     ) -> list[list[Span]]:
         return [list(own) for own in spans]
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return str(ids)
 
-    def unread(self, sentence: str) -> str:
+    def unknown_characters(self, sentence: str) -> str:
         return sentence[:0]
 
     def _threads_of_step(self, observer: Observer) -> int:

@@ -1,6 +1,9 @@
 """Test which settings may change when a run is resumed, and which may not."""
 
+import gzip
+import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,8 +12,10 @@ from transduce.errors import TransduceError
 from transduce.machine import detect_machine
 from transduce.tasks.run import run_folder as resume_module
 from transduce.tasks.run.run_folder import adapt_to_machine, apply_changes, read_stored
+from transduce.tasks.train import train
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import Choice
+from transduce.training.loop import TrainResult
 
 
 def test_steps_may_be_said_anew(trained: Path) -> None:
@@ -71,6 +76,46 @@ def test_what_stays_as_it_was_may_be_repeated(trained: Path) -> None:
 def test_what_would_make_it_another_run_is_refused(trained: Path, said: dict[str, object], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         apply_changes(read_stored(trained / "settings.toml"), said)
+
+
+def test_a_run_resumes_with_its_files_elsewhere_and_under_other_names(
+    toy_corpus: Path, toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spelled in another way, in another working folder, moved, and compressed: the content counts."""
+    names = ("train.zh", "train.en", "dev.zh", "dev.en")
+    files = {name: value for name, value in toy_settings.items() if not name.startswith("data.")}
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    for name in names:
+        shutil.copy(toy_corpus / name, first / name)
+    options = ("source", "target", "dev_source", "dev_target")
+    out = tmp_path / "m"
+
+    def go_on(steps: int, form: str) -> TrainResult | None:
+        said: dict[str, Any] = dict(zip(options, (form.format(name) for name in names), strict=True)) if form else {}
+        settings = files | {"training.steps": steps, "training.validate_every": 4}
+        return train(out=out, settings=settings, resume=True, device="cpu", threads=1, **said)
+
+    monkeypatch.chdir(first)
+    go_on(4, "{}")
+    go_on(6, "./{}")
+    monkeypatch.chdir(second)
+    go_on(8, "")
+    for name in names:
+        with gzip.open(second / f"{name}.gz", "wb") as file:
+            file.write((first / name).read_bytes())
+        (first / name).unlink()
+    with pytest.raises(TransduceError, match=r"dev\.zh, a file of the run's dev set, is not there any more: pass"):
+        go_on(10, "")
+    go_on(10, "{}.gz")
+    monkeypatch.chdir(tmp_path)
+    result = go_on(12, "")
+    assert result is not None
+    assert result.step == 12
+    (second / "dev.en.gz").write_bytes(gzip.compress(b"other\n"))
+    with pytest.raises(TransduceError, match=r"cannot become .*, which has other content on --resume"):
+        go_on(14, "second/{}.gz")
 
 
 def test_while_nothing_was_saved_model_and_training_may_change(trained: Path) -> None:

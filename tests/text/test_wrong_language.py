@@ -20,6 +20,10 @@ from transduce.text.languages import detect_other_language
         ("I don’t know what you are talking about.", "de", "English"),
         ("Ich weiß nicht, wovon du sprichst.", "en_GB", "German"),
         ("Der Hund und die Katze sind im Haus.", "en", "German"),
+        # Found by their character n-grams: the frequent words do not decide.
+        ("Import the numpy module from torch", "de", "English"),
+        ("Tom and Mary went to Boston", "de", "English"),
+        ("Kot siedzi na macie i śpi.", "en", "another language"),
     ],
 )
 def test_another_language_is_found(text: str, language: str, expected: str) -> None:
@@ -38,6 +42,9 @@ def test_another_language_is_found(text: str, language: str, expected: str) -> N
         ("He said “je ne sais pas” and left the room.", "en"),
         ("Tom and Maria like the film Das Boot.", "en"),
         ("Tom died in prison in 2013.", "en"),
+        ("git commit --amend and push origin main", "en"),
+        ("New York Times bestseller author list", "en"),
+        ("Michael Schumacher Sebastian Vettel Nico Rosberg", "de"),
         ("Die Band spielt The End of the World.", "de"),
         ("東京大学附属病院", "ja"),
         ("Ovo je na srpskom jeziku.", "sr"),  # written in two scripts

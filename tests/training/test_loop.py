@@ -402,9 +402,16 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
 class Script:
     """A validator that reads losses from a list, and what was kept on its word."""
 
-    def __init__(self, losses: list[float], bleu: list[float] | None = None, perfect: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        losses: list[float],
+        bleu: list[float] | None = None,
+        perfect: tuple[int, ...] = (),
+        sentences: list[list[float]] | None = None,
+    ) -> None:
         self.losses = losses
-        self.bleu = bleu
+        self.bleu = [sum(each) / len(each) for each in sentences] if sentences else bleu
+        self.sentences = sentences
         self.perfect = perfect
         self.steps: list[int] = []
         self.kept: list[int | None] = []
@@ -420,6 +427,7 @@ class Script:
             perplexity=math.exp(loss),
             bleu=None if self.bleu is None else self.bleu[number],
             perfect=step in self.perfect,
+            contributions=self.sentences[number] if self.sentences else [],
         )
 
     def keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
@@ -451,6 +459,47 @@ def test_the_loss_decides_between_equal_scores_and_patience_goes_on(tmp_path: Pa
     settings = make_settings(validate_every=2, best_by="bleu", patience=2)
     assert run_validated(tmp_path, settings, script).best_step == 6
     assert script.kept == [2, 4, 6]
+
+
+def test_the_loss_decides_between_scores_that_differ_by_less_than_noise(tmp_path: Path, make_settings: Make) -> None:
+    """On four sentences, the third score is higher by 0.25 with a standard error of 0.63; the last, by 2 with none."""
+    first, noisy, better = [1.0, 2.0, 3.0, 4.0], [3.0, 1.0, 3.0, 4.0], [3.0, 4.0, 5.0, 6.0]
+    script = Script([7.0, 6.0, 6.5, 6.6], sentences=[noisy, first, noisy, better])
+    run_validated(tmp_path, make_settings(validate_every=2, best_by="bleu"), script)
+    assert script.kept == [2, 4, 8]
+    assert b"contributions" not in (tmp_path / "metrics.jsonl").read_bytes()
+
+
+def test_small_losses_of_the_score_do_not_add_up(tmp_path: Path, make_settings: Make) -> None:
+    """Each score is within the noise of the one before, but the last is not within the noise of the highest."""
+    script = Script([7.0, 6.0, 5.0, 4.0], sentences=[[10.0, 10.0], [8.0, 11.0], [9.0, 9.0], [7.4, 9.4]])
+    run_validated(tmp_path, make_settings(validate_every=2, best_by="bleu"), script)
+    assert script.kept == [2, 4, 6]
+
+
+def test_patience_waits_for_the_warm_up_and_while_the_loss_falls(tmp_path: Path, make_settings: Make) -> None:
+    """BLEU near 0 wanders, and says nothing; the loss falls at every validation until step 12."""
+    losses = [7.0, 7.5, 7.6, 6.0, 5.0, 4.0, 4.1, 4.2, 4.3]
+    script = Script(losses, bleu=[0.1, 0.0, 0.0, 0.0, 0.1, 0.05, 0.0, 0.0, 0.0])
+    settings = make_settings(steps=20, validate_every=2, best_by="bleu", patience=2, warmup_steps=6)
+    result = run_validated(tmp_path, settings, script)
+    assert (result.reason, result.step) == ("no improvement", 16)
+
+
+def test_a_resumed_run_judges_noise_as_before(tmp_path: Path, make_settings: Make) -> None:
+    first, noisy = [1.0, 2.0, 3.0, 4.0], [3.0, 1.0, 3.0, 4.0]
+    settings = make_settings(steps=2, validate_every=2, best_by="bleu")
+    run_validated(tmp_path, settings, Script([6.0], sentences=[first]))
+    script = Script([7.0], sentences=[noisy])
+    longer = Setup(
+        tmp_path,
+        make_settings(steps=4, validate_every=4, best_by="bleu"),
+        validate=script.validate,
+        keep_model=script.keep,
+    )
+    assert longer.trainer.resume()
+    assert longer.trainer.run().best_step == 2
+    assert script.kept == []
 
 
 def test_patience_stops_a_run_that_no_longer_improves(tmp_path: Path, make_settings: Make) -> None:

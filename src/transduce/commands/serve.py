@@ -28,7 +28,7 @@ from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
 
 if TYPE_CHECKING:
-    from transduce.serving.inspection_api import Views
+    from transduce.serving.inspection_api import InspectionViews
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
@@ -46,7 +46,7 @@ _LIMITS = {
     "max_texts": (int, "N", "texts per request"),
     "max_characters": (int, "N", "characters of all texts of a request"),
     "max_alternatives": (int, "N", "alternative translations of a text"),
-    "max_study_pieces": (int, "N", "tokens of a sentence to inspect"),
+    "max_inspection_tokens": (int, "N", "tokens of a sentence to inspect"),
 }
 
 
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal arrives, then return 0."""
     _check_installed()
     from transduce.serving.app import Application
-    from transduce.serving.server import address_of, handled, open_socket, serve
+    from transduce.serving.server import address_of, open_socket, serve, signal_handlers
     from transduce.serving.service import Service
 
     settings = serving_settings(options)
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         search_settings(options, str(parse_model(argument)[1]))
     opened = open_socket(settings.host, settings.port)
     # While models are loaded no request is pending, so a signal may exit at once.
-    with contextlib.closing(opened), handled(_leave):
+    with contextlib.closing(opened), signal_handlers(_leave):
         models = load_models(options)
         if options.workers is None:
             settings = msgspec.structs.replace(settings, workers=default_workers(models))
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(f"Serving {pairs} on {address} (Ctrl-C ends it).\n")
             sys.stderr.flush()
 
-        serve(Application(service, page_views()), settings, opened, announce)
+        serve(Application(service, inspection_views()), settings, opened, announce)
     return 0
 
 
@@ -213,11 +213,13 @@ def default_workers(models: Sequence[ServedModel]) -> int:
     return min(torch.get_num_threads(), _MOST_WORKERS)
 
 
-def page_views() -> "Views":
+def inspection_views() -> "InspectionViews":
     """Return the web page and the inspection functions behind it, so that serving does not import inspection."""
-    from transduce.serving.inspection_api import Views
+    from transduce.serving.inspection_api import InspectionViews
 
-    return Views(page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison)
+    return InspectionViews(
+        page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison
+    )
 
 
 def _page(settings: PageSettings) -> str:

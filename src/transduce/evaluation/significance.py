@@ -1,5 +1,6 @@
 """Significance of the difference between two systems: two paired tests on BLEU and chrF, and a verdict in words."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -298,6 +299,32 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
 def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
     """Return sacreBLEU's counts of each line (N, K); their sum over all lines determines the score."""
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
+
+
+def score_contributions(
+    name: MetricName, hypotheses: Sequence[str], references: Sequence[str], *, target_language: str | None
+) -> list[float]:
+    """Return the contribution of each sentence to BLEU or chrF; their mean estimates the score.
+
+    Contributions are the jackknife's pseudo-values (Efron and Tibshirani 1993, chapter 11): N times the score of all N
+    sentences, minus N - 1 times the score without the sentence. `standard_error` of them is that of the score.
+    """
+    lines, references = aligned_lines({"hypotheses": hypotheses, "references": references})
+    metrics = make_metrics(choose_tokenizer(target_language, None).name, lowercase=False, references=references)
+    metric, formula = (metrics[0], bleu_from_counts) if name == "BLEU" else (metrics[1], chrf_from_counts)
+    counts = count_sentences(metric, lines)
+    total, sentences = counts.sum(axis=0), len(lines)
+    contributions: list[float] = (
+        sentences * formula(total[None])[0] - (sentences - 1) * formula(total - counts)
+    ).tolist()
+    return contributions
+
+
+def standard_error(contributions: Sequence[float]) -> float | None:
+    """Return the standard error of a score from the contribution of each sentence; None for fewer than two."""
+    if len(contributions) < 2:
+        return None
+    return float(np.std(contributions, ddof=1) / math.sqrt(len(contributions)))
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:

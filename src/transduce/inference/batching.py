@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import has_compiled_steps
-from transduce.argument_checks import as_texts
+from transduce.inference.segmentation import SegmentedText
 from transduce.inference.translation import Translation, empty_alternative, join_parts
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
@@ -19,6 +20,7 @@ from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.sentences import split_text
 from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span
 
 # --- parts of long texts ---
 # Long sentences are split into parts, and the translations of the parts are joined.
@@ -35,20 +37,22 @@ _PART_STRIDE = 999_999_937
 
 
 class Part(NamedTuple):
-    """A unit of decoding: a sentence, or a part of a long one."""
+    """A unit of decoding: a sentence of a text, or a part of a long one."""
 
     text: str
     """The part's text."""
     sentence: int
-    """Index of the part's sentence."""
+    """Index of the part's text."""
     number: int
-    """Index of the part within its sentence, from 0."""
+    """Index of the part within its text, from 0."""
     ids: list[int]
     """Token ids with the end symbol; only the end symbol if there is nothing to translate."""
     prefix: Sequence[int] = ()
     """Token ids that the translation starts with."""
     phrases: tuple[Phrase, ...] = ()
     """Phrases that the translation must contain."""
+    protected: tuple[Span, ...] = ()
+    """Spans of the part's text that translation must not change, in order and disjoint."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -69,38 +73,39 @@ class Part(NamedTuple):
         return index + self.number * _PART_STRIDE
 
 
-def split_long_sentences(sentences: Sequence[str], vocabulary: Vocabulary, longest: int) -> list[Part]:
-    """Split sentences into parts of at most `longest` tokens; a short sentence is one part.
+def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
+    """Return the sentences of segmented texts as parts with token ids."""
+    sentences = [
+        (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
+    ]
+    encoded = vocabulary.encode_batch([each.text for each, _, _ in sentences])
+    return [
+        Part(
+            each.text,
+            text,
+            number,
+            vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id],
+            protected=each.protected,
+        )
+        for (each, text, number), ids in zip(sentences, encoded, strict=True)
+    ]
+
+
+def cut_long_sentence(sentence: str, vocabulary: Vocabulary, longest: int, *, gathers: bool) -> list[str]:
+    """Split a sentence into parts of at most `longest` tokens; a short sentence is one part.
 
     Args:
-        sentences: texts of any length.
+        sentence: a sentence of any length.
         vocabulary: the source vocabulary.
         longest: maximum number of tokens in a part, without the end symbol.
-
-    Raises:
-        TransduceError: an item is not a text.
+        gathers: whether consecutive sentences form one part as far as they fit. Models trained on longer texts need
+            the context; models trained on sentences translate single sentences best.
     """
-    sentences = as_texts(sentences)
-    texts = [
-        (text, sentence, number)
-        for sentence, text_of_sentence in enumerate(sentences)
-        for number, text in enumerate(_cut(text_of_sentence, vocabulary, longest))
-    ]
-    encoded = vocabulary.encode_batch([text for text, _, _ in texts])
-    return [
-        Part(text, sentence, number, vocabulary.with_special_tokens(ids) if ids else [vocabulary.eos_id])
-        for (text, sentence, number), ids in zip(texts, encoded, strict=True)
-    ]
-
-
-def _cut(sentence: str, vocabulary: Vocabulary, longest: int) -> list[str]:
     # A token has at least one byte, so short sentences need no counting, unless normalization lengthens the text (ﷺ).
     is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
     if is_short or not sentence.strip():
         return [sentence]
     counter = _TokenCounter(vocabulary)
-    # Models trained on sentences translate single sentences best; models trained on longer texts need the context.
-    gathers = longest > DEFAULT_MAX_SOURCE
     parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
     # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
     return [
@@ -168,31 +173,33 @@ def batches(
 
 
 def join_sentences(
-    sentences: Sequence[str],
+    texts: Sequence[SegmentedText],
     parts: Sequence[Part],
     found: Mapping[tuple[int, int], Translation],
     *,
     abandoned: Collection[int],
-    language: str | None,
+    search: SearchSettings,
 ) -> list[Translation]:
-    """Join the translations of parts to translations of whole sentences.
+    """Join the translations of parts to translations of whole texts.
 
     Args:
-        sentences: the sentences, in order.
-        parts: the parts of all sentences.
+        texts: the segmented texts, in order.
+        parts: the parts of all texts.
         found: translations by the parts' keys; parts that were not decoded are missing.
-        abandoned: indices of sentences that the observer stopped, which are marked so.
-        language: target language, which determines whether parts are joined with a space.
+        abandoned: indices of texts that the observer stopped, which are marked so.
+        search: the search settings that the parts were translated with.
     """
     missing = Translation("", (empty_alternative(ended=False),))
-    by_sentence: list[list[Translation]] = [[] for _ in sentences]
+    by_text: list[list[Translation]] = [[] for _ in texts]
     for part in parts:
         translation = found.get(part.key, missing)
-        by_sentence[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in abandoned))
-    between = sentence_separator(language)
+        by_text[part.sentence].append(msgspec.structs.replace(translation, stopped=part.sentence in abandoned))
+    sampled = search.sampling is not None
     return [
-        join_parts(sentence, translations, between)
-        for sentence, translations in zip(sentences, by_sentence, strict=True)
+        join_parts(segmented, translations, n_best=search.n_best, sampled=sampled)
+        if translations
+        else Translation(segmented.source, (msgspec.structs.replace(empty_alternative(), text=segmented.gaps[0].text),))
+        for segmented, translations in zip(texts, by_text, strict=True)
     ]
 
 
@@ -284,7 +291,9 @@ def decode_in_parallel(
         num_threads = torch.get_num_threads()
         pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            yield from pool.map(decode, batches[:apart])
+            # New threads have no context variables, such as the backend of a validation.
+            context = copy_context()
+            yield from pool.map(lambda batch: context.copy().run(decode, batch), batches[:apart])
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(num_threads)  # other new threads start with the last number set

@@ -26,6 +26,7 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
+from transduce.text.text_settings import TextSettings
 
 # --- progress reports ---
 
@@ -73,6 +74,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Glossary terms."""
     redecode: bool = False
     """True if translations with quality warnings are decoded again (re-decoding)."""
+    text_settings: TextSettings = TextSettings()
+    """Whether lines are split into sentences, and what in them stays unchanged."""
 
     @property
     def glossary(self) -> Glossary | None:
@@ -175,10 +178,17 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
         phrases=phrases,
         glossary=job.glossary,
         places=portion.indices,
+        text_settings=job.text_settings,
     )
     if job.redecode:
         translations = redecode(
-            translator, translations, job.search, prefix=job.prefix, phrases=phrases, glossary=job.glossary
+            translator,
+            translations,
+            job.search,
+            prefix=job.prefix,
+            phrases=phrases,
+            glossary=job.glossary,
+            text_settings=job.text_settings,
         )
     write: Callable[[int, Translation], str] = _write_best if job.search.n_best == 1 else _write_alternatives
     return "".join(write(*each) for each in zip(portion.indices, translations, strict=True))

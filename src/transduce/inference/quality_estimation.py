@@ -254,7 +254,8 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
     if source_language is None or other is None:
         return None
     expected = NAMES.get(base_code(source_language), source_language)
-    return f"is in {other}, not in {expected}" if other.endswith("letters") else f"looks {other}, not {expected}"
+    is_description = other.endswith(("letters", "language"))
+    return f"is in {other}, not in {expected}" if is_description else f"looks {other}, not {expected}"
 
 
 def describe_lost_sentences(source: str, text: str) -> str | None:

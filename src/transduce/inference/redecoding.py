@@ -19,6 +19,7 @@ from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search
 from transduce.text.glossary import Glossary, Term, contains_phrase
+from transduce.text.text_settings import TextSettings
 
 _WIDTH = 8
 """Minimum beam size of re-decoding."""
@@ -61,6 +62,7 @@ def redecode(
     prefix: str = "",
     phrases: Iterable[Iterable[str]] | None = None,
     glossary: GlossaryLike = None,
+    text_settings: TextSettings | None = None,
 ) -> list[Translation]:
     """Decode translations with quality warnings again; a result with fewer warnings becomes the best alternative.
 
@@ -74,6 +76,7 @@ def redecode(
         prefix: text that each translation must start with.
         phrases: phrases that each translation must contain.
         glossary: terms that must be translated as specified.
+        text_settings: the settings of the texts in the first search; None: the translator's settings.
 
     Returns:
         The translations, some of them with a better alternative first.
@@ -110,6 +113,7 @@ def redecode(
                 prefix=prefix,
                 phrases=[required[number] for number in numbers],
                 glossary=_with_numbers(terms, missing),
+                text_settings=text_settings,
             )
             for number, translation in zip(numbers, again, strict=True):
                 best, new_warnings = _fewest_warnings(translator, translation, terms)

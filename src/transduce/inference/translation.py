@@ -2,13 +2,16 @@
 
 import html
 from collections.abc import Sequence
+from heapq import nsmallest
 
 import msgspec
 from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
+from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.search.scorer import Hypothesis
 from transduce.text.vocabulary import Vocabulary
+from transduce.text.word_spans import Span
 
 # --- streamed translations ---
 # Legend: W hypotheses of one sentence, t tokens so far.
@@ -81,13 +84,17 @@ class Translation(msgspec.Struct, frozen=True):
     order of sampling.
     """
     parts: int = 1
-    """The number of parts that a long sentence was split into. The parts are translated separately, and only the
-    best translation of each is kept.
-    """
+    """The number of parts that were translated separately: the sentences of the text, and the parts of long ones."""
     joined: tuple[tuple[str, str], ...] = ()
     """The source and translation of each part, if there are several."""
     stopped: bool = msgspec.field(default=False, name="given_up")
     """True if an observer stopped decoding; then the text is incomplete and may be empty."""
+    sentences: tuple["Translation", ...] = ()
+    """The translation of each part, if there are several."""
+    positions: tuple[tuple[Span, Span], ...] = ()
+    """The span of each part in the source and in the best alternative, unless the only part is the whole text."""
+    protected: tuple[tuple[Span, Span], ...] = ()
+    """The spans that were copied unchanged, in the source and in the best alternative, in the order of the source."""
 
     given_up = renamed_attribute("given_up", "stopped")
 
@@ -138,18 +145,94 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
     return Translation(source, alternatives or (empty_alternative(ended=False),))
 
 
-def join_parts(source: str, parts: Sequence[Translation], separator: str) -> Translation:
-    """Join the translations of a long sentence's parts to one translation."""
-    stopped = any(part.stopped for part in parts)
-    if len(parts) == 1:
-        return Translation(source, parts[0].alternatives, stopped=stopped)
-    best = [part.alternatives[0] for part in parts]
-    joined = Alternative(
-        text=separator.join(part.text for part in best if part.text),
-        tokens=tuple(token for part in best for token in part.tokens),
-        token_log_probabilities=tuple(value for part in best for value in part.token_log_probabilities),
-        score=sum(part.score for part in best),
-        ended=all(part.ended for part in best),
+def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best: int, sampled: bool) -> Translation:
+    """Join the translations of a text's sentences to the translation of the text, with the layout of its source.
+
+    The alternatives are the combinations of the sentences' alternatives with the highest sums of scores. Samples are
+    joined in the order of sampling.
+
+    Args:
+        segmented: the sentences of the text and its layout.
+        parts: the translation of each sentence.
+        n_best: maximum number of alternatives.
+        sampled: whether the alternatives are samples.
+    """
+    combinations = _combine_samples(parts) if sampled else _best_combinations(parts, n_best)
+    alternatives = [_join(segmented, parts, indices) for indices in combinations]
+    best, spans = alternatives[0]
+    positions = tuple(
+        (Span(sentence.offsets[0], sentence.offsets[-1]), span)
+        for sentence, span in zip(segmented.sentences, spans, strict=True)
     )
-    pairs = tuple((part.source, part.text) for part in parts)
-    return Translation(source, (joined,), parts=len(parts), joined=pairs, stopped=stopped)
+    protected = tuple(
+        (sentence.source_span(source), Span(span.start + target.start, span.start + target.end))
+        for sentence, span, part in zip(segmented.sentences, spans, parts, strict=True)
+        for source, target in part.protected
+    )
+    is_whole = len(parts) == 1 and best.text == parts[0].text and segmented.sentences[0].text == segmented.source
+    is_split = len(parts) > 1
+    return Translation(
+        segmented.source,
+        tuple(alternative for alternative, _ in alternatives),
+        parts=max(1, len(parts)),
+        joined=tuple((part.source, part.text) for part in parts) if is_split else (),
+        stopped=any(part.stopped for part in parts),
+        sentences=tuple(parts) if is_split else (),
+        positions=() if is_whole else positions,
+        protected=protected,
+    )
+
+
+def _combine_samples(parts: Sequence[Translation]) -> list[list[int]]:
+    """Return combinations of alternatives, as indices, that join the first samples, the second ones, and so on."""
+    count = min((len(part.alternatives) for part in parts), default=1)
+    return [[index] * len(parts) for index in range(count)]
+
+
+def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[int]]:
+    """Return the combinations of alternatives, as indices, with the fewest truncated ones and the highest scores."""
+    if n_best == 1:
+        return [[0] * len(parts)]
+    # Each entry has its rank and a linked list of indices, from the last part to the first.
+    best: list[tuple[tuple[int, float], tuple[object, int] | None]] = [((0, 0.0), None)]
+    for part in parts:
+        extended = [
+            ((truncated + (not each.ended), cost - each.score), (chain, index))
+            for (truncated, cost), chain in best
+            for index, each in enumerate(part.alternatives)
+        ]
+        best = nsmallest(n_best, extended, key=lambda entry: entry[0])
+    return [_unlinked(chain) for _, chain in best]
+
+
+def _unlinked(chain: object) -> list[int]:
+    """Return the indices of a linked list in the order of the parts."""
+    indices: list[int] = []
+    while isinstance(chain, tuple):
+        chain, index = chain
+        indices.append(index)
+    return indices[::-1]
+
+
+def _join(
+    segmented: SegmentedText, parts: Sequence[Translation], indices: Sequence[int]
+) -> tuple[Alternative, list[Span]]:
+    """Return the alternative made of one alternative of each part, and the span of each part in its text."""
+    chosen = [part.alternatives[index] for part, index in zip(parts, indices, strict=True)]
+    writer, written, length = LayoutWriter(segmented), list[str](), 0
+    spans = []
+    for each in chosen:
+        written += [writer.next_gap(), writer.write(each.text)]
+        length += len(written[-2]) + len(written[-1])
+        spans.append(Span(length - len(each.text), length))
+    text = "".join([*written, writer.next_gap()])
+    if len(chosen) == 1:
+        return msgspec.structs.replace(chosen[0], text=text), spans
+    joined = Alternative(
+        text=text,
+        tokens=tuple(token for part in chosen for token in part.tokens),
+        token_log_probabilities=tuple(value for part in chosen for value in part.token_log_probabilities),
+        score=sum((part.score for part in chosen), start=0.0),
+        ended=all(part.ended for part in chosen),
+    )
+    return joined, spans

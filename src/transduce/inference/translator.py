@@ -17,11 +17,12 @@ from transduce.inference.batching import (
     PartsObserver,
     batch_token_budget,
     batches,
+    cut_long_sentence,
     decode_in_parallel,
+    encode_parts,
     join_sentences,
     num_parallel_batches,
     sentence_separator,
-    split_long_sentences,
 )
 from transduce.inference.decoding import (
     Batch,
@@ -42,6 +43,7 @@ from transduce.inference.glossary_search import (
 from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
+from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
 from transduce.inference.spans import Scoring, align_spans, as_translations
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
@@ -52,6 +54,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, run
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
 
@@ -71,6 +74,7 @@ class Translator:
         ensemble: Sequence[EncoderDecoder] = (),
         max_source_tokens: int = DEFAULT_MAX_SOURCE,
         datastore: NeighborIndex | None = None,
+        text: TextSettings | None = None,
     ) -> None:
         """Create a translator.
 
@@ -84,6 +88,7 @@ class Translator:
             max_source_tokens: maximum number of source tokens; longer texts are split into parts. The models' positions
                 limit texts, too.
             datastore: datastore for kNN retrieval, for a single model.
+            text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
         """
         self.model = model
         self.models = (model, *ensemble)
@@ -91,6 +96,7 @@ class Translator:
         self.source_language = source_language
         self.target_language = target_language
         self.search = search or SearchSettings()
+        self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         special_tokens = len(tokenizer.source.with_special_tokens([]))
         self.max_source_tokens = max_source_tokens
@@ -164,6 +170,7 @@ class Translator:
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
+        text_settings: TextSettings | None = None,
     ) -> Translation: ...
     @overload
     def __call__(
@@ -182,6 +189,7 @@ class Translator:
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
+        text_settings: TextSettings | None = None,
     ) -> list[Translation]: ...
     def __call__(  # noqa: PLR0913  (the command's own options)
         self,
@@ -199,17 +207,18 @@ class Translator:
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
+        text_settings: TextSettings | None = None,
     ) -> Translation | list[Translation]:
-        """Translate one sentence, or a list of sentences in order.
+        """Translate one text, or a list of texts in order; each is translated sentence by sentence.
 
         Any of `temperature`, `top_k`, `top_p` and `seed` samples translations instead of searching for the best one;
         `n_best` is then the number of samples.
 
         Args:
-            text: a sentence, or a list of sentences; an empty sentence gives an empty translation.
+            text: a text of any length, or a list of texts; an empty text gives an empty translation.
             beam_size: number of beam hypotheses; 1: greedy search.
             length_penalty: exponent alpha of the length penalty; higher values favor longer translations.
-            n_best: number of alternatives returned for each sentence.
+            n_best: number of alternatives returned for each text.
             max_length: maximum number of new tokens.
             temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
                 0: no sampling, but greedy search.
@@ -220,6 +229,7 @@ class Translator:
             phrases: phrases that every translation must contain.
             glossary: terms that must be translated as specified: a mapping, a `Glossary` or a file.
             search: search settings; None: the translator's defaults. The arguments above override them.
+            text_settings: settings for texts; None: the translator's defaults.
 
         Raises:
             TransduceError: an option is out of range.
@@ -229,7 +239,14 @@ class Translator:
         settings = override_search(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
         required = [as_phrases(phrases)] * len(sentences)
-        translations = self.translate(sentences, settings, prefix=prefix or "", phrases=required, glossary=glossary)
+        translations = self.translate(
+            sentences,
+            settings,
+            prefix=prefix or "",
+            phrases=required,
+            glossary=glossary,
+            text_settings=text_settings,
+        )
         return translations[0] if isinstance(text, str) else translations
 
     def translate(
@@ -242,31 +259,40 @@ class Translator:
         glossary: GlossaryLike = None,
         places: Iterable[int] | None = None,
         observer: Observer | None = None,
+        text_settings: TextSettings | None = None,
+        protected: Iterable[Iterable[Span]] | None = None,
     ) -> list[Translation]:
-        """Translate sentences; they are batched by length and returned in order.
+        """Translate texts sentence by sentence; the sentences of all texts are batched by length.
 
         Args:
-            sentences: texts of any length; texts longer than the model takes are split, and their translations are
-                joined.
+            sentences: texts of any length, of one sentence or several. Their layout is kept: line ends, indentation,
+                list marks, tabs, and lines without a letter.
             search: the search settings.
             prefix: text that every translation must start with.
-            phrases: a list of required phrases for each sentence; a split sentence has them in its first part.
+            phrases: a list of required phrases for each text; a split text has them in its first sentence.
             glossary: terms that must be translated as specified.
-            places: index of each sentence in the whole input, which seeds sampling; None: from 0.
-            observer: called after each step with sentence indices from 0. The index of a split sentence occurs once for
-                each part in the batch. A sentence that the observer stops is stopped in all parts and marked in the
-                result.
+            places: index of each text in the whole input, which seeds sampling; None: from 0.
+            observer: called after each step with text indices from 0. The index of a split text occurs once for each
+                part in the batch. A text that the observer stops is stopped in all parts and marked in the result.
+            text_settings: settings for texts; None: the translator's defaults.
+            protected: spans of each text that translation must not change, in order and disjoint; None: placeholders,
+                URLs and other spans that `find_protected` finds.
+
+        Returns:
+            A translation of each text, in order.
 
         Raises:
             TransduceError: options contradict each other, the number of phrases or places differs from that of the
-                sentences, or batch-invariant results are not possible.
+                texts, or batch-invariant results are not possible.
         """
         sentences, search, terms = as_texts(sentences), checked_search(search), as_glossary(glossary)
         required = (
             None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
         )
         seeds = None if places is None else one_per_sentence("place", len(sentences), places)
-        parts = self._parts(sentences, search, prefix, required, terms)
+        spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
+        texts = self._segment(sentences, text_settings or self.text, spans)
+        parts = self._parts(texts, search, prefix, required, terms)
         watch = PartsObserver(observer)
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
         nonempty = [part for part in parts if not part.is_empty]
@@ -277,7 +303,7 @@ class Translator:
             translations |= translate_with_terms(
                 with_terms_in_source, translations, terms, search, self.term_model(search), search_again
             )
-        return join_sentences(sentences, parts, translations, abandoned=watch.abandoned, language=self.target_language)
+        return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
@@ -313,6 +339,7 @@ class Translator:
         prefix: str = "",
         phrases: Iterable[str] = (),
         glossary: GlossaryLike = None,
+        text_settings: TextSettings | None = None,
     ) -> Iterator[str]:
         """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
@@ -326,23 +353,29 @@ class Translator:
             prefix: text that the translation must start with.
             phrases: phrases that the translation must contain.
             glossary: terms that must be translated as specified.
+            text_settings: settings for texts; None: the translator's defaults.
 
         Raises:
             TransduceError: an option is invalid, as in `translate`.
         """
         search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
-        between, terms = "", as_glossary(glossary)
+        terms, settings = as_glossary(glossary), text_settings or self.text
         if terms is not None and terms.find(as_text(sentence)):
-            yield self.translate([sentence], search, prefix=prefix, phrases=[phrases], glossary=terms)[0].text
+            (whole,) = self.translate(
+                [sentence], search, prefix=prefix, phrases=[phrases], glossary=terms, text_settings=settings
+            )
+            yield whole.text
             return
-        for part in self._parts([as_text(sentence)], search, prefix, [as_phrases(phrases)], terms):
+        texts = self._segment([as_text(sentence)], settings, None)
+        writer = LayoutWriter(texts[0])
+        for part in self._parts(texts, search, prefix, [as_phrases(phrases)], terms):
+            yield from filter(None, [writer.next_gap()])
             if part.is_empty:
                 continue
             batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
-            is_new = True
             for text in self._stream_batch(batch, search):
-                yield between + text if is_new else text
-                is_new, between = False, sentence_separator(self.target_language)
+                yield writer.write(text)
+        yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
         """Yield one sentence's translation while it is generated."""
@@ -450,20 +483,43 @@ class Translator:
         with torch.inference_mode(), explain_search_out_of_memory(search):
             return run(self._begin(batch, search), observer)
 
+    def _segment(
+        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span]] | None
+    ) -> list[SegmentedText]:
+        """Divide texts into sentences, none longer than the model takes, and layout."""
+        gathers = self.longest_source > DEFAULT_MAX_SOURCE
+        segmenter = Segmenter(
+            settings,
+            splits=settings.split_sentences == "always",
+            separator=sentence_separator(self.target_language),
+            source_language=self.source_language,
+            passes_wordless=False,
+            cut=partial(
+                cut_long_sentence, vocabulary=self.tokenizer.source, longest=self.longest_source, gathers=gathers
+            ),
+        )
+        spans = [None] * len(texts) if protected is None else [list(each) for each in protected]
+        return [segmenter(*each) for each in zip(texts, spans, strict=True)]
+
+    def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
+        (segmented,) = self._segment([text], text_settings or self.text, None)
+        return [sentence.text for sentence in segmented.sentences] == [text]
+
     def _parts(
         self,
-        sentences: Sequence[str],
+        texts: Sequence[SegmentedText],
         search: SearchSettings,
         prefix: str,
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
     ) -> list[Part]:
-        """Split long sentences into parts, and attach the prefix and the required phrases to the first part of each."""
+        """Return the parts of texts, with the prefix and the required phrases attached to the first part of each."""
         check_prefix(search, as_text(prefix))
         prefix_ids = tokenize_prefix(prefix, self.tokenizer.target)
         if glossary is not None:
             check_glossary(glossary, search, self.tokenizer.target)
-        parts = split_long_sentences(sentences, self.tokenizer.source, self.longest_source)
+        parts = encode_parts(texts, self.tokenizer.source)
         parts = attach_phrases(parts, phrases, search, self.tokenizer.target)
         return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
 

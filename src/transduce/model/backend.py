@@ -7,6 +7,8 @@ the remaining kernels (loss, optimizer) through `backend_in_use`. Without a back
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from transduce.errors import TransduceError
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.positions import Rotation
 
@@ -309,25 +312,47 @@ class TrainingKernels(Protocol):
         """Replace the logits of rows, (N, V), by their softmax, and return each row's log-sum-exp, float32, (N,)."""
 
 
+# The backend of this thread's `with` statement; other threads, which may translate meanwhile, have none.
+_BACKEND: ContextVar[TrainingKernels | None] = ContextVar("_BACKEND", default=None)
+
+
 class _InUse:
-    """The global variable that holds the process's training backend."""
+    """The process's training backend, for PyTorch's own threads, which run backward passes on GPUs."""
 
     backend: TrainingKernels | None = None
+    thread: int | None = None
+    """The thread that uses the backend; None: there is no backend."""
 
 
 @contextmanager
 def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
-    """Use a backend in the body of the `with` statement; None: plain PyTorch."""
-    before, _InUse.backend = _InUse.backend, kernels
+    """Use a backend in the body of the `with` statement; None: plain PyTorch.
+
+    Raises:
+        TransduceError: another thread uses a backend, whose memory and random numbers belong to the process.
+    """
+    before, this = (_InUse.backend, _InUse.thread), get_ident()
+    if kernels is not None and before[1] not in (None, this):
+        raise TransduceError(
+            "Only one thread of a process can train with our kernels at a time, but another thread already does: "
+            "train in another process, or wait until the other thread has finished."
+        )
+    if kernels is not None or before[1] == this:
+        _InUse.backend, _InUse.thread = kernels, this
+    token = _BACKEND.set(kernels)
     try:
         yield
     finally:
-        _InUse.backend = before
+        _BACKEND.reset(token)
+        if kernels is not None or before[1] == this:
+            _InUse.backend, _InUse.thread = before
 
 
 def backend_in_use() -> TrainingKernels | None:
     """Return the backend in use, or None."""
-    return _InUse.backend
+    kernels = _BACKEND.get()
+    # PyTorch's threads that run backward passes on a GPU have no context variables.
+    return _InUse.backend if kernels is None and torch.cuda.is_initialized() else kernels
 
 
 class Component(nn.Module):
@@ -338,8 +363,8 @@ class Component(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
-        if _InUse.backend is not None:
-            return _InUse.backend.execute(self, *args, **kwargs)
+        if (kernels := _BACKEND.get()) is not None:
+            return kernels.execute(self, *args, **kwargs)
         # A copy of `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
         if self._compiled_call_impl is not None:
             return self._compiled_call_impl(*args, **kwargs)

@@ -12,16 +12,16 @@ from starlette.types import Receive, Scope, Send
 
 from transduce.errors import TransduceError
 from transduce.serving import deepl, inspection_api, libretranslate, openai
-from transduce.serving.batching import ClientGoneError, shutting_down
-from transduce.serving.deepl import DeepL
-from transduce.serving.inspection_api import Studies, Views
-from transduce.serving.libretranslate import LibreTranslate
+from transduce.serving.batching import ClientGoneError, shutdown_error
+from transduce.serving.deepl import DeepLHandlers
+from transduce.serving.inspection_api import InspectionHandlers, InspectionViews
+from transduce.serving.libretranslate import LibreTranslateHandlers
 from transduce.serving.messages import Health, RequestError
 from transduce.serving.metrics import CONTENT_TYPE
-from transduce.serving.openai import Chat
+from transduce.serving.openai import OpenAIHandlers
 from transduce.serving.openapi import Operation, document
-from transduce.serving.responses import Envelope, error_answer, json_answer
-from transduce.serving.service import Gate, Service
+from transduce.serving.responses import ResponseMiddleware, error_response, json_response
+from transduce.serving.service import RequestChecks, Service
 
 OPERATIONS = (
     *libretranslate.OPERATIONS,
@@ -51,7 +51,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Application:
     """An ASGI application that serves translation models over HTTP."""
 
-    def __init__(self, service: Service, views: Views | None = None) -> None:
+    def __init__(self, service: Service, views: InspectionViews | None = None) -> None:
         """Build the routes and the OpenAPI document.
 
         Args:
@@ -60,7 +60,7 @@ class Application:
         """
         self.service = service
         self.views = views
-        self.gate = Gate(service)
+        self.checks = RequestChecks(service)
         self.is_draining = False
         """True once the server is shutting down; every new request is then refused."""
         operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
@@ -78,7 +78,7 @@ class Application:
             },
         )
         starlette.router.redirect_slashes = False
-        self._app = Envelope(
+        self._app = ResponseMiddleware(
             starlette,
             service.metrics,
             paths=["/", *(operation.path for operation in operations)],
@@ -91,10 +91,14 @@ class Application:
         await self._app(scope, receive, send)
 
     def _refuse(self) -> RequestError | None:
-        return shutting_down() if self.is_draining else None
+        return shutdown_error() if self.is_draining else None
 
     def _routes(self) -> list[Route]:
-        libre_handlers, deepl_handlers, chat_handlers = LibreTranslate(self.gate), DeepL(self.gate), Chat(self.gate)
+        libre_handlers, deepl_handlers, chat_handlers = (
+            LibreTranslateHandlers(self.checks),
+            DeepLHandlers(self.checks),
+            OpenAIHandlers(self.checks),
+        )
         return [
             _get("/", self.page),
             _post("/translate", libre_handlers.translate),
@@ -118,7 +122,7 @@ class Application:
     def _inspection_routes(self) -> list[Route]:
         if self.views is None:
             return []
-        handlers = Studies(self.gate, self.views)
+        handlers = InspectionHandlers(self.checks, self.views)
         return [_post("/inspect", handlers.inspect), _post("/intervene", handlers.intervene)]
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
@@ -129,13 +133,13 @@ class Application:
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /health`."""
-        if not self.service.engine.workers.are_alive:
+        if not self.service.engine.workers.all_alive:
             raise RequestError(503, "The server cannot translate any more: start it again.")
-        return json_answer(Health())
+        return json_response(Health())
 
     async def metrics(self, request: Request) -> Response:
         """Answer `GET /metrics`."""
-        self.gate.check_key(request)
+        self.checks.check_key(request)
         batcher = self.service.engine.batcher
         gauges = {
             "transduce_requests_running": ("Requests being decoded.", float(batcher.running)),
@@ -161,15 +165,15 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     match error:
         case RequestError():
-            return error_answer(error, path)
+            return error_response(error, path)
         case HTTPException():
             sentence = _SENTENCES.get(error.status_code, error.detail)
-            answer = error_answer(RequestError(error.status_code, sentence), path)
+            answer = error_response(RequestError(error.status_code, sentence), path)
             answer.headers.update(error.headers or {})  # `Allow`, for a status 405
             return answer
         case TransduceError():
-            return error_answer(RequestError(400, str(error)), path)
+            return error_response(RequestError(400, str(error)), path)
         case ClientGoneError() | ClientDisconnect():
             return Response(status_code=_CLIENT_GONE)
         case _:
-            return error_answer(RequestError(500, "The server failed; its log has the details."), path)
+            return error_response(RequestError(500, "The server failed; its log has the details."), path)

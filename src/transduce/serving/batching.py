@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.serving.jobs import Job, Place
+from transduce.serving.jobs import Job, JobSentence
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.settings import ServingSettings
@@ -34,15 +34,15 @@ _MIN_SENTENCES_PER_WORKER = 16
 class Batch:
     """A batch of sentences, possibly of several jobs, that are decoded together."""
 
-    def __init__(self, places: list[Place]) -> None:
-        self.places = places
+    def __init__(self, sentences: list[JobSentence]) -> None:
+        self.sentences = sentences
         """Sentences of the batch, in the order of the decoder's rows."""
-        self.jobs = list(dict.fromkeys(sentence.job for sentence in places))
+        self.jobs = list(dict.fromkeys(sentence.job for sentence in sentences))
         """Jobs of this batch whose sentences are still being decoded."""
 
     def split(self) -> list["Batch"]:
         """Return one batch per job that is still in this batch; together they replace it."""
-        return [Batch([sentence for sentence in self.places if sentence.job is job]) for job in self.jobs]
+        return [Batch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
 class Batcher:
@@ -62,7 +62,7 @@ class Batcher:
         Args:
             max_running: see `ServingSettings`.
             max_waiting: see `ServingSettings`.
-            batch_tokens: see `ServingSettings.batch_pieces`.
+            batch_tokens: see `ServingSettings.batch_tokens`.
             gather_seconds: how long an idle worker waits for further requests before it decodes the first one.
             report_wait: receives the seconds that each job waited before its first batch.
         """
@@ -92,7 +92,7 @@ class Batcher:
     def _count_waiting(self) -> int:
         return sum(job.started_at is None for job in self._queue)
 
-    def room(self) -> int:
+    def free_slots(self) -> int:
         """Return the number of further jobs that the queue would accept now."""
         with self._changed:
             return self._count_free_slots()
@@ -108,9 +108,9 @@ class Batcher:
         """
         with self._changed:
             if self._closed:
-                raise shutting_down()
+                raise shutdown_error()
             if self._count_free_slots() < len(jobs):
-                raise busy()
+                raise busy_error()
             self._queue += jobs
             self._changed.notify_all()
 
@@ -128,7 +128,7 @@ class Batcher:
         """Start no further sentences of a job, and free its slot if none of its sentences is being decoded."""
         if job in self._queue:
             self._queue.remove(job)
-        if not job.in_batches:
+        if not job.num_batches:
             self._running.discard(job)
         self._changed.notify_all()
 
@@ -168,19 +168,22 @@ class Batcher:
 
     def _can_fill_batch(self) -> bool:
         """Return whether the queued jobs already fill a batch."""
-        tokens = sum(job.total_tokens * width(job) for job in self._queue)
+        tokens = sum(job.total_tokens * num_hypotheses(job) for job in self._queue)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
         """Remove jobs whose deadline has passed from the queue."""
-        for job in [job for job in self._queue if job.is_late]:
+        for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
-    def _pick(self, job: Job) -> list[Place]:
+    def _pick(self, job: Job) -> list[JobSentence]:
         """Return a job's longest waiting sentence and others of similar length, up to the batch's size limit."""
-        head = Place(job, job.waiting[0])
+        head = JobSentence(job, job.waiting[0])
         candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.tokens - head.tokens))
-        max_tokens, max_sentences = self.batch_tokens // width(job), self._sentences_per_worker(1 + len(candidates))
+        max_tokens, max_sentences = (
+            self.batch_tokens // num_hypotheses(job),
+            self._sentences_per_worker(1 + len(candidates)),
+        )
         chosen, jobs, longest = [head], self._running | {job}, head.tokens
         for sentence in candidates:
             if len(chosen) == max_sentences or (len(chosen) + 1) * max(longest, sentence.tokens) > max_tokens:
@@ -196,20 +199,20 @@ class Batcher:
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
-    def _compatible_sentences(self, head: Place) -> Iterator[Place]:
+    def _compatible_sentences(self, head: JobSentence) -> Iterator[JobSentence]:
         for job in self._queue:
-            if job.goes_with(head.job):
+            if job.is_compatible_with(head.job):
                 for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
                     if (job, number) != head:
-                        yield Place(job, number)
+                        yield JobSentence(job, number)
 
-    def _start_batch(self, sentences: list[Place]) -> Batch:
+    def _start_batch(self, sentences: list[JobSentence]) -> Batch:
         batch, now = Batch(sentences), time.monotonic()
         for job in batch.jobs:
             if job.started_at is None:
                 job.started_at = now
                 self._report_wait(now - job.accepted_at)
-            job.in_batches += 1
+            job.num_batches += 1
             started = {sentence.number for sentence in sentences if sentence.job is job}
             job.waiting = [number for number in job.waiting if number not in started]
             self._running.add(job)
@@ -218,25 +221,25 @@ class Batcher:
         self._queue = [job for job in [*(job for job in self._queue if job is not head), head] if job.waiting]
         return batch
 
-    def leave(self, batch: Batch, job: Job) -> None:
+    def drop_job(self, batch: Batch, job: Job) -> None:
         """Remove a job's sentences from a batch that is still being decoded, because no client waits for them."""
         with self._changed:
             batch.jobs.remove(job)
-            job.in_batches -= 1
+            job.num_batches -= 1
             self._dequeue(job)
 
     def finish(self, batch: Batch, results: list[Any] | Exception) -> None:
         """Deliver the results of a batch or its error to its jobs, and complete each job that has all its results."""
         with self._changed:
             if not isinstance(results, Exception):
-                for (job, number), result in zip(batch.places, results, strict=True):
+                for (job, number), result in zip(batch.sentences, results, strict=True):
                     job.results[number] = result
             for job in batch.jobs:
-                job.in_batches -= 1
+                job.num_batches -= 1
                 if isinstance(results, Exception):
                     self._fail(job, results)
-                elif job.is_late:
-                    self._fail(job, late())
+                elif job.is_expired:
+                    self._fail(job, deadline_error())
                 elif None not in job.results:
                     self._running.discard(job)
                     job.future.set_result([result for result in job.results if result is not None])
@@ -254,30 +257,30 @@ class Batcher:
             self._closed = True
             self._changed.notify_all()
 
-    def give_up(self) -> None:
+    def fail_remaining(self) -> None:
         """Fail every unfinished job with the error that the server is shutting down, and accept no more jobs."""
         with self._changed:
             self._closed = True
             for job in [*self._queue, *self._running]:
-                self._fail(job, shutting_down())
+                self._fail(job, shutdown_error())
 
 
-def width(job: Job) -> int:
+def num_hypotheses(job: Job) -> int:
     """Return the number of beam hypotheses that a job's sentences use in a batch."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
-def busy() -> RequestError:
+def busy_error() -> RequestError:
     """Return the error for a request that finds no free slot in the queue."""
     return RequestError(503, "The server is busy: try again in a moment.", retry_after_seconds=1)
 
 
-def late() -> RequestError:
+def deadline_error() -> RequestError:
     """Return the error for a request that was not answered before its deadline."""
     return RequestError(504, "The translation exceeded its time limit: send less text, or try again later.")
 
 
-def shutting_down() -> RequestError:
+def shutdown_error() -> RequestError:
     """Return the error for a request to a server that is shutting down."""
     return RequestError(503, "The server is shutting down: try again later.", retry_after_seconds=10)
 
@@ -297,13 +300,13 @@ class BatchObserver:
         batch: Batch,
         batcher: Batcher,
         metrics: Metrics,
-        share_threads: Callable[[], None] = lambda: None,
+        adapt_threads: Callable[[], None] = lambda: None,
     ) -> None:
-        """Observe a batch; `share_threads` is called at each step to adapt the number of threads."""
+        """Observe a batch; `adapt_threads` is called at each step to adapt the number of threads."""
         self.batch = batch
         self.batcher = batcher
         self.metrics = metrics
-        self._share_threads = share_threads
+        self._adapt_threads = adapt_threads
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
         """Report progress, and return the rows of the sentences to drop, since their requests are late or abandoned.
@@ -313,20 +316,20 @@ class BatchObserver:
             tokens: tokens of all hypotheses, (B, W, t).
         """
         self.metrics.steps.inc()
-        self._share_threads()
+        self._adapt_threads()
         # Release the GIL for the event loop: the steps of a small model hardly ever do.
         time.sleep(0)
-        for job in [job for job in self.batch.jobs if job.is_late]:
-            self.batcher.leave(self.batch, job)
+        for job in [job for job in self.batch.jobs if job.is_expired]:
+            self.batcher.drop_job(self.batch, job)
         row_list = rows.tolist()
         self._report_progress(row_list, tokens)
-        return [row for row in row_list if self.batch.places[row].job not in self.batch.jobs]
+        return [row for row in row_list if self.batch.sentences[row].job not in self.batch.jobs]
 
     def _report_progress(self, row_list: list[int], tokens: Tensor) -> None:
         for number, row in enumerate(row_list):
-            entry = job, index = self.batch.places[row]
+            entry = job, index = self.batch.sentences[row]
             # The parts of a split sentence are decoded separately and make no text before the end.
-            is_unsplit = entry.tokens - 1 <= job.model.longest_source and row_list.count(row) == 1
+            is_unsplit = entry.tokens - 1 <= job.model.max_source_tokens and row_list.count(row) == 1
             if job.progress is not None and job in self.batch.jobs and is_unsplit:
                 # The longest common prefix of all hypotheses is final.
                 agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
@@ -365,7 +368,7 @@ class Workers:
             thread.start()
 
     @property
-    def are_alive(self) -> bool:
+    def all_alive(self) -> bool:
         """True if all threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
@@ -381,21 +384,21 @@ class Workers:
             with self._counted():
                 self._decode(batch)
             self.metrics.batch_seconds.observe(time.monotonic() - started_at)
-            self.metrics.batch_sentences.observe(len(batch.places))
+            self.metrics.batch_sentences.observe(len(batch.sentences))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
         """Count this thread as decoding during the body of `with`."""
         with self._lock:
             self._decoding += 1
-        self._share_threads()
+        self._adapt_threads()
         try:
             yield
         finally:
             with self._lock:
                 self._decoding -= 1
 
-    def _share_threads(self) -> None:
+    def _adapt_threads(self) -> None:
         """Set the calling thread's number of PyTorch threads to its share; PyTorch keeps this number per thread."""
         share = max(1, self._compute_threads // max(1, self._decoding))
         if torch.get_num_threads() != share:
@@ -412,7 +415,7 @@ class Workers:
         except TransduceError as error:
             results = RequestError(400, str(error))
         except Exception:  # noqa: BLE001 - one failure must not end the worker or other requests
-            _LOG.exception("A batch of %d sentences failed", len(batch.places))
+            _LOG.exception("A batch of %d sentences failed", len(batch.sentences))
             results = RequestError(500, "The model failed on this text; the server's log has the details.")
         if isinstance(results, Exception) and len(batch.jobs) > 1:
             for part in batch.split():
@@ -421,9 +424,9 @@ class Workers:
             self.batcher.finish(batch, results)
 
     def _results(self, batch: Batch) -> list[Any]:
-        self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.places))
-        observer = BatchObserver(batch, self.batcher, self.metrics, self._share_threads)
-        return batch.places[0].job.decode(batch.places, observer)
+        self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
+        observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
+        return batch.sentences[0].job.decode(batch.sentences, observer)
 
 
 # --- engine ---
@@ -450,7 +453,7 @@ class Engine:
         self.batcher = Batcher(
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
-            batch_tokens=settings.batch_pieces,
+            batch_tokens=settings.batch_tokens,
             gather_seconds=settings.gather_milliseconds / 1000.0,
             report_wait=metrics.queue_seconds.observe,
         )
@@ -460,21 +463,21 @@ class Engine:
         """Start the worker threads."""
         self.workers.start()
 
-    def check_room(self) -> None:
+    def check_queue(self) -> None:
         """Refuse a request, before its body is read, if the queue is full.
 
         Raises:
             RequestError: status 503, the queue is full.
         """
-        if not self.batcher.room():
-            raise busy()
+        if not self.batcher.free_slots():
+            raise busy_error()
 
-    async def decode(self, jobs: Sequence[Job], gone: asyncio.Future[None]) -> list[list[Any]]:
+    async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
         """Submit jobs together and return their results, one list per job with one result per sentence.
 
         Args:
             jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.
-            gone: done once the client has disconnected.
+            disconnected: done once the client has disconnected.
 
         Raises:
             RequestError: the queue is full, the jobs waited too long, or the deadline has passed.
@@ -483,7 +486,7 @@ class Engine:
         self.batcher.submit(*jobs)
         answers = [asyncio.wrap_future(job.future) for job in jobs]
         waiting = [
-            asyncio.ensure_future(self._await_answer(job, answer, gone))
+            asyncio.ensure_future(self._await_answer(job, answer, disconnected))
             for job, answer in zip(jobs, answers, strict=True)
         ]
         try:
@@ -495,36 +498,38 @@ class Engine:
                     self.batcher.abandon(job)
                     answer.cancel()
 
-    async def _await_answer(self, job: Job, answer: asyncio.Future[list[Any]], gone: asyncio.Future[None]) -> list[Any]:
+    async def _await_answer(
+        self, job: Job, answer: asyncio.Future[list[Any]], disconnected: asyncio.Future[None]
+    ) -> list[Any]:
         begin_by = min(job.accepted_at + self.settings.queue_seconds, job.deadline)
-        await _wait(answer, gone, begin_by)
-        if not answer.done() and not gone.done():
+        await _wait(answer, disconnected, begin_by)
+        if not answer.done() and not disconnected.done():
             if job.started_at is None:
-                raise waited_too_long()
-            await _wait(answer, gone, job.deadline)
+                raise queue_timeout_error()
+            await _wait(answer, disconnected, job.deadline)
         if answer.done():
             return answer.result()
-        if gone.done():
+        if disconnected.done():
             self.metrics.disconnects.inc()
             raise ClientGoneError
-        raise late()
+        raise deadline_error()
 
     def stop(self) -> None:
         """Accept no more jobs; those already accepted are still decoded."""
         self.batcher.close()
 
-    def give_up(self) -> None:
+    def fail_remaining(self) -> None:
         """Fail all unfinished jobs, because the server is shutting down."""
-        self.batcher.give_up()
+        self.batcher.fail_remaining()
 
 
-async def _wait(answer: asyncio.Future[list[Any]], gone: asyncio.Future[None], until: float) -> None:
-    waited_for: set[asyncio.Future[Any]] = {answer, gone}
+async def _wait(answer: asyncio.Future[list[Any]], disconnected: asyncio.Future[None], until: float) -> None:
+    waited_for: set[asyncio.Future[Any]] = {answer, disconnected}
     seconds = max(0.0, until - asyncio.get_running_loop().time())
     await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def waited_too_long() -> RequestError:
+def queue_timeout_error() -> RequestError:
     """Return the error for a request that did not start decoding in time."""
     return RequestError(
         503, "The server is busy: the request waited too long in the queue, try again later.", retry_after_seconds=5

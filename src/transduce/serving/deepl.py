@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.serving.languages import AUTO, base, language_name
-from transduce.serving.messages import invalid
+from transduce.serving.messages import invalid_request
 from transduce.serving.openapi import Operation
-from transduce.serving.request_bodies import listed
-from transduce.serving.responses import json_answer
-from transduce.serving.service import Gate, Wish, watch
+from transduce.serving.request_bodies import as_list
+from transduce.serving.responses import json_response
+from transduce.serving.service import RequestChecks, TranslationRequest, watch_disconnect
 
 # --- deepl messages ---
 # Typed messages for the part of DeepL's API (version 2) that this server implements.
@@ -82,50 +82,50 @@ OPERATIONS = (
 )
 
 
-class DeepL:
+class DeepLHandlers:
     """Handlers of the routes under `/v2`, for DeepL's clients."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self.service = gate.service
+    def __init__(self, checks: RequestChecks) -> None:
+        self.checks = checks
+        self.service = checks.service
 
     async def translate(self, request: Request) -> Response:
         """Answer `POST /v2/translate`."""
-        message = await self.gate.read(request, DeepLRequest)
-        self.gate.check_key(request)
+        message = await self.checks.read(request, DeepLRequest)
+        self.checks.check_key(request)
         if message.glossary_id is not None:  # ignoring it silently would give wrong terms
-            raise invalid(
+            raise invalid_request(
                 f"there is no glossary `{message.glossary_id}`: the server's own glossary applies to all requests; "
                 "to send terms with a request, use POST /translate"
             )
-        translation_request = Wish(
-            texts=listed(message.text),
+        translation_request = TranslationRequest(
+            texts=as_list(message.text),
             source=message.source_lang or AUTO,
             target=message.target_lang,
             format="html" if message.tag_handling else "text",
         )
-        gone = watch(request)
+        disconnected = watch_disconnect(request)
         try:
-            answers = await self.service.translate(translation_request, gone)
+            answers = await self.service.translate(translation_request, disconnected)
         finally:
-            gone.cancel()
+            disconnected.cancel()
         translations = [
             DeepLTranslation(
                 detected_source_language=base(answer.source).upper(), text=answer.text, billed_characters=len(text)
             )
             for answer, text in zip(answers, translation_request.texts, strict=True)
         ]
-        return json_answer(DeepLResponse(translations=translations))
+        return json_response(DeepLResponse(translations=translations))
 
     async def languages(self, request: Request) -> Response:
         """Answer `GET` or `POST /v2/languages`; DeepL's official client sends a GET with a form as its body."""
-        message = await self.gate.read_message(request, DeepLLanguagesRequest)
+        message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
         if message.type == "source":
             codes = sorted({base(code).upper() for code in routes.sources})
-            return json_answer([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
-        targets = {code for target in routes.all_targets for code in _target_codes(target)}
-        return json_answer(
+            return json_response([DeepLLanguage(language=code, name=language_name(code.lower())) for code in codes])
+        targets = {code for target in routes.targets_of_any for code in _target_codes(target)}
+        return json_response(
             [
                 DeepLLanguage(language=code, name=language_name(code.lower()), supports_formality=False)
                 for code in sorted(targets)
@@ -134,9 +134,9 @@ class DeepL:
 
     async def usage(self, request: Request) -> Response:
         """Answer `GET` or `POST /v2/usage`."""
-        self.gate.check_key(request)
+        self.checks.check_key(request)
         count = int(self.service.metrics.value("transduce_characters_total"))
-        return json_answer(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
+        return json_response(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
 
 
 def _target_codes(target: str) -> tuple[str, ...]:

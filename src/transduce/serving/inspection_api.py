@@ -1,6 +1,6 @@
 """The inspection API: how a sentence was translated, and how its translation changes under interventions.
 
-Serving does not import inspection: the functions and the types of their results are passed in as `Views`.
+Serving does not import inspection: the functions and the types of their results are passed in as `InspectionViews`.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ from starlette.responses import Response
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.jobs import Study
-from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings, RequestError, invalid
+from transduce.serving.jobs import InspectionJob
+from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings, RequestError, invalid_request
 from transduce.serving.models import ServedModel
 from transduce.serving.openapi import Operation
-from transduce.serving.service import Gate, watch, with_alternatives
+from transduce.serving.service import RequestChecks, watch_disconnect, with_alternatives
 
 _LINE_ENDS = ("\n", "\r")
 
 
-class Views(NamedTuple):
+class InspectionViews(NamedTuple):
     """The web page and the inspection functions that the server is started with."""
 
     page: Callable[[PageSettings], str]
@@ -37,7 +37,7 @@ class Views(NamedTuple):
     """Type of the result of `intervene`."""
 
 
-def operations(views: Views) -> tuple[Operation, ...]:
+def operations(views: InspectionViews) -> tuple[Operation, ...]:
     """Return the API operations of inspection, for the OpenAPI document."""
     return (
         Operation(
@@ -55,36 +55,36 @@ def operations(views: Views) -> tuple[Operation, ...]:
     )
 
 
-class Studies:
+class InspectionHandlers:
     """Handlers of the inspection API. Their work goes through the same queue, limits and deadlines as translations."""
 
-    def __init__(self, gate: Gate, views: Views) -> None:
-        self.gate = gate
-        self.service = gate.service
+    def __init__(self, checks: RequestChecks, views: InspectionViews) -> None:
+        self.checks = checks
+        self.service = checks.service
         self.views = views
 
     async def inspect(self, request: Request) -> Response:
         """Answer `POST /inspect`."""
-        message = await self.gate.read(request, InspectRequest)
-        self.gate.check_key(request, message.api_key)
+        message = await self.checks.read(request, InspectRequest)
+        self.checks.check_key(request, message.api_key)
         model, search = self._select_model(message)
 
         def work(observer: Observer) -> bytes:
-            with model.access.shared():
+            with model.access.hold_shared():
                 return msgspec.json.encode(self.views.inspect(model.translator, message, search, observer))
 
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
     async def intervene(self, request: Request) -> Response:
         """Answer `POST /intervene`."""
-        message = await self.gate.read(request, InterveneRequest)
-        self.gate.check_key(request, message.api_key)
+        message = await self.checks.read(request, InterveneRequest)
+        self.checks.check_key(request, message.api_key)
         self._check_text("changed", message.changed or "")
         model, search = self._select_model(message)
         self._check_tokens("changed", message.changed or "", model)
 
         def work(observer: Observer) -> bytes:
-            with model.access.alone():
+            with model.access.hold_exclusively():
                 return msgspec.json.encode(self.views.intervene(model.translator, message, search, observer))
 
         return await self._answer(request, message, self._make_job(message, model, search, work))
@@ -98,11 +98,13 @@ class Studies:
         self._check_text("q", message.q)
         alternatives = message.alternatives or 0
         if alternatives > self.service.settings.max_alternatives:
-            raise invalid(f"alternatives ({alternatives}) exceeds limit ({self.service.settings.max_alternatives})")
+            raise invalid_request(
+                f"alternatives ({alternatives}) exceeds limit ({self.service.settings.max_alternatives})"
+            )
         routes = self.service.routes
         model = routes.model(routes.find(message.source), routes.find(message.target))
         if model is None:
-            raise invalid("`source` and `target` are the same language, so there is no translation to inspect")
+            raise invalid_request("`source` and `target` are the same language, so there is no translation to inspect")
         if not isinstance(model, ServedModel):
             raise RequestError(400, "This model cannot be inspected: it can only translate.")
         self._check_tokens("q", message.q, model)
@@ -111,17 +113,19 @@ class Studies:
     def _check_text(self, name: str, text: str) -> None:
         limit = self.service.settings.max_characters
         if len(text) > limit:
-            raise invalid(f"`{name}` ({len(text)}) exceeds text limit ({limit} characters)")
+            raise invalid_request(f"`{name}` ({len(text)}) exceeds text limit ({limit} characters)")
         if any(end in text for end in _LINE_ENDS):
-            raise invalid(f"`{name}` must be one line: only one line is inspected at a time")
+            raise invalid_request(f"`{name}` must be one line: only one line is inspected at a time")
 
     def _check_tokens(self, name: str, text: str, model: ServedModel) -> None:
         limit, tokens = (
-            self.service.settings.max_study_pieces,
+            self.service.settings.max_inspection_tokens,
             model.count_tokens([text])[0] - 1,
         )  # without the end symbol
         if tokens > limit:
-            raise invalid(f"`{name}` must have at most {limit} tokens to be inspected, but has {tokens}: shorten it")
+            raise invalid_request(
+                f"`{name}` must have at most {limit} tokens to be inspected, but has {tokens}: shorten it"
+            )
 
     def _make_job(
         self,
@@ -129,15 +133,15 @@ class Studies:
         model: ServedModel,
         search: SearchSettings,
         work: Callable[[Observer], bytes],
-    ) -> Study:
+    ) -> InspectionJob:
         seconds = self.service.settings.deadline_seconds
-        return Study(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
+        return InspectionJob(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
 
-    async def _answer(self, request: Request, message: InspectRequest, job: Study) -> Response:
+    async def _answer(self, request: Request, message: InspectRequest, job: InspectionJob) -> Response:
         self.service.metrics.characters.inc(len(message.q))
-        gone = watch(request)
+        disconnected = watch_disconnect(request)
         try:
-            ((content,),) = await self.service.engine.decode([job], gone)
+            ((content,),) = await self.service.engine.decode([job], disconnected)
         finally:
-            gone.cancel()
+            disconnected.cancel()
         return Response(content, media_type="application/json")

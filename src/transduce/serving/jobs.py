@@ -11,6 +11,7 @@ from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
@@ -28,7 +29,7 @@ class Model(Protocol):
         """Return the number of tokens of each sentence, including the end-of-sentence token."""
 
     @property
-    def longest_source(self) -> int:
+    def max_source_tokens(self) -> int:
         """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
@@ -38,29 +39,34 @@ class Model(Protocol):
         self,
         sentences: list[str],
         search: SearchSettings,
-        places: Sequence[int],
+        indices: Sequence[int],
         observer: Observer,
         glossary: Glossary | None,
+        text_settings: TextSettings,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order.
 
         Args:
             sentences: the batch.
             search: search settings.
-            places: index of each sentence in its own request, on which its random draws depend.
+            indices: index of each sentence in its own request, on which its random draws depend.
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
+            text_settings: how each sentence, which is a line or a text, is divided into sentences.
         """
 
-    def locate(
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
+
+    def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
         """Return the spans in each best translation that correspond to the given spans of its source sentence."""
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Return the target text of token ids."""
 
-    def unread(self, sentence: str) -> str:
+    def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a source sentence that the vocabulary cannot represent."""
 
 
@@ -68,11 +74,11 @@ Progress = Callable[[int, Sequence[int], int], None]
 """Receives a sentence's index in its job, the tokens of its best hypothesis so far, and how many of them are final."""
 
 
-class Translated(NamedTuple):
+class AlignedTranslation(NamedTuple):
     """A sentence's translation, with the aligned spans of the sentence's marks (inline HTML elements)."""
 
     translation: Translation
-    places: Sequence[Sequence[Span]] = ()
+    mark_spans: Sequence[Sequence[Span]] = ()
     """For each alternative, the span of each mark; empty if the sentence has no marks."""
 
 
@@ -88,6 +94,7 @@ class Job:
         seconds: float,
         progress: Progress | None = None,
         glossary: Glossary | None = None,
+        text_settings: TextSettings | None = None,
         marks: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
         """Tokenize the sentences and start the clock of the deadline.
@@ -99,6 +106,7 @@ class Job:
             seconds: the deadline, counted from now.
             progress: called by the decoding thread after each step.
             glossary: terms to use in the translation.
+            text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.
         """
         self.model = model
@@ -106,6 +114,7 @@ class Job:
         self.search = search
         self.progress = progress
         self.glossary = glossary
+        self.text_settings = text_settings or TextSettings()
         self.marks = marks or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
@@ -117,7 +126,7 @@ class Job:
         """Indices of the sentences that have not gone into a batch yet."""
         self.results: list[Any] = [None] * len(sentences)
         """Result of each sentence, or None until it is decoded."""
-        self.in_batches = 0
+        self.num_batches = 0
         """Number of batches being decoded that contain sentences of this job."""
         self.started_at: float | None = None
         """Time at which the first sentence went into a batch, or None."""
@@ -129,34 +138,43 @@ class Job:
         self.future.set_running_or_notify_cancel()
 
     @property
-    def is_late(self) -> bool:
+    def is_expired(self) -> bool:
         """True if no client waits for the answer any more, because it was abandoned or its deadline passed."""
         return self.abandoned or time.monotonic() >= self.deadline
 
-    def goes_with(self, other: "Job") -> bool:
+    def is_compatible_with(self, other: "Job") -> bool:
         """Return whether sentences of both jobs may be decoded in one batch."""
-        return self.model is other.model and self.search == other.search and self.glossary is other.glossary
+        return (
+            self.model is other.model
+            and self.search == other.search
+            and self.glossary is other.glossary
+            and self.text_settings == other.text_settings
+        )
 
-    def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:
+    def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
         """Return the results for a batch of sentences of this job and of compatible jobs."""
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
-        translations = self.model.translate(sentences, self.search, indices, observer, self.glossary)
+        translations = self.model.translate(
+            sentences, self.search, indices, observer, self.glossary, self.text_settings
+        )
         located: dict[int, list[list[Span]]] = {}
         for number, entry in enumerate(batch):
-            if entry.marks and not entry.job.is_late:  # locating is slow: skip it if no client waits
-                located[number] = self._locate(translations[number], entry.marks)
-        return [Translated(translation, located.get(number, ())) for number, translation in enumerate(translations)]
+            if entry.marks and not entry.job.is_expired:  # locating is slow: skip it if no client waits
+                located[number] = self._align_marks(translations[number], entry.marks)
+        return [
+            AlignedTranslation(translation, located.get(number, ())) for number, translation in enumerate(translations)
+        ]
 
-    def _locate(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
+    def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
         """Return the spans of the marks in each alternative of a translation."""
         single_alternatives = [
             msgspec.structs.replace(translation, alternatives=(alternative,))
             for alternative in translation.alternatives
         ]
-        return self.model.locate(single_alternatives, [marks] * len(single_alternatives), self.glossary)
+        return self.model.align_spans(single_alternatives, [marks] * len(single_alternatives), self.glossary)
 
 
-class Place(NamedTuple):
+class JobSentence(NamedTuple):
     """A reference to one sentence of a job, by its index."""
 
     job: Job
@@ -178,7 +196,7 @@ class Place(NamedTuple):
         return self.job.marks.get(self.number, ())
 
 
-class Study(Job):
+class InspectionJob(Job):
     """A job that inspects the translation of one sentence (`/inspect`); its batch contains nothing else."""
 
     def __init__(
@@ -194,10 +212,10 @@ class Study(Job):
         super().__init__(model, [sentence], search, seconds=seconds)
         self._work = work
 
-    def goes_with(self, other: Job) -> bool:
+    def is_compatible_with(self, other: Job) -> bool:
         """Return whether the other job is this one: an inspection shares no batch."""
         return self is other
 
-    def decode(self, batch: Sequence["Place"], observer: Observer) -> list[Any]:  # noqa: ARG002
+    def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002
         """Run the inspection and return its result as the only one of the batch."""
         return [self._work(observer)]

@@ -6,22 +6,39 @@ from collections.abc import Iterable, Sequence
 
 from transduce.errors import TransduceError
 from transduce.serving.jobs import Model
-from transduce.serving.messages import DetectedLanguage, RequestError, invalid
-from transduce.text.languages import LanguageProfiles
+from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
+from transduce.text.languages import LanguageProfiles, detect_other_language, is_long_enough
 
 AUTO = "auto"
 
-# Codes that LibreTranslate and its clients use, and their canonical forms. Chinese codes carry the script.
+# Codes that clients use, and their canonical forms. Chinese codes carry the script.
 _ALIASES = {
     "zh": "zh-Hans",
     "zh-cn": "zh-Hans",
     "zh-sg": "zh-Hans",
+    "zh-hans-cn": "zh-Hans",
+    "zh-hans-sg": "zh-Hans",
+    "cmn": "zh-Hans",
+    "cmn-hans": "zh-Hans",
+    "zho": "zh-Hans",
+    "chi": "zh-Hans",
     "zh-tw": "zh-Hant",
     "zh-hk": "zh-Hant",
+    "zh-mo": "zh-Hant",
+    "zh-hant-tw": "zh-Hant",
+    "zh-hant-hk": "zh-Hant",
+    "cmn-hant": "zh-Hant",
     "zt": "zh-Hant",
     "pb": "pt-BR",
     "no": "nb",
+    "nor": "nb",
+    "nob": "nb",
+    "nb-no": "nb",
+    "no-no": "nb",
     "iw": "he",
+    "in": "id",
+    "ji": "yi",
+    "fil": "tl",
 }
 _NAMES = {
     "ar": "Arabic",
@@ -99,8 +116,11 @@ class Routes:
             TransduceError: two models have the same pair.
         """
         self._models: dict[tuple[str, str], Model] = {}
+        self._own_codes: dict[str, str] = {}
         for model in models:
             pair = canonical(model.source_language), canonical(model.target_language)
+            for code, own_code in zip(pair, (model.source_language, model.target_language), strict=True):
+                self._own_codes.setdefault(code, own_code)
             if pair in self._models:
                 raise TransduceError(
                     f"Each language pair must have one model, but {pair[0]} → {pair[1]} has two: leave one out."
@@ -115,12 +135,12 @@ class Routes:
         return sorted({source for source, _ in self._models})
 
     @property
-    def all_targets(self) -> list[str]:
+    def targets_of_any(self) -> list[str]:
         """The languages that some model translates to."""
         return sorted({target for _, target in self._models})
 
     @property
-    def first(self) -> tuple[str, str]:
+    def default_pair(self) -> tuple[str, str]:
         """The language pair that the page selects at first."""
         return next(iter(self._models))
 
@@ -130,9 +150,13 @@ class Routes:
         return list(self._models)
 
     @property
-    def named(self) -> list[tuple[str, str]]:
+    def named_pairs(self) -> list[tuple[str, str]]:
         """The language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]
+
+    def own_code(self, code: str) -> str:
+        """Return the code that the models use for a language, such as `zh` for the canonical `zh-Hans`."""
+        return self._own_codes.get(code, code)
 
     def targets(self, source: str) -> list[str]:
         """Return the target languages of a source language, and the language itself, as LibreTranslate does."""
@@ -167,13 +191,51 @@ class Routes:
             return None
         model = self._models.get((source, target))
         if model is None:
-            served = ", ".join(f"{source} → {target}" for source, target in self._models)
-            raise invalid(f"there is no model from {source} to {target}, only {served}")
+            served = ", ".join(f"{own_source} → {own_target}" for own_source, own_target in self.named_pairs)
+            raise invalid_request(
+                f"there is no model from {self.own_code(source)} to {self.own_code(target)}, only {served}"
+            )
         return model
 
-    def candidates(self, target: str) -> list[str]:
-        """Return the possible languages of a text to translate into `target`: those with a model, and `target`."""
-        return sorted({source for source, model_target in self._models if model_target == target} | {target})
+    def sources_of(self, target: str) -> list[str]:
+        """Return the languages that some model translates into a target language.
+
+        Raises:
+            RequestError: no model does.
+        """
+        sources = sorted(source for source, model_target in self._models if model_target == target)
+        if not sources:
+            raise invalid_request(
+                f"no model translates into {self.own_code(target)}, only into {self._list(self.targets_of_any)}"
+            )
+        return sources
+
+    def identify_source(self, text: str, target: str, detector: "Detector") -> DetectedLanguage:
+        """Return the language of a text to translate, among those that are translated into the target language.
+
+        Raises:
+            RequestError: the text seems to be in the target language or in another language without a model.
+        """
+        sources = self.sources_of(target)
+        ranked = detector.detect(text, sorted({*sources, target}))
+        best = next(language for language in ranked if language.language != target)
+        if not any(map(str.isalpha, text)):
+            return best
+        other = detect_other_language(text, best.language)
+        is_target = ranked[0].language == target and target not in sources
+        if is_target and (ranked[0].confidence >= _CLEAR_PERCENT or is_long_enough(text)):
+            other = language_name(target)
+        elif not has_letters_of(text, best.language):
+            other = other or "another language"
+        if other is not None:
+            raise invalid_request(
+                f"`source` is `{AUTO}`, but the text seems to be in {other}: only {self._list(sources)} can be "
+                f"translated into {self.own_code(target)}"
+            )
+        return best
+
+    def _list(self, codes: Iterable[str]) -> str:
+        return ", ".join(f"{language_name(code)} ({self.own_code(code)})" for code in codes)
 
 
 # --- detection ---
@@ -182,6 +244,7 @@ class Routes:
 
 
 _MAX_CHARACTERS = 2000  # enough for a reliable result
+_CLEAR_PERCENT = 90.0
 _LATIN = re.compile("LATIN")
 # Prefixes of the Unicode names of a language's letters. Languages that are not listed use Latin letters.
 _ALPHABETS = {
@@ -254,6 +317,12 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
         weights = {code: weight * (0.1 if base(code) == "ja" else 1.0) for code, weight in weights.items()}
     total = sum(weights.values())
     return {code: weight / total if total else 1.0 / len(codes) for code, weight in weights.items()}
+
+
+def has_letters_of(text: str, code: str) -> bool:
+    """Return whether a text has a letter of a language's script."""
+    alphabet = _ALPHABETS.get(base(code), _LATIN)
+    return any(alphabet.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())
 
 
 def _share(names: Sequence[str], alphabet: re.Pattern[str]) -> float:

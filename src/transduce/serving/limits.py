@@ -20,27 +20,27 @@ from transduce.serving.messages import RequestError
 
 
 # First bytes of the requests that need a decoding thread.
-_COSTLY_STARTS = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
+_DECODING_STARTS = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
 
 
-class Admission:
+class AdmissionCounter:
     """A counter that limits the requests a server admits per event-loop iteration, shared by all its connections."""
 
-    def __init__(self, room: Callable[[], int], refusal: Callable[[str], RequestError]) -> None:
+    def __init__(self, free_slots: Callable[[], int], make_refusal: Callable[[str], RequestError]) -> None:
         """Create a counter.
 
         Args:
-            room: returns the number of further requests that the queue would accept.
-            refusal: makes the error for a request to a path that the queue cannot take.
+            free_slots: returns the number of further requests that the queue would accept.
+            make_refusal: makes the error for a request to a path that the queue cannot take.
         """
-        self.room = room
-        self.refusal = refusal
+        self.free_slots = free_slots
+        self.make_refusal = make_refusal
         self._admitted = 0
         """Requests admitted during the current iteration of the event loop."""
 
-    def enter(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def admit(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Admit a request unless this event-loop iteration has filled the queue; return whether it was admitted."""
-        if self._admitted >= self.room():
+        if self._admitted >= self.free_slots():
             return False
         if not self._admitted:
             loop.call_soon(self._reset)
@@ -51,9 +51,9 @@ class Admission:
         self._admitted = 0
 
 
-def costly_path(data: bytes) -> str | None:
+def decoding_path(data: bytes) -> str | None:
     """Return the path of a request whose first bytes ask for a decoding, or None for any other request."""
-    start = next((start for start in _COSTLY_STARTS if data.startswith(start)), None)
+    start = next((start for start in _DECODING_STARTS if data.startswith(start)), None)
     return None if start is None else start.decode().partition(" ")[2]
 
 
@@ -61,7 +61,7 @@ def costly_path(data: bytes) -> str | None:
 # A readers-writer lock for a model that threads share and that one thread may have to modify for a moment.
 
 
-class Access:
+class ReadersWriterLock:
     """A readers-writer lock: many threads share it, or one holds it exclusively. Waiting exclusive use comes first.
 
     Threads that want to share the lock wait while another thread waits to hold it exclusively.
@@ -74,7 +74,7 @@ class Access:
         self._is_exclusive = False
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
+    def hold_shared(self) -> Iterator[None]:
         """Hold the lock together with other threads that share it, while no thread holds it exclusively."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_exclusive and not self._waiting_for_exclusive)
@@ -87,7 +87,7 @@ class Access:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def hold_exclusively(self) -> Iterator[None]:
         """Hold the lock exclusively, while no other thread holds it in any way."""
         with self._changed:
             self._waiting_for_exclusive += 1
@@ -120,13 +120,13 @@ class ApiKeys:
         """True if requests need a key."""
         return bool(self._digests)
 
-    def check(self, headers: Mapping[str, str], said: str | None = None) -> None:
-        """Check the API key of a request; it comes from the request's fields (`said`) or its Authorization header.
+    def check(self, headers: Mapping[str, str], key: str | None = None) -> None:
+        """Check the API key of a request; it comes from the request's fields (`key`) or its Authorization header.
 
         Raises:
             RequestError: status 403, the key is missing or invalid.
         """
-        key = said or _authorization(headers)
+        key = key or _authorization(headers)
         if not self._digests or (key is not None and _digest(key) in self._digests):
             return
         if key is None:

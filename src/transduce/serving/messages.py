@@ -68,6 +68,8 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Set if the request asked for some; best first, without duplicates."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
+    warnings: list[str] | UnsetType = UNSET
+    """Texts that seem not to be in the language that the request names; unset if there are none."""
 
 
 class Progress(msgspec.Struct, kw_only=True, frozen=True):
@@ -138,7 +140,7 @@ class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
     timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
 
 
-class HeadOff(msgspec.Struct, kw_only=True, frozen=True):
+class DisabledHead(msgspec.Struct, kw_only=True, frozen=True):
     """An attention head to switch off; layers and heads count from 0."""
 
     kind: Annotated[Literal["encoder", "decoder", "memory"], Meta(description="`memory` means cross-attention.")]
@@ -150,7 +152,7 @@ class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
     """The body of `POST /intervene`: a sentence, and the changes to compare its translation under."""
 
     heads_off: Annotated[
-        list[HeadOff], Meta(max_length=1000, description="Heads whose output is replaced by zeros.")
+        list[DisabledHead], Meta(max_length=1000, description="Heads whose output is replaced by zeros.")
     ] = []
     step: Annotated[
         Number, Meta(description="A position in the translation, from 0; the tokens before it are kept.")
@@ -167,8 +169,8 @@ class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
 
     pairs: list[tuple[str, str]]
     """Source and target language code of each model."""
-    most_characters: int
-    most_alternatives: int
+    max_characters: int
+    max_alternatives: int
     needs_key: bool
 
 
@@ -331,6 +333,6 @@ class RequestError(Exception):
         return headers
 
 
-def invalid(reason: str) -> RequestError:
+def invalid_request(reason: str) -> RequestError:
     """Return the error for a request that is malformed or exceeds a limit."""
     return RequestError(400, f"Invalid request: {reason}")

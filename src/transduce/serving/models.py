@@ -9,9 +9,10 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.limits import Access
+from transduce.serving.limits import ReadersWriterLock
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles
+from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
@@ -49,7 +50,7 @@ class ServedModel:
         self.search = search or translator.search
         self.profiles = profiles
         self.glossary: Glossary | None = None
-        self.access = Access()
+        self.access = ReadersWriterLock()
         """Lock that every computation with the model holds, shared or exclusively."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
@@ -57,7 +58,7 @@ class ServedModel:
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
 
     @property
-    def longest_source(self) -> int:
+    def max_source_tokens(self) -> int:
         """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
         return self.translator.longest_source
 
@@ -79,31 +80,38 @@ class ServedModel:
         self,
         sentences: list[str],
         search: SearchSettings,
-        places: Sequence[int],
+        indices: Sequence[int],
         observer: Observer,
         glossary: Glossary | None,
+        text_settings: TextSettings,
     ) -> list[Translation]:
-        """Return the translations of a batch of sentences, in order; `places` are their indices in their requests."""
-        with self.access.shared():
-            return self.translator.translate(sentences, search, places=places, observer=observer, glossary=glossary)
+        """Return the translations of a batch of sentences, in order; `indices` are their requests' indices."""
+        with self.access.hold_shared():
+            return self.translator.translate(
+                sentences, search, places=indices, observer=observer, glossary=glossary, text_settings=text_settings
+            )
 
-    def locate(
+    def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
+        """Return whether a text is translated as one sentence, without layout around it."""
+        return self.translator.is_plain_sentence(text, text_settings)
+
+    def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
         """Return the spans in each best translation that correspond to the given spans of its source sentence."""
-        with self.access.shared():
+        with self.access.hold_shared():
             return self.translator.locate(translations, spans, glossary=glossary)
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Return the target text of token ids."""
         return self.translator.tokenizer.target.decode(ids)
 
-    def unread(self, sentence: str) -> str:
+    def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a source sentence that the vocabulary cannot represent."""
         return self.translator.tokenizer.source.unknown_characters(sentence)
 
 
-def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
+def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:
     """Parse PATH or SOURCE:TARGET=PATH from the command line into a language pair, or None, and a path.
 
     The path may lead to a model or to a file for one.
@@ -111,13 +119,13 @@ def parse_model(said: str) -> tuple[tuple[str, str] | None, Path]:
     Raises:
         TransduceError: the text before the path is not two languages.
     """
-    languages, equals, folder = said.rpartition("=")
-    if not equals or Path(said).exists():
-        return None, Path(said)
+    languages, equals, folder = argument.rpartition("=")
+    if not equals or Path(argument).exists():
+        return None, Path(argument)
     source, _, target = languages.partition(":")
     if not source or not target or not folder:
         raise TransduceError(
-            f"A path may follow two languages, as in zh:en=models/mine, but here is `{said}`: "
+            f"A path may follow two languages, as in zh:en=models/mine, but here is `{argument}`: "
             "write both languages, or the path alone."
         )
     return (source, target), Path(folder)

@@ -28,12 +28,12 @@ from transduce.serving.messages import (
     ChatRequest,
     Progress,
     RequestError,
-    invalid,
+    invalid_request,
 )
 from transduce.serving.openapi import Operation
-from transduce.serving.responses import chat_error, json_answer
-from transduce.serving.service import Answer, Gate, Wish, watch
-from transduce.serving.streaming import LatestProgress, Wording, stream_answer
+from transduce.serving.responses import chat_error, json_response
+from transduce.serving.service import Answer, RequestChecks, TranslationRequest, watch_disconnect
+from transduce.serving.streaming import EventFormatter, ProgressBuffer, stream_response
 
 _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 
@@ -54,41 +54,41 @@ OPERATIONS = (
 )
 
 
-class Chat:
+class OpenAIHandlers:
     """Handlers of the routes under `/v1`, for OpenAI's clients."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self.service = gate.service
+    def __init__(self, checks: RequestChecks) -> None:
+        self.checks = checks
+        self.service = checks.service
         self._started_at = int(time.time())
 
     async def completions(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        message = await self.gate.read(request, ChatRequest)
-        self.gate.check_key(request)
+        message = await self.checks.read(request, ChatRequest)
+        self.checks.check_key(request)
         source, target = self._language_pair(message.model)
         choices, max_choices = message.n or 1, 1 if message.stream else self.service.settings.max_alternatives + 1
         if choices > max_choices:
             reason = ", as only one text can be streamed" if message.stream else ""
-            raise invalid(f"`n` must be at most {max_choices}, but is {choices}{reason}")
-        translation_request = Wish(
-            [said_last(message.messages)], source=source, target=target, alternatives=choices - 1
+            raise invalid_request(f"`n` must be at most {max_choices}, but is {choices}{reason}")
+        translation_request = TranslationRequest(
+            [last_user_message(message.messages)], source=source, target=target, alternatives=choices - 1
         )
         name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        gone = watch(request)
+        disconnected = watch_disconnect(request)
         if message.stream:
-            latest = LatestProgress()
-            answering = asyncio.ensure_future(self.service.translate(translation_request, gone, latest.put))
-            wording = ChatWording(
+            latest = ProgressBuffer()
+            answering = asyncio.ensure_future(self.service.translate(translation_request, disconnected, latest.put))
+            formatter = OpenAIEventFormatter(
                 ChatChunk(id=name, created=created, model=message.model, choices=[]), translation_request.texts[0]
             )
-            return await stream_answer(answering, latest, gone.cancel, wording)
+            return await stream_response(answering, latest, disconnected.cancel, formatter)
         try:
-            (answer,) = await self.service.translate(translation_request, gone)
+            (answer,) = await self.service.translate(translation_request, disconnected)
         finally:
-            gone.cancel()
+            disconnected.cancel()
         texts = [answer.text, *answer.alternatives]
-        return json_answer(
+        return json_response(
             ChatCompletion(
                 id=name,
                 created=created,
@@ -99,8 +99,8 @@ class Chat:
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models`."""
-        names = [f"{source}-{target}" for source, target in self.service.routes.named]
-        return json_answer(ChatModels(data=[ChatModel(id=name, created=self._started_at) for name in names]))
+        names = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
+        return json_response(ChatModels(data=[ChatModel(id=name, created=self._started_at) for name in names]))
 
     def _language_pair(self, name: str) -> tuple[str, str]:
         """Return the source and target language of the model with this name.
@@ -108,13 +108,13 @@ class Chat:
         Raises:
             RequestError: no model has this name.
         """
-        for source, target in self.service.routes.named:
+        for source, target in self.service.routes.named_pairs:
             if name.lower() == f"{source}-{target}".lower():
                 return source, target
         raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
 
 
-def said_last(messages: Sequence[ChatMessage]) -> str:
+def last_user_message(messages: Sequence[ChatMessage]) -> str:
     """Return the text of the conversation's last message with the role `user`.
 
     Raises:
@@ -122,15 +122,15 @@ def said_last(messages: Sequence[ChatMessage]) -> str:
     """
     content = next((message.content for message in reversed(messages) if message.role == "user"), None)
     if content is None:
-        raise invalid("there must be a message of the role `user`, whose content is translated")
+        raise invalid_request("there must be a message of the role `user`, whose content is translated")
     if isinstance(content, str):
         return content
     if other_type := next((part.type for part in content if part.type != "text"), None):
-        raise invalid(f"a message must be text, but a part of one is of the type `{other_type}`")
+        raise invalid_request(f"a message must be text, but a part of one is of the type `{other_type}`")
     return "".join(part.text for part in content)
 
 
-class ChatWording(Wording):
+class OpenAIEventFormatter(EventFormatter):
     """A formatter of OpenAI's server-sent events: chunks of text, then `[DONE]`."""
 
     def __init__(self, chunk: ChatChunk, text: str) -> None:

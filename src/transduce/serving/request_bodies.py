@@ -11,7 +11,7 @@ import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from transduce.serving.messages import RequestError, invalid
+from transduce.serving.messages import RequestError, invalid_request
 from transduce.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
     except msgspec.ValidationError as error:
         raise _validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise invalid("the body is not JSON in UTF-8.") from None
+        raise invalid_request("the body is not JSON in UTF-8.") from None
     except RecursionError:
-        raise invalid("the body is JSON that is nested too deeply.") from None
+        raise invalid_request("the body is JSON that is nested too deeply.") from None
     # A dictionary keeps one of two equal keys, so its encoding is shorter than the original.
     if len(msgspec.json.encode(keys)) < len(compact):
-        raise invalid("each key of the JSON object must occur once and be written without escapes.")
+        raise invalid_request("each key of the JSON object must occur once and be written without escapes.")
     return result
 
 
@@ -80,9 +80,9 @@ def read_form(body: bytes) -> dict[str, list[str]]:
     try:
         pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
     except UnicodeDecodeError:
-        raise invalid("the form is not UTF-8.") from None
+        raise invalid_request("the form is not UTF-8.") from None
     except ValueError:
-        raise invalid(f"the form has more than {_MAX_FIELDS} fields.") from None
+        raise invalid_request(f"the form has more than {_MAX_FIELDS} fields.") from None
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         fields.setdefault(name.removesuffix("[]"), []).append(value)
@@ -97,22 +97,22 @@ def read_multipart(body: bytes, content_type: str) -> dict[str, list[str]]:
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise invalid("the multipart form must name its boundary.")
+        raise invalid_request("the multipart form must name its boundary.")
     collector = _Parts()
     try:
         parser = MultipartParser(boundary, collector.callbacks(), max_size=max(1, len(body)))
         parser.write(body)
         parser.finalize()
     except FormParserError:
-        raise invalid("the multipart form is broken.") from None
+        raise invalid_request("the multipart form is broken.") from None
     if not collector.has_ended:
-        raise invalid("the multipart form must end with its boundary.")
+        raise invalid_request("the multipart form must end with its boundary.")
     fields: dict[str, list[str]] = {}
     for name, content in collector.parts:
         try:
             fields.setdefault(name.decode("utf-8").removesuffix("[]"), []).append(content.decode("utf-8"))
         except UnicodeDecodeError:
-            raise invalid("the multipart form is not UTF-8.") from None
+            raise invalid_request("the multipart form is not UTF-8.") from None
     return fields
 
 
@@ -150,9 +150,9 @@ class _Parts:
 
     def _begin_content(self) -> None:
         if self._name is None:
-            raise invalid("every part of the multipart form must have a name.")
+            raise invalid_request("every part of the multipart form must have a name.")
         if len(self.parts) == _MAX_FIELDS:
-            raise invalid(f"the multipart form has more than {_MAX_FIELDS} parts.")
+            raise invalid_request(f"the multipart form has more than {_MAX_FIELDS} parts.")
         self.parts.append((self._name, bytearray()))
         self._name = None
 
@@ -183,7 +183,7 @@ def _convert(fields: dict[str, list[str]], message: type[_Message]) -> _Message:
         elif list[str] in get_args(hints.get(name)):
             values_by_name[name] = values
         elif name in hints:
-            raise invalid(f"the field `{name}` must occur once, but occurs {len(values)} times.")
+            raise invalid_request(f"the field `{name}` must occur once, but occurs {len(values)} times.")
     try:
         return msgspec.convert(values_by_name, message, strict=False)
     except msgspec.ValidationError as error:
@@ -194,12 +194,12 @@ def _validation_error(error: msgspec.ValidationError) -> RequestError:
     """Return the error for a message that does not fit its struct, worded as LibreTranslate's clients expect."""
     missing = _MISSING_FIELD.match(str(error))
     if missing:
-        return invalid(f"missing {missing[1]} parameter")
+        return invalid_request(f"missing {missing[1]} parameter")
     reason = str(error).replace(" - at `$.", " in `").replace(" - at `$`", "")
-    return invalid(reason[:1].lower() + reason[1:])
+    return invalid_request(reason[:1].lower() + reason[1:])
 
 
-def listed(texts: str | Sequence[str]) -> list[str]:
+def as_list(texts: str | Sequence[str]) -> list[str]:
     """Return a list of texts from one text or several."""
     return [texts] if isinstance(texts, str) else list(texts)
 
@@ -213,7 +213,7 @@ _MAX_DRAINED_BYTES = 64 << 20
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
-class Incoming(Protocol):
+class ReadableRequest(Protocol):
     """A request whose body can be read: the part of Starlette's `Request` that this module uses."""
 
     @property
@@ -224,7 +224,7 @@ class Incoming(Protocol):
         """Yield the body in chunks as they arrive."""
 
 
-async def read_body(request: Incoming, settings: ServingSettings) -> bytes:
+async def read_body(request: ReadableRequest, settings: ServingSettings) -> bytes:
     """Return the whole body of a request, decompressed.
 
     Raises:
@@ -249,17 +249,17 @@ async def _collect(
     max_bytes = settings.max_body_bytes
     body, received = bytearray(), 0
     if announced > max_bytes:
-        raise too_large(max_bytes)
+        raise body_too_large_error(max_bytes)
     async for chunk in chunks:
         received += len(chunk)
         body += decoder.decode(chunk, max_bytes + 1 - len(body))
         if max(received, len(body)) > max_bytes:
-            raise too_large(max_bytes)
+            raise body_too_large_error(max_bytes)
     decoder.finish()
     return bytes(body)
 
 
-def too_large(most: int) -> RequestError:
+def body_too_large_error(most: int) -> RequestError:
     """Return the error for a body with more than `most` bytes."""
     return RequestError(413, f"The request's body must have at most {most:,} bytes, also when it is uncompressed.")
 

@@ -18,17 +18,17 @@ from transduce.serving.metrics import Metrics
 # --- JSON bodies, and errors in the format that each API's clients expect ---
 
 
-def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response whose body is the message as JSON in UTF-8."""
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
-def error_answer(error: RequestError, path: str) -> Response:
+def error_response(error: RequestError, path: str) -> Response:
     """Return an error response in the format of the API that the path belongs to."""
     if path.startswith("/v1/"):
-        return json_answer(chat_error(error), error.status, error.headers)
+        return json_response(chat_error(error), error.status, error.headers)
     message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
-    return json_answer(ErrorMessage(error=error.sentence, message=message), error.status, error.headers)
+    return json_response(ErrorMessage(error=error.sentence, message=message), error.status, error.headers)
 
 
 def chat_error(error: RequestError) -> ChatError:
@@ -43,7 +43,7 @@ def chat_error(error: RequestError) -> ChatError:
 
 _LOG = logging.getLogger("transduce.serving")
 # Pages of any origin may send requests: there are no cookies that they could abuse.
-_CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*"}
+_CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "Transduce-Warning"}
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type",
@@ -51,7 +51,7 @@ _PREFLIGHT = {
 }
 
 
-class Envelope:
+class ResponseMiddleware:
     """An ASGI middleware that adds cross-origin headers, counts requests and limits the time to send an answer."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Envelope:
     def _select_app(self, scope: Scope) -> ASGIApp:
         refusal = self.refuse()
         if refusal is not None:
-            return error_answer(refusal, scope["path"])
+            return error_response(refusal, scope["path"])
         if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=_PREFLIGHT)
         return self.app

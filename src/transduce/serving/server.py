@@ -19,8 +19,8 @@ from uvicorn.server import ServerState
 
 from transduce.errors import TransduceError
 from transduce.serving.app import Application
-from transduce.serving.batching import busy
-from transduce.serving.limits import Admission, costly_path
+from transduce.serving.batching import busy_error
+from transduce.serving.limits import AdmissionCounter, decoding_path
 from transduce.serving.messages import ErrorMessage, RequestError
 from transduce.serving.settings import ServingSettings
 
@@ -30,18 +30,18 @@ from transduce.serving.settings import ServingSettings
 
 # The client deep-translator sends texts of some thousand characters in the request line, where one character takes up
 # to 12 bytes.
-MOST_HEAD_BYTES = 128 * 1024
+MAX_HEAD_BYTES = 128 * 1024
 _LINGER_SECONDS = 1.0
 
 
-class GuardedConnection(H11Protocol):
+class LimitedConnection(H11Protocol):
     """An HTTP connection of uvicorn that enforces limits on connections, request heads and admission."""
 
     max_connections = 1024
     """Connections open at once; further ones get an error and are closed."""
     head_seconds = 10.0
     """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
-    admission: Admission
+    admission: AdmissionCounter
     """The counter that decides which requests are read, shared by all connections."""
 
     def __init__(
@@ -90,13 +90,13 @@ class GuardedConnection(H11Protocol):
 
     def _admits(self, data: bytes) -> bool:
         """Return whether to read a new request now; if not, it has been refused or postponed to the next iteration."""
-        path = costly_path(data)
+        path = decoding_path(data)
         if path is None:
             return True
-        if not self.admission.room():
-            self._refuse(self.admission.refusal(path))
+        if not self.admission.free_slots():
+            self._refuse(self.admission.make_refusal(path))
             return False
-        if self.admission.enter(self.loop):
+        if self.admission.admit(self.loop):
             return True
         self._postponed = data
         self.loop.call_soon(self._retry_postponed)
@@ -148,11 +148,11 @@ class GuardedConnection(H11Protocol):
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
-def connection_class(max_connections: int, head_seconds: float, admission: Admission) -> type[GuardedConnection]:
+def connection_class(max_connections: int, head_seconds: float, admission: AdmissionCounter) -> type[LimitedConnection]:
     """Return a connection class with these limits, which uvicorn instantiates for every connection."""
     connections, seconds, shared_admission = max_connections, head_seconds, admission
 
-    class Connection(GuardedConnection):
+    class Connection(LimitedConnection):
         max_connections = connections
         head_seconds = seconds
         admission = shared_admission
@@ -210,7 +210,7 @@ class Server(uvicorn.Server):
         self, application: Application, settings: ServingSettings, announce: Callable[[], object] = lambda: None
     ) -> None:
         """Configure uvicorn; `announce` is called once the server accepts requests."""
-        admission = Admission(application.service.engine.batcher.room, self._refusal)
+        admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
         config = uvicorn.Config(
             application,
             http=connection_class(settings.max_connections, settings.read_seconds, admission),
@@ -222,7 +222,7 @@ class Server(uvicorn.Server):
             proxy_headers=bool(settings.trusted_proxies),
             forwarded_allow_ips=list(settings.trusted_proxies),
             backlog=_BACKLOG,
-            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _FINAL_SECONDS,
         )
         super().__init__(config)
@@ -234,19 +234,19 @@ class Server(uvicorn.Server):
 
     def _refusal(self, path: str) -> RequestError:
         """Count and return the error for a request that needs decoding while the queue is full."""
-        self.application.service.metrics.requests.labels(path, busy().status).inc()
-        return busy()
+        self.application.service.metrics.requests.labels(path, busy_error().status).inc()
+        return busy_error()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Route signals to `handle_exit`; unlike uvicorn's version, do not raise them again after the shutdown."""
-        with handled(self.handle_exit):
+        with signal_handlers(self.handle_exit):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Start the shutdown; a repeated SIGINT also aborts the running requests."""
         if self.should_exit and sig == signal.SIGINT:
-            self.application.service.engine.give_up()
+            self.application.service.engine.fail_remaining()
         self.application.is_draining = True
         self.should_exit = True
 
@@ -261,15 +261,15 @@ class Server(uvicorn.Server):
         self.application.is_draining = True
         engine = self.application.service.engine
         engine.stop()
-        giving_up = asyncio.get_running_loop().call_later(self.settings.shutdown_seconds, engine.give_up)
+        giving_up = asyncio.get_running_loop().call_later(self.settings.shutdown_seconds, engine.fail_remaining)
         await super().shutdown(sockets)
         giving_up.cancel()
-        engine.give_up()
+        engine.fail_remaining()
         engine.workers.join(_FINAL_SECONDS)
 
 
 @contextlib.contextmanager
-def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def signal_handlers(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Route SIGTERM and SIGINT to a handler within a `with` block in the main thread; in other threads, do nothing."""
     try:
         previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}

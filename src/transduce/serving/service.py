@@ -11,24 +11,31 @@ from starlette.requests import Request
 from transduce.documents.markup import Plan, plan
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
-from transduce.inference.quality_estimation import QualityWarning, find_quality_warnings
+from transduce.inference.quality_estimation import (
+    QualityWarning,
+    describe_wrong_language,
+    find_quality_warnings,
+)
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
-from transduce.serving.jobs import Job, Model, Translated
+from transduce.serving.jobs import AlignedTranslation, Job, Model
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
-from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid
+from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid_request
 from transduce.serving.metrics import Metrics
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
-from transduce.text.languages import LanguageProfiles
+from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles
+from transduce.text.text_settings import TextSettings
 
+_MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
+_MAX_WARNINGS = 3  # in a header
 _MAX_TERMS = 500  # in a request's glossary, which the event loop searches while other requests wait
 
 
-class Wish(NamedTuple):
+class TranslationRequest(NamedTuple):
     """A protocol-independent request to translate texts."""
 
     texts: list[str]
@@ -38,12 +45,14 @@ class Wish(NamedTuple):
     alternatives: int = 0
     timeout_seconds: float | None = None
     """The client's own time limit, which can only shorten the server's deadline."""
-    doubts: bool = False
+    quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
+    text_settings: TextSettings = TextSettings()
+    """Settings of the texts: how they are divided into sentences."""
 
-    def terms_of(self, model: Model) -> Glossary | None:
+    def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that this model uses for the request, or None."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
@@ -63,11 +72,13 @@ class Answer(NamedTuple):
     source: str
     detected: DetectedLanguage | None
     """The detected source language if the request left it open."""
-    doubts: tuple[QualityWarning, ...] = ()
+    quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
+    language_warning: str | None = None
+    """For example "looks English, not German" if the text seems not to be in the language that the request names."""
 
 
-class Task(NamedTuple):
+class PlannedText(NamedTuple):
     """One text of a request, with its split into sentences, its model and its languages."""
 
     text: str
@@ -105,7 +116,8 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.routes = Routes(models)
-        self.detector = Detector(self.routes.codes, profiles)
+        known = [common_profiles()] if profiles is None else [profiles, common_profiles()]
+        self.detector = Detector(self.routes.codes, merge_profiles(known))
         self.keys = ApiKeys(settings.api_keys)
         self.engine = Engine(settings, self.metrics, threads=threads)
 
@@ -113,17 +125,19 @@ class Service:
         """Return the settings that the web page needs."""
         return PageSettings(
             pairs=self.routes.pairs,
-            most_characters=self.settings.max_characters,
-            most_alternatives=self.settings.max_alternatives,
+            max_characters=self.settings.max_characters,
+            max_alternatives=self.settings.max_alternatives,
             needs_key=self.keys.are_required,
         )
 
-    async def translate(self, request: Wish, gone: asyncio.Future[None], report: Report | None = None) -> list[Answer]:
+    async def translate(
+        self, request: TranslationRequest, disconnected: asyncio.Future[None], report: Report | None = None
+    ) -> list[Answer]:
         """Return the translation of each text of a request, in order.
 
         Args:
             request: what the client asks for.
-            gone: done once the client has disconnected.
+            disconnected: done once the client has disconnected.
             report: receives the progress of each line, in the event loop.
 
         Raises:
@@ -131,51 +145,60 @@ class Service:
             ClientGoneError: the client disconnected before the answer.
         """
         self._check_limits(request)
-        tasks = self._tasks(request)
+        planned_texts = self._plan_texts(request)
         self.metrics.characters.inc(sum(map(len, request.texts)))
-        models = list(dict.fromkeys(task.model for task in tasks if task.model is not None and task.plan.sentences))
-        jobs = [self._job(model, tasks, request, report) for model in models]
-        results_by_model = await self.engine.decode(jobs, gone)
+        models = list(
+            dict.fromkeys(
+                planned.model for planned in planned_texts if planned.model is not None and planned.plan.sentences
+            )
+        )
+        jobs = [self._job(model, planned_texts, request, report) for model in models]
+        results_by_model = await self.engine.decode(jobs, disconnected)
         translations = {id(model): iter(results) for model, results in zip(models, results_by_model, strict=True)}
-        return [_answer(task, request, translations.get(id(task.model), iter(()))) for task in tasks]
+        return [_answer(planned, request, translations.get(id(planned.model), iter(()))) for planned in planned_texts]
 
-    def _check_limits(self, request: Wish) -> None:
+    def _check_limits(self, request: TranslationRequest) -> None:
         settings, characters = self.settings, request.characters
         if len(request.texts) > settings.max_texts:
-            raise invalid(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
+            raise invalid_request(f"request ({len(request.texts)} texts) exceeds text limit ({settings.max_texts})")
         if characters > settings.max_characters:
-            raise invalid(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
+            raise invalid_request(f"request ({characters}) exceeds text limit ({settings.max_characters} characters)")
         if request.glossary is not None and len(request.glossary) > _MAX_TERMS:
-            raise invalid(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
+            raise invalid_request(f"glossary ({len(request.glossary)} terms) exceeds limit ({_MAX_TERMS})")
         if request.alternatives > settings.max_alternatives:
-            raise invalid(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
+            raise invalid_request(f"alternatives ({request.alternatives}) exceeds limit ({settings.max_alternatives})")
 
-    def _tasks(self, request: Wish) -> list[Task]:
+    def _plan_texts(self, request: TranslationRequest) -> list[PlannedText]:
         target = self.routes.find(request.target)
         spaced = not is_unspaced(target)
         requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
-        tasks = []
-        for text in request.texts:
-            text_plan = plan(text, request.format, spaced=spaced)
-            detected = None if requested_source else self._detect(text_plan, target)
+        plans = [_plan(text, request, spaced=spaced) for text in request.texts]
+        planned_texts = []
+        for text, text_plan in zip(request.texts, plans, strict=True):
+            detected = None if requested_source else self._identify(text_plan, plans, target)
             source = requested_source or (detected.language if detected else target)
-            tasks.append(Task(text, text_plan, self.routes.model(source, target), source, detected))
-        return tasks
+            planned_texts.append(PlannedText(text, text_plan, self.routes.model(source, target), source, detected))
+        return planned_texts
 
-    def _detect(self, text_plan: Plan, target: str) -> DetectedLanguage:
-        """Return the detected language of a text, among the target and the languages that translate to it."""
-        return self.detector.detect(" ".join(text_plan.sentences), self.routes.candidates(target))[0]
+    def _identify(self, text_plan: Plan, all_plans: Sequence[Plan], target: str) -> DetectedLanguage:
+        """Return the detected language of a text; a short text is judged together with the request's other texts."""
+        text = " ".join(text_plan.sentences)
+        if not is_long_enough(text):
+            text = " ".join(sentence for each in all_plans for sentence in each.sentences)
+        return self.routes.identify_source(text, target, self.detector)
 
-    def _job(self, model: Model, tasks: Sequence[Task], request: Wish, report: Report | None) -> Job:
+    def _job(
+        self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
+    ) -> Job:
         """Return the job with all sentences of a request that one model translates."""
         positions = [
             (index, line)
-            for index, task in enumerate(tasks)
-            if task.model is model
-            for line in range(len(task.plan.sentences))
+            for index, planned in enumerate(planned_texts)
+            if planned.model is model
+            for line in range(len(planned.plan.sentences))
         ]
-        sentences = [tasks[index].plan.sentences[line] for index, line in positions]
-        seconds, glossary = self.settings.deadline_seconds, request.terms_of(model)
+        sentences = [planned_texts[index].plan.sentences[line] for index, line in positions]
+        seconds, glossary = self.settings.deadline_seconds, request.glossary_for(model)
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
@@ -186,21 +209,29 @@ class Service:
             seconds=min(seconds, request.timeout_seconds or seconds),
             progress=None
             if report is None or request.format == "html"
-            else _reporter(model, positions, report, _with_terms(sentences, glossary)),
+            else _reporter(model, positions, report, _without_progress(model, sentences, request, glossary)),
             glossary=glossary,
+            text_settings=request.text_settings,
             marks={
-                number: tasks[index].plan.marks[line]
+                number: planned_texts[index].plan.marks[line]
                 for number, (index, line) in enumerate(positions)
-                if line in tasks[index].plan.marks
+                if line in planned_texts[index].plan.marks
             },
         )
+
+
+def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
+    """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
+    if request.format == "text" and request.text_settings.lines == "join" and text.strip():
+        return Plan([text], lambda translations, _: translations[0])
+    return plan(text, request.format, spaced=spaced)
 
 
 def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
     try:
         model.check(glossary, search)
     except TransduceError as error:
-        raise invalid(str(error)) from None
+        raise invalid_request(str(error)) from None
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
@@ -215,12 +246,18 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
     return msgspec.structs.replace(search, n_best=n_best, beam_size=beam_size)
 
 
-def _with_terms(sentences: Sequence[str], glossary: Glossary | None) -> frozenset[int]:
-    """Return the numbers of the sentences that contain a glossary term.
+def _without_progress(
+    model: Model, lines: Sequence[str], request: TranslationRequest, glossary: Glossary | None
+) -> frozenset[int]:
+    """Return the numbers of the lines whose tokens are not the start of their translation before the end.
 
-    Such sentences may be decoded twice, so none of their tokens is final before the end.
+    They are lines with a glossary term, which may be decoded twice, and lines of several sentences or with layout.
     """
-    return frozenset(number for number, sentence in enumerate(sentences) if glossary and glossary.find(sentence))
+    return frozenset(
+        number
+        for number, line in enumerate(lines)
+        if (glossary and glossary.find(line)) or not model.is_plain_sentence(line, request.text_settings)
+    )
 
 
 def _reporter(
@@ -234,31 +271,35 @@ def _reporter(
             return
         index, line = positions[number]
         # The last character may be incomplete, with only some of its byte tokens decoded.
-        text, draft = (model.text(part).rstrip("\ufffd") for part in (ids[:certain], ids))
+        text, draft = (model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
         with contextlib.suppress(RuntimeError):  # the event loop has been closed
             loop.call_soon_threadsafe(report, Progress(index=index, line=line, text=text, draft=draft))
 
     return progress
 
 
-def _answer(task: Task, request: Wish, translations: Iterator[Translated]) -> Answer:
+def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:
     """Return the answer for one text, taking the translations of its sentences from the iterator."""
-    if task.model is None:
-        return Answer(task.text, [], task.source, task.detected)
-    sentence_translations = [next(translations) for _ in task.plan.sentences]
+    if planned.model is None:
+        return Answer(planned.text, [], planned.source, planned.detected)
+    source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
+    wrong = describe_wrong_language(source_text, planned.source) if planned.detected is None else None
+    sentence_translations = [next(translations) for _ in planned.plan.sentences]
     best, *alternatives = dict.fromkeys(
-        _assemble(task.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
+        _assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
     )
-    doubts = (
-        _quality_warnings([translated.translation for translated in sentence_translations], task, request, task.model)
-        if request.doubts
+    found = (
+        _quality_warnings(
+            [translated.translation for translated in sentence_translations], planned, request, planned.model
+        )
+        if request.quality_warnings
         else ()
     )
-    return Answer(best, alternatives, task.source, task.detected, doubts)
+    return Answer(best, alternatives, planned.source, planned.detected, found, wrong)
 
 
 def _quality_warnings(
-    translations: Iterable[Translation], task: Task, request: Wish, model: Model
+    translations: Iterable[Translation], planned: PlannedText, request: TranslationRequest, model: Model
 ) -> tuple[QualityWarning, ...]:
     """Return the quality warnings for the translations of a text's sentences."""
     return tuple(
@@ -266,22 +307,39 @@ def _quality_warnings(
         for translation in translations
         for warning in find_quality_warnings(
             translation,
-            source_language=task.source,
+            source_language=planned.source,
             target_language=request.target,
-            unread=model.unread(translation.source),
-            glossary=request.terms_of(model),
+            unread=model.unknown_characters(translation.source),
+            glossary=request.glossary_for(model),
         )
     )
 
 
-def _assemble(plan: Plan, sentence_translations: Sequence[Translated], rank: int) -> str:
+def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
     """Return the text made of each sentence's alternative of this rank, or its best one if it has fewer."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text
         for translated, sentence_rank in zip(sentence_translations, ranks, strict=True)
     ]
-    return plan.assemble(texts, {number: sentence_translations[number].places[ranks[number]] for number in plan.marks})
+    return plan.assemble(
+        texts, {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks}
+    )
+
+
+def language_warnings(answers: Sequence[Answer]) -> list[str]:
+    """Return a sentence for each text that seems not to be in the language that the request names."""
+    return [
+        f"Text {number} {answer.language_warning}: its translation may be nonsense."
+        for number, answer in enumerate(answers, 1)
+        if answer.language_warning is not None
+    ]
+
+
+def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
+    """Return a header with the language warnings, for protocols whose responses have no field for them."""
+    warnings = language_warnings(answers)
+    return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 
 # --- checks before decoding: rate limit, queue, size of the body, format and API key ---
@@ -290,7 +348,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[Translated], rank: int
 _Message = TypeVar("_Message")
 
 
-class Gate:
+class RequestChecks:
     """The checks that every protocol's handler applies to a request, and the parsing of the request's body."""
 
     def __init__(self, service: Service) -> None:
@@ -304,7 +362,7 @@ class Gate:
             RequestError: a limit is exceeded, the queue is full, or the message is invalid.
         """
         self.limiter.take(request.client.host if request.client else "")
-        self.service.engine.check_room()
+        self.service.engine.check_queue()
         return await self.read_message(request, message)
 
     async def read_message(self, request: Request, message: type[_Message]) -> _Message:
@@ -317,16 +375,16 @@ class Gate:
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
-    def check_key(self, request: Request, said: str | None = None) -> None:
-        """Check the API key of a request; `said` is the key in its fields, if any.
+    def check_key(self, request: Request, key: str | None = None) -> None:
+        """Check the API key of a request; `key` is the key in its fields, if any.
 
         Raises:
             RequestError: the key is missing or invalid.
         """
-        self.service.keys.check(request.headers, said)
+        self.service.keys.check(request.headers, key)
 
 
-def watch(request: Request) -> asyncio.Future[None]:
+def watch_disconnect(request: Request) -> asyncio.Future[None]:
     """Return a future that is done once the client has disconnected.
 
     The request's body must have been read before. The caller must cancel the future at the end.

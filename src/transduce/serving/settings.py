@@ -29,7 +29,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Requests that wait in the queue; further ones are refused at once."""
     workers: int = 1
     """Decoding threads, each with its own batch; the busy ones share the cores."""
-    batch_pieces: int = 2048
+    batch_tokens: int = 2048
     """Source tokens × hypotheses in one batch, padding included; a longer sentence is a batch by itself."""
     gather_milliseconds: float = 3.0
     """Time that an idle worker waits for further requests before it decodes the first one."""
@@ -53,7 +53,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Characters of all texts in one request."""
     max_alternatives: int = 3
     """Further translations of a text."""
-    max_study_pieces: int = 256
+    max_inspection_tokens: int = 256
     """Tokens of a sentence to inspect: the attention weights of all layers and heads take memory."""
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return {
             "max_running": self.max_running,
             "workers": self.workers,
-            "batch_pieces": self.batch_pieces,
+            "batch_tokens": self.batch_tokens,
             "queue_seconds": self.queue_seconds,
             "deadline_seconds": self.deadline_seconds,
             "read_seconds": self.read_seconds,
@@ -87,7 +87,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "max_body_bytes": self.max_body_bytes,
             "max_texts": self.max_texts,
             "max_characters": self.max_characters,
-            "max_study_pieces": self.max_study_pieces,
+            "max_inspection_tokens": self.max_inspection_tokens,
         }
 
     @property

@@ -13,7 +13,7 @@ from transduce.serving.batching import ClientGoneError
 from transduce.serving.messages import ErrorMessage, Progress, RequestError
 
 
-class LatestProgress:
+class ProgressBuffer:
     """The latest progress of each line. A slow client misses steps, so that nothing piles up."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class LatestProgress:
         self._latest[progress.index, progress.line] = progress
         self._arrived.set()
 
-    async def wait_beside(self, answering: asyncio.Future[Any]) -> None:
+    async def wait_for_progress(self, answering: asyncio.Future[Any]) -> None:
         """Wait until new progress is stored or the answer is complete."""
         arrived = asyncio.ensure_future(self._arrived.wait())
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +56,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Wording:
+class EventFormatter:
     """A formatter of server-sent events: `progress`, then `result` or `error`."""
 
     def progress(self, progress: Progress) -> bytes:
@@ -72,11 +72,11 @@ class Wording:
         return server_event("error", ErrorMessage(error=error.sentence))
 
 
-async def stream_answer(
+async def stream_response(
     answering: asyncio.Future[Any],
-    latest: LatestProgress,
+    latest: ProgressBuffer,
     finish: Callable[[], object],
-    wording: Wording | None = None,
+    formatter: EventFormatter | None = None,
 ) -> EventStream:
     """Return a streamed response for an answer that is still being computed.
 
@@ -84,34 +84,34 @@ async def stream_answer(
         answering: the future of the answer.
         latest: collects the progress before the answer.
         finish: called once nothing more is sent, for whatever reason.
-        wording: formats the events; None: the default format.
+        formatter: formats the events; None: the default format.
 
     Raises:
         RequestError: the request is refused before any progress, so the response can still have the error's status.
     """
     try:
-        await latest.wait_beside(answering)
+        await latest.wait_for_progress(answering)
         if answering.done():
             answering.result()
     except BaseException:
         answering.cancel()
         finish()
         raise
-    return EventStream(_events(answering, latest, finish, wording or Wording()))
+    return EventStream(_events(answering, latest, finish, formatter or EventFormatter()))
 
 
 async def _events(
-    answering: asyncio.Future[Any], latest: LatestProgress, finish: Callable[[], object], wording: Wording
+    answering: asyncio.Future[Any], latest: ProgressBuffer, finish: Callable[[], object], formatter: EventFormatter
 ) -> AsyncIterator[bytes]:
     try:
         while not answering.done():
             for progress in latest.take():
-                yield wording.progress(progress)
-            await latest.wait_beside(answering)
+                yield formatter.progress(progress)
+            await latest.wait_for_progress(answering)
         try:
-            yield wording.result(answering.result())
+            yield formatter.result(answering.result())
         except RequestError as error:
-            yield wording.error(error)
+            yield formatter.error(error)
         except ClientGoneError:
             return
     finally:

@@ -1,6 +1,8 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,9 +30,9 @@ from transduce.tasks.prepared_folder import (
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
-from transduce.text.files import is_decodable, read_lines
+from transduce.text.files import content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import language_of, unspaced_characters
+from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import fallback_ids
@@ -43,6 +45,7 @@ from transduce.training.events import ProgressDisplay
 
 
 _NAME = "text_files.json"
+_NAMES = ("source", "target", "dev_source", "dev_target", "back_translated")  # settings of `data.*`
 
 
 class _TextFile(msgspec.Struct, frozen=True):
@@ -55,7 +58,11 @@ class _TextFile(msgspec.Struct, frozen=True):
     modified_at: int
     """Modification time in nanoseconds."""
     is_dev: bool = False
-    """True for a file of the dev set."""
+    """True for a file of the dev set that a resumed run reads again."""
+    sha256: str = ""
+    """SHA-256 of the uncompressed content; empty in runs that did not store it."""
+    absolute: str = ""
+    """The absolute path; empty in runs that did not store it."""
 
 
 def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
@@ -67,34 +74,100 @@ def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | 
         dev: files of the dev set, if there are any.
     """
     training = () if data.prepared is not None else (*data.source, *data.target)
-    files = [_file_state(path) for path in dict.fromkeys(training)]
-    dev_files = dict.fromkeys(() if dev is None else (*dev.source, *dev.target))
-    files += [_file_state(path, is_dev=True) for path in dev_files if not Path(path).is_relative_to(folder)]
+    dev_files = () if dev is None else (*dev.source, *dev.target)
+    paths = dict.fromkeys((*training, *data.dev_source, *data.dev_target, *dev_files))
+    files = [_file_state(path, is_dev=path in dev_files) for path in paths if not Path(path).is_relative_to(folder)]
     write_file(folder / _NAME, msgspec.json.encode(files))
 
 
-def changed_text_files(folder: Path) -> Iterator[str]:
-    """Yield a line for each changed text file of a run.
+class StoredTextFiles:
+    """The text files of a run as they were when it started, which are recognized by their content."""
 
-    Deleted files, and runs that stored no properties, give no line.
-    """
-    try:
-        files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
-    except (OSError, msgspec.MsgspecError):
-        return
-    for file in files:
-        if not Path(file.path).exists() or _file_state(file.path, is_dev=file.is_dev) == file:
-            continue
-        yield f"{file.path} has changed since this run started" + (
-            ": validations on the new text are not comparable with earlier ones, whose best model is kept as the best."
-            if file.is_dev
-            else ", which continues with the text as it was then."
-        )
+    def __init__(self, folder: Path) -> None:
+        """Read what `store_text_file_states` wrote to a run's folder; runs that wrote nothing have no files."""
+        try:
+            files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
+        except (OSError, msgspec.MsgspecError):
+            files = []
+        self._files = {file.path: file for file in files}
+
+    def is_same(self, old: str, new: str) -> bool:
+        """Return whether the file `new` has the content that the run's file `old` had at the start."""
+        state = self._files.get(old)
+        if not Path(new).is_file():
+            return False
+        if state is None or not state.sha256:
+            return Path(old).exists() and Path(old).samefile(new)
+        return content_sha256(new) == state.sha256
+
+    def locate(self, settings: Settings) -> Settings:
+        """Return a run's settings with the absolute paths of files that are not where relative paths lead now.
+
+        Raises:
+            TransduceError: a file of the dev set, which is read again, is not there any more.
+        """
+        data = settings.data
+        paths = {name: tuple(map(self._located, getattr(data, name))) for name in _NAMES}
+        for path in (*paths["dev_source"], *paths["dev_target"]):
+            if path in self._files and self._files[path].is_dev and not Path(path).exists():
+                raise TransduceError(
+                    f"{path}, a file of the run's dev set, is not there any more: pass the dev set by --dev-source and "
+                    "--dev-target (in Python: dev_source=, dev_target=) where it is now."
+                )
+        return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
+
+    def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
+        """Store the new paths of files that have moved, for the next time that the run resumes."""
+        moved = dict[str, str]()
+        for name in _NAMES:
+            moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
+        files = {
+            moved.get(path, path): msgspec.structs.replace(
+                file, path=moved.get(path, path), absolute=str(Path(moved[path]).absolute())
+            )
+            if moved.get(path, path) != path
+            else file
+            for path, file in self._files.items()
+        }
+        if files != self._files:
+            self._files = files
+            write_file(folder / _NAME, msgspec.json.encode(list(files.values())))
+
+    def _located(self, path: str) -> str:
+        state = self._files.get(path)
+        if state is None or not state.absolute or not Path(state.absolute).is_file():
+            return path
+        elsewhere = Path(path).absolute() != Path(state.absolute)
+        return state.absolute if elsewhere and not self.is_same(path, path) else path
+
+    def changes(self, data: DataSettings) -> Iterator[str]:
+        """Yield a line for each file of these settings whose content has changed since the run started.
+
+        Files that do not exist, and runs that stored no properties, give no line.
+        """
+        for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
+            file = self._files.get(path)
+            if file is None or not Path(path).exists() or _is_unchanged(file):
+                continue
+            yield f"{path} has changed since this run started" + (
+                ": validations on the new text are not comparable with earlier ones, whose best model is kept as the "
+                "best."
+                if file.is_dev
+                else ", which continues with the text as it was then."
+            )
 
 
 def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     status = Path(path).stat()
-    return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev)
+    absolute = str(Path(path).absolute())
+    return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)
+
+
+def _is_unchanged(file: _TextFile) -> bool:
+    """Return whether a file has the size and time of the run's start, or at least the content."""
+    status = Path(file.path).stat()
+    same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
+    return same_status or (bool(file.sha256) and content_sha256(file.path) == file.sha256)
 
 
 # --- notices about likely mistakes ---
@@ -123,6 +196,35 @@ def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
         f"Of the dev set's {len(keys):,} sources, {in_training.sum():,} also occur in the training text (first: "
         f"{first.path}:{first.line}): leave them out of one of the two, or the dev scores will be too high."
     )
+
+
+_SAMPLED_LINES = 1000
+_MIN_WRONG_LINES, _MIN_WRONG_SHARE = 20, 0.5
+
+
+def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None]) -> list[str]:
+    """Return a notice for each side of a corpus that looks like text in another language than expected.
+
+    Args:
+        files: text on both sides; the first 1,000 pairs are examined.
+        languages: the expected languages of source and target, from the settings or the files' suffixes.
+
+    Raises:
+        TransduceError: a file is missing or invalid.
+    """
+    pairs = list(islice(read_pairs(files), _SAMPLED_LINES))
+    found: list[tuple[str, str, str]] = []
+    sides = (("source", [pair.source for pair in pairs]), ("target", [pair.target for pair in pairs]))
+    for (side, lines), expected in zip(sides, languages, strict=True):
+        others = Counter(other for line in lines if expected and (other := detect_other_language(line, expected)))
+        if expected and others.total() >= max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines)):
+            found.append((side, others.most_common(1)[0][0], NAMES.get(base_code(expected), expected)))
+    looks = " and ".join(f"the {side} looks {other} instead of {expected}" for side, other, expected in found)
+    if not found:
+        return []
+    are_swapped = len(found) == len(sides) and found[0][1] == found[1][2] and found[1][1] == found[0][2]
+    remedy = "the files seem to be swapped" if are_swapped else "check the files and `--languages`"
+    return [f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."]
 
 
 def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
@@ -302,6 +404,9 @@ def prepare_corpus(
     size = measure_corpus(text.files)
     if text.dev is not None:
         measure_corpus(text.dev)
+    if text.writes_text and not text.files.is_text_alone:
+        for line in language_notices(text.files, _languages(settings.data)):
+            display.say(line)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks

@@ -4,6 +4,7 @@ Text is split only at line feeds: U+2028, U+0085 or a carriage return inside a l
 """
 
 import gzip
+import hashlib
 import io
 import re
 import zlib
@@ -242,6 +243,23 @@ def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
         raise TransduceError(f"{path} is not gzip although its name ends in .gz: compress or rename it.")
     # The buffer around it makes reading by lines several times faster.
     return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=plain), 1 << 16)) if compressed else plain
+
+
+def content_sha256(path: str | Path) -> str:
+    """Return the SHA-256 digest of a file's content, uncompressed, in hexadecimal.
+
+    Raises:
+        TransduceError: the file cannot be read.
+    """
+    path, digest = Path(path), hashlib.sha256()
+    with (
+        _explained(path, _Decoder(str(path), LineNotes())),
+        path.open("rb") as plain,
+        _uncompressed(plain, path) as stream,
+    ):
+        while content := stream.read(_CHUNK):
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def count_lone_carriage_returns(path: str) -> int:

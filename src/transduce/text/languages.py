@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -150,6 +151,7 @@ def unspaced_characters(text: str) -> list[str]:
 
 
 FILE_NAME = "language_profiles.json"
+_COMMON_PROFILES = Path(__file__).with_name("common_profiles.json")
 _FORMAT_VERSION = 1
 _LONGEST_NGRAM = 3
 _KEPT_NGRAMS = 4000
@@ -165,6 +167,11 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """By language, the most frequent n-grams and their counts."""
     totals: dict[str, int]
     """By language, the total number of n-grams, including rare ones."""
+
+    @property
+    def unknown_probability(self) -> float:
+        """The probability of an n-gram without a count, equal in all languages, however much text each was given."""
+        return 0.5 / max(1, *self.totals.values())
 
     def probabilities(self, text: str, among: Collection[str] | None = None) -> dict[str, float]:
         """Return each language's probability with a uniform prior, most likely first.
@@ -185,9 +192,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     def _log_likelihood(self, language: str, runs: Mapping[str, int]) -> float:
         """Return the log-probability of the n-grams in nats, up to a constant shared by all languages."""
-        counts, total = self.runs[language], max(1, self.totals[language])
-        # Unknown n-grams are equally unlikely in every language, whatever the amount of its training text.
-        unknown = 0.5 / max(1, *self.totals.values())
+        counts, total, unknown = self.runs[language], max(1, self.totals[language]), self.unknown_probability
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
     def content(self) -> bytes:
@@ -217,16 +222,26 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return profiles
 
 
-def learn_profiles(texts: Mapping[str, Iterable[str]]) -> LanguageProfiles:
+@cache
+def common_profiles() -> LanguageProfiles:
+    """Return the profiles of some common languages, which are part of this package.
+
+    `benchmarks/language_detection.py --learn` writes their file.
+    """
+    return msgspec.json.decode(_COMMON_PROFILES.read_bytes(), type=LanguageProfiles)
+
+
+def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRAMS) -> LanguageProfiles:
     """Learn the profiles of some languages.
 
     Args:
         texts: lines of text by language code; the first half million characters are used.
+        kept: number of the most frequent n-grams to keep for each language.
     """
     counts = {language: _count(lines) for language, lines in texts.items()}
     return LanguageProfiles(
         format_version=_FORMAT_VERSION,
-        runs={language: _most_frequent(runs) for language, runs in counts.items()},
+        runs={language: _most_frequent(runs, kept) for language, runs in counts.items()},
         totals={language: runs.total() for language, runs in counts.items()},
     )
 
@@ -253,8 +268,8 @@ def _count(lines: Iterable[str]) -> Counter[str]:
     return counts
 
 
-def _most_frequent(counts: Counter[str]) -> dict[str, int]:
-    most_frequent = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_KEPT_NGRAMS]
+def _most_frequent(counts: Counter[str], kept: int) -> dict[str, int]:
+    most_frequent = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:kept]
     return dict(most_frequent)
 
 
@@ -270,9 +285,10 @@ def _ngrams(text: str) -> Iterator[str]:
 
 
 # --- wrong language ---
-# Detection of texts that are clearly not in the language that a model reads, by script and frequent words.
+# Detection of texts that are clearly not in the language that a model reads, by script, frequent words and n-grams.
 # Only clear evidence counts: at least four words (six characters of a script without spaces) in another script, or
-# several frequent words of another language and hardly any of the expected one.
+# several frequent words of another language and hardly any of the expected one, or character n-grams that are far more
+# likely in another language (among those of `common_profiles`).
 
 
 MIN_WORDS, MIN_CHARACTERS = 4, 6
@@ -282,9 +298,21 @@ _LETTERS_PER_CHARACTER = 3
 _MIN_KANA_SHARE = 0.2
 _MIN_FREQUENT, _MIN_FREQUENT_SHARE = 2, 0.25  # minimum number and share of a text's words frequent in another language
 _MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected language
+# Minimum log-likelihood ratio (nats) of the n-grams under another language's profile and the expected one's. Chosen on
+# the development sets of `benchmarks/language_detection.py`.
+_MIN_LOG_RATIO = 4.0
+_SHORT_WORD = 2  # characters
 
 NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
-NAMES |= {"nl": "Dutch", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "ar": "Arabic"}
+NAMES |= {
+    "nl": "Dutch",
+    "cs": "Czech",
+    "zh": "Chinese",
+    "ja": "Japanese",
+    "ko": "Korean",
+    "ru": "Russian",
+    "ar": "Arabic",
+}
 # The most likely language of a script, if the words do not identify the language.
 _LANGUAGE_OF_SCRIPT = {
     "Han and kana": "Chinese",
@@ -372,7 +400,7 @@ def detect_other_language(text: str, language: str) -> str | None:
             scripts, or names the script Latn.
 
     Returns:
-        For example "English" or "Cyrillic letters".
+        For example "English", "Cyrillic letters" or "another language".
     """
     parts = re.split("[-_]", language)
     code = parts[0].lower()
@@ -381,8 +409,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     expected = script_of(code)
     if expected == "Latin" and code not in _LATIN:
         return None
-    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
     if not _is_long_enough(main_script, counts[main_script], words):
@@ -392,10 +419,24 @@ def detect_other_language(text: str, language: str) -> str | None:
         return _name(main_script, words, text) if is_other else None
     if main_script == "Latin":
         other = _other_latin(words, code)
-        return None if other is None else NAMES[other]
+        return _other_profile(words, code) if other is None else NAMES[other]
     if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CHARACTER):
         return "Japanese"
     return None
+
+
+def is_long_enough(text: str) -> bool:
+    """Return whether a text is long enough for its language to be clear: four words, or six Chinese characters."""
+    counts = _count_letters(text)
+    main_script = max(counts, key=lambda script: counts[script])
+    return _is_long_enough(main_script, counts[main_script], _words(text))
+
+
+def _count_letters(text: str) -> dict[str, int]:
+    """Return the number of letters of each script; a Chinese character counts as three."""
+    counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
+    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    return counts
 
 
 def _words(text: str) -> list[str]:
@@ -430,15 +471,55 @@ def _other_latin(words: list[str], expected: str) -> str | None:
 
     Words that both languages have do not count, and repeated words count once.
     """
-    expected_words = FREQUENT_WORDS.get(expected, frozenset())
-    if expected and not expected_words:
+    if expected and expected not in FREQUENT_WORDS:
         return None
     present = set(words)
     others = [code for code in FREQUENT_WORDS if code != expected]
-    best = max(others, key=lambda code: len(present & (FREQUENT_WORDS[code] - expected_words)))
-    hits, expected_hits = (
-        len(present & (FREQUENT_WORDS[best] - expected_words)),
-        len(present & (expected_words - FREQUENT_WORDS[best])),
-    )
+    best = max(others, key=lambda code: _frequent_words(present, code, expected)[0])
+    hits, expected_hits = _frequent_words(present, best, expected)
     is_clear = hits >= max(_MIN_FREQUENT, _MIN_FREQUENT_SHARE * len(present)) and hits >= _MIN_RATIO * expected_hits
     return best if is_clear else None
+
+
+def _other_profile(words: list[str], expected: str) -> str | None:
+    """Return the name of a language whose n-grams fit the words far better than the expected one's, or None."""
+    codes, logs_by_ngram = _common_log_probabilities()
+    if expected not in codes:
+        return None
+    found = [logs for ngram in _ngrams(" ".join(words)) if (logs := logs_by_ngram.get(ngram)) is not None]
+    scores = dict(zip(codes, map(sum, zip(*found, strict=True)), strict=True)) if found else dict.fromkeys(codes, 0.0)
+    best = max(scores, key=lambda code: scores[code])
+    if scores[best] - scores[expected] <= _MIN_LOG_RATIO * _LONGEST_NGRAM:
+        return None
+    hits, _ = _frequent_words(set(words), best, expected)
+    # A sentence of the expected language may have a title in another. Short words occur in many languages.
+    long_words = {word for word in words if len(word) > _SHORT_WORD}
+    _, expected_hits = _frequent_words(long_words, best, expected)
+    if hits < _MIN_RATIO * expected_hits:
+        return None
+    # N-grams show that it is not the expected language. Which other language it is, frequent words confirm.
+    return NAMES[best] if hits else "another language"
+
+
+def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:
+    """Return how many words are frequent in a language and in the expected one, without those frequent in both."""
+    found, expected_found = (words & FREQUENT_WORDS.get(code, frozenset()) for code in (language, expected))
+    return len(found - expected_found), len(expected_found - found)
+
+
+@cache
+def _common_log_probabilities() -> tuple[list[str], dict[str, tuple[float, ...]]]:
+    """Return the languages of the common profiles, and each n-gram's log-probability in all of them.
+
+    The log-probabilities are relative to that of an unknown n-gram, so unknown n-grams need not be added up.
+    """
+    profiles = common_profiles()
+    codes = list(profiles.runs)
+    ngrams = {ngram for runs in profiles.runs.values() for ngram in runs}
+    unknown = profiles.unknown_probability
+    return codes, {
+        ngram: tuple(
+            math.log1p(profiles.runs[code].get(ngram, 0) / max(1, profiles.totals[code]) / unknown) for code in codes
+        )
+        for ngram in ngrams
+    }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from transduce.text.files import read_lines
 from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.word_spans import Span
 
 # --- punctuation ---
 # Thai, Lao and Tibetan have no unambiguous marks.
@@ -273,6 +274,20 @@ def _ends_sentence(text: str, after: str) -> bool:
     word = last[1]
     is_initial = len(word) == 1 and word.isupper() and word != "I"
     return not is_initial and not _ABBREVIATION.fullmatch(word)
+
+
+# --- sentences to translate ---
+
+
+def find_sentences(text: str) -> list[Span]:
+    """Return the spans of a text's sentences without the spaces around them, in order."""
+    spans = []
+    for start, stop in pairwise([0, *_find_ends(text), len(text)]):
+        sentence = text[start:stop]
+        if sentence.strip():
+            begin = start + len(sentence) - len(sentence.lstrip())
+            spans.append(Span(begin, begin + len(sentence.strip())))
+    return spans
 
 
 # --- lost sentences ---

@@ -82,6 +82,12 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Validations since `best_step`."""
     perfect_validations: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
+    best_highest: float | None = None
+    """The highest value since the last significant improvement; None in checkpoints that did not store it."""
+    lowest_loss: float | None = None
+    """The lowest dev loss so far; None in checkpoints that did not store it."""
+    best_contributions: list[float] = []
+    """The contribution of each dev sentence to `best_value`, by which later differences are judged."""
     elapsed_seconds: float
     """Training time over all processes that have continued this run."""
     validation_due: bool = False

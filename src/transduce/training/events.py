@@ -221,6 +221,10 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     samples: list[tuple[str, str, str]] = []
     """Source, reference and translation of some dev sentences."""
     validation_seconds: float = 0.0
+    standard_error: float | None = None
+    """Standard error, on the dev set, of the score that selects the best model; None if it is not known."""
+    contributions: list[float] = []
+    """The contribution of each dev sentence to that score, whose mean is the score. Logs leave it out."""
 
 
 Event = TrainEvent | ValidationEvent
@@ -252,6 +256,8 @@ class EventLog:
 
     def write(self, event: Event) -> None:
         """Write one event to metrics.jsonl, after the events that still wait to be written."""
+        if isinstance(event, ValidationEvent):
+            event = msgspec.structs.replace(event, contributions=[])
         self._waiting += msgspec.json.encode(event) + b"\n"
         kind = "train" if isinstance(event, TrainEvent) else "dev"
         with contextlib.suppress(OSError):

@@ -144,6 +144,9 @@ class Trainer:
             loss=state.best_loss,
             validations_since=state.validations_without_better if same else 0,
             perfect=state.perfect_validations,
+            highest=Best().highest if state.best_highest is None else state.best_highest,
+            lowest_loss=Best().lowest_loss if state.lowest_loss is None else state.lowest_loss,
+            contributions=state.best_contributions if same else [],
         )
         if state.dropout_off:
             self._dropout.disable()
@@ -405,6 +408,9 @@ class Trainer:
             best_by=self.settings.best_by,
             validations_without_better=best.validations_since,
             perfect_validations=best.perfect,
+            best_highest=best.highest,
+            lowest_loss=best.lowest_loss,
+            best_contributions=best.contributions,
             elapsed_seconds=self.elapsed_seconds,
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,

@@ -20,36 +20,78 @@ class Best(msgspec.Struct, frozen=True):
     value: float | None = None
     """The selection metric, greater is better; None: the next validation becomes the best."""
     loss: float = 0.0
-    """The dev loss of the best validation, which breaks ties."""
+    """The dev loss of the best validation, which decides between values that noise explains."""
     validations_since: int = 0
-    """The number of validations after the best one."""
+    """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
     perfect: int = 0
     """The number of most recent validations in a row in which every measure was perfect."""
+    highest: float = -_WORST
+    """The highest value since the last significant improvement; the best validation may have a slightly lower one."""
+    lowest_loss: float = _WORST
+    """The lowest dev loss so far."""
+    contributions: list[float] = []
+    """The contribution of each dev sentence to the value (`ValidationEvent.contributions`)."""
 
 
 class Selection:
-    """A record of the best validation, and the decision when to stop."""
+    """A record of the best validation, and the decision when to stop.
+
+    A value replaces the best one if the difference is larger than its standard error on the dev set. A smaller
+    difference may be noise, and the lower dev loss decides.
+    """
 
     def __init__(self, settings: ResolvedTraining) -> None:
         self._by, self._patience = settings.best_by, settings.patience
+        self._warmup_steps = settings.warmup_steps
         self.best = Best()
 
     def is_better(self, event: ValidationEvent) -> bool:
-        """Return whether a validation is the best so far by the metric, then by the loss, which must be finite."""
+        """Return whether a validation is the best so far: by the metric beyond its noise, else by the finite loss."""
         if not math.isfinite(event.loss):
             return False
+        if self.best.value is None:
+            return True
         value, loss = self._measured(event)
-        return self.best.value is None or (value, -loss) > (self.best.value, -self.best.loss)
+        noise = self._noise(event)
+        if abs(value - self.best.value) > noise:
+            return value > self.best.value
+        return value >= self.best.highest - noise and (-loss, value) > (-self.best.loss, self.best.value)
 
     def record(self, event: ValidationEvent, *, kept: bool) -> None:
         """Record a validation and whether its model was kept."""
-        perfect = self.best.perfect + 1 if event.perfect else 0
+        value, loss = self._measured(event)
+        best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
+        lowest, improved = min(best.lowest_loss, loss), kept or loss < best.lowest_loss
         if kept:
-            self.best = Best(event.step, *self._measured(event), perfect=perfect)
-        else:
-            self.best = msgspec.structs.replace(
-                self.best, validations_since=self.best.validations_since + 1, perfect=perfect
+            # A value beyond the noise starts anew; otherwise a chain of small losses could drift far below the highest.
+            anew = best.value is None or value - best.value > self._noise(event)
+            self.best = Best(
+                step=event.step,
+                value=value,
+                loss=loss,
+                perfect=perfect,
+                highest=value if anew else max(value, best.highest),
+                lowest_loss=lowest,
+                contributions=list(event.contributions),
             )
+            return
+        # During the warm-up no model is good yet, so no validation counts against it; one without a finite loss does.
+        counts = event.step > self._warmup_steps or best.value is None
+        self.best = msgspec.structs.replace(
+            best,
+            validations_since=0 if improved and best.value is not None else best.validations_since + counts,
+            perfect=perfect,
+            lowest_loss=lowest,
+        )
+
+    def _noise(self, event: ValidationEvent) -> float:
+        """Return the standard error of the difference of an event's value from the best, on the same dev sentences."""
+        count = len(event.contributions)
+        if count < 2 or count != len(self.best.contributions):
+            return 0.0
+        differences = [new - old for new, old in zip(event.contributions, self.best.contributions, strict=True)]
+        mean = math.fsum(differences) / count
+        return math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return the selection metric, greater is better, and the loss, both finite."""

@@ -90,7 +90,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The metric of the dev set by which the best model is selected and kept."""
     patience: int | None = None
     """Training stops after this many validations without a better one, or once all of at least 100 dev sentences were
-    right at two validations in a row; 0: never.
+    right at two validations in a row; 0: never. Validations during the warm-up or with a new lowest dev loss do not
+    count.
     """
     translate_dev: int = 500
     """Dev sentences translated greedily at each validation; 0 translates none."""

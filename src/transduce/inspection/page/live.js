@@ -3,7 +3,7 @@
 
 const settings = JSON.parse(document.getElementById("payload").textContent);
 const PAUSE_MILLISECONDS = 500;
-const ALTERNATIVES = Math.min(3, settings.mostAlternatives);
+const ALTERNATIVES = Math.min(3, settings.maxAlternatives);
 
 const chosen = {
   ...firstAppearance(), pair: settings.pairs[0], key: "", line: 0, place: 0, kind: "memory", head: null, change: noChange(),
@@ -133,7 +133,7 @@ const spokenLines = () => text.value.split(/\r?\n/).filter(line => line.trim());
 
 function count() {
   const {length} = [...text.value];
-  counter.textContent = words().characters(length, settings.mostCharacters);
+  counter.textContent = words().characters(length, settings.maxCharacters);
 }
 
 function typed() {
@@ -181,7 +181,7 @@ async function translate() {
   const lines = {};
   try {
     const {length} = [...text.value];
-    if (length > settings.mostCharacters) throw new Error(words().tooLong(length, settings.mostCharacters));
+    if (length > settings.maxCharacters) throw new Error(words().tooLong(length, settings.maxCharacters));
     showResult(await translation(request(text.value), {...asked, onprogress: progress => {
       lines[progress.line] = progress;
       showProgress(lines);

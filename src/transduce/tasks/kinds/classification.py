@@ -18,6 +18,7 @@ from transduce.data.batches import Batch
 from transduce.data.labelled import LabeledBatch, LabeledPlan, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
+from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
@@ -95,8 +96,17 @@ class ClassificationTask:
 class LabeledDevSet:
     """A labeled dev set: it measures the loss and the accuracy of a classifier."""
 
-    def __init__(self, config: ModelConfig, batches: Sequence[Batch], *, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        batches: Sequence[Batch],
+        *,
+        dtype: torch.dtype,
+        device: str,
+        best_by: BestBy = ACCURACY,
+    ) -> None:
         self.model = build_encoder(config).to(device=device, dtype=dtype).eval()
+        self.best_by = best_by
         self.task = ClassificationTask(self.model, label_smoothing=0.0)
         self.batches = batches
 
@@ -105,20 +115,22 @@ class LabeledDevSet:
         """Measure the loss and the accuracy on the dev set of a model with these weights."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
-        nats, correct, texts = 0.0, 0, 0
+        nats, hits = 0.0, list[float]()
         for batch in self.batches:
             logits = self.task.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)[:, 0]
             nats += float(F.cross_entropy(logits, labels, reduction="sum"))
-            correct += int((logits.argmax(-1) == labels).sum())
-            texts += len(labels)
-        loss = nats / max(1, texts)
+            hits += (100.0 * (logits.argmax(-1) == labels)).tolist()
+        loss = nats / max(1, len(hits))
+        contributions = hits if self.best_by == ACCURACY else []
         return ValidationEvent(
             step=step,
             loss=loss,
             perplexity=float(torch.tensor(min(loss, 100.0)).exp()),
-            scores={ACCURACY: 100.0 * correct / max(1, texts)},
+            scores={ACCURACY: sum(hits) / max(1, len(hits))},
             validation_seconds=time.monotonic() - started_at,
+            standard_error=standard_error(contributions),
+            contributions=contributions,
         )
 
 
@@ -244,7 +256,13 @@ class Classification(TextKind):
         """Return the dev set with all dev texts."""
         assert corpus.dev is not None
         batches = _texts(corpus.dev, corpus, resolved).in_order(_DEV_ROWS, resolved.model.pad_id)
-        return LabeledDevSet(resolved.model, batches, dtype=model_dtype(resolved), device=placement.device)
+        return LabeledDevSet(
+            resolved.model,
+            batches,
+            dtype=model_dtype(resolved),
+            device=placement.device,
+            best_by=resolved.training.best_by,
+        )
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Describe the number of texts and classes, and name classes that occur only in the dev set."""

@@ -21,6 +21,7 @@ from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
+from transduce.evaluation.significance import MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
@@ -154,6 +155,8 @@ class DevSet:
             if each.sources
         ]
         self.batches = batches
+        self.best_by: BestBy = "bleu"
+        """The measure whose noise is estimated."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
@@ -172,7 +175,7 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
-        samples: list[tuple[str, str, str]] = []
+        samples, contributions = list[tuple[str, str, str]](), list[float]()
         reports: dict[str, ScoreReport] = {}
         with temporary_inference_copy(self.model):
             for direction, translator in self.directions:
@@ -181,6 +184,7 @@ class DevSet:
                     translations, direction.references, target_language=direction.target_language
                 )
                 samples += zip(direction.sources, direction.references, translations, strict=True)
+                contributions += self._contributions(direction, translations)
         sentences, right = (
             sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_match")
         )
@@ -198,7 +202,25 @@ class DevSet:
             scores=scores,
             perfect=right == sentences >= _MANY_SENTENCES,
             samples=[samples[number] for number in sorted(shown)],
+            standard_error=standard_error(contributions),
+            contributions=contributions,
         )
+
+    def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
+        """Return the contribution of each sentence to the score that selects the best model; empty for the loss."""
+        if self.best_by == "exact_match":
+            pairs = zip(translations, direction.references, strict=True)
+            return [float(one.strip() == other.strip()) for one, other in pairs]
+        names: dict[BestBy, MetricName] = {"bleu": "BLEU", "chrf": "chrF"}
+        if self.best_by not in names:
+            return []
+        contributions = score_contributions(
+            names[self.best_by], translations, direction.references, target_language=direction.target_language
+        )
+        # The mean over all sentences becomes the mean of the directions' scores.
+        sentences = sum(len(each.sources) for each, _ in self.directions)
+        factor = sentences / (len(self.directions) * len(direction.sources))
+        return [factor * value for value in contributions] if len(self.directions) > 1 else contributions
 
 
 class Translation(TextKind):
@@ -253,7 +275,7 @@ class Translation(TextKind):
         """Return the dev set: the loss of all pairs, and greedy translations of some."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
-        return DevSet(
+        dev = DevSet(
             config=resolved.model,
             directions=dev_directions(corpus, translated),
             batches=dev_batches(corpus.dev),
@@ -261,6 +283,8 @@ class Translation(TextKind):
             device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
+        dev.best_by = resolved.training.best_by
+        return dev
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
         """Return the file that lists the language pairs of the model, if there are several."""

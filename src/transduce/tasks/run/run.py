@@ -3,8 +3,9 @@
 import dataclasses
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.corpus import RunCorpus, changed_text_files
+from transduce.tasks.corpus import RunCorpus, StoredTextFiles
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement
 from transduce.tasks.run.initial_weights import (
@@ -240,12 +241,18 @@ class Run:
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
         """Restore the settings, the corpus and the number of threads of a run that was stopped."""
         state = newest_state(self.request.out / CHECKPOINTS)
-        stored = read_stored(self.request.out / SETTINGS_FILE)
+        stored, files = read_stored(self.request.out / SETTINGS_FILE), StoredTextFiles(self.request.out)
         settings = apply_changes(
-            stored, self.request.settings, trained=state is not None or needs_stored_weights(stored)
+            stored,
+            self.request.settings,
+            trained=state is not None or needs_stored_weights(stored),
+            is_same_text=files.is_same,
         )
+        settings = files.locate(settings)
+        if not self.request.dry_run and self.processes.is_first:
+            files.follow(stored.data, settings.data, self.request.out)
         check_frozen(settings)
-        for change in (*changes_between(stored, settings), *changed_text_files(self.request.out)):
+        for change in (*changes_between(stored, settings), *files.changes(settings.data)):
             self.display.say(change)
         self.kind = kind_of(settings.task.kind)
         self.has_checkpoint = state is not None
@@ -306,8 +313,27 @@ def train_run(request: RunRequest) -> TrainResult | None:
     Raises:
         TransduceError: settings or files are invalid, memory or disk space ran out, or training diverged.
     """
-    with ignore_hangup(), explain_lost_processes():
+    with ignore_hangup(), explain_lost_processes(), _alone_in_process(request.out):
         return _train_run(request)
+
+
+_TRAINING = threading.Lock()
+
+
+@contextmanager
+def _alone_in_process(folder: Path) -> Iterator[None]:
+    """Refuse a second run in this process while the context is open, and restore PyTorch's number of threads."""
+    if not _TRAINING.acquire(blocking=False):
+        raise TransduceError(
+            f"A process trains one model at a time, as all threads share PyTorch's random numbers, but another thread "
+            f"is training: start the run in {folder} in another process, or when the other one has ended."
+        )
+    num_threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+        _TRAINING.release()
 
 
 def _train_run(request: RunRequest) -> TrainResult | None:

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,8 @@ def is_disk_error(error: BaseException) -> bool:
 _UNTRAINED = ("training.", "model.")
 # Exceptions, because the stored initial weights depend on them.
 _PREPARED = "training.lora_"
+# Files of text, which may have moved.
+_TEXT_FILES = ("data.source", "data.target", "data.dev_source", "data.dev_target", "data.back_translated")
 _CHANGEABLE = {
     f"training.{name}"
     for name in (
@@ -172,13 +174,24 @@ def read_stored(path: Path) -> Settings:
         raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
 
 
-def apply_changes(stored: Settings, specified: Mapping[str, Any], *, trained: bool = True) -> Settings:
+def _is_same_path(old: str, new: str) -> bool:
+    return Path(old).absolute() == Path(new).absolute()
+
+
+def apply_changes(
+    stored: Settings,
+    specified: Mapping[str, Any],
+    *,
+    trained: bool = True,
+    is_same_text: Callable[[str, str], bool] = _is_same_path,
+) -> Settings:
     """Return a run's settings with the user's changes.
 
     Args:
         stored: the settings that the run started with.
         specified: the user's settings, nested as in a settings file.
         trained: True if a checkpoint or initial weights were saved.
+        is_same_text: returns whether the second path has the text that the first one had when the run started.
 
     Raises:
         TransduceError: a setting differs that may not change.
@@ -189,16 +202,24 @@ def apply_changes(stored: Settings, specified: Mapping[str, Any], *, trained: bo
         table, last = _find(content, name)
         old = table.get(last)
         is_moved = name == "data.prepared" and None not in (old, value)  # the corpus is compared when it is opened
+        if name in _TEXT_FILES and old and value and len(old) == len(value):
+            is_moved = all(one == new or is_same_text(one, str(new)) for one, new in zip(old, value, strict=True))
+        if name == "init_from" and old is not None and value is not None:
+            is_moved = _is_same_path(old, str(value))
         may_change = name in _CHANGEABLE or is_moved
         if may_change or (not trained and name.startswith(_UNTRAINED) and not name.startswith(_PREPARED)):
             table[last] = value
             if name in _INSTEAD:
                 table[_INSTEAD[name]] = None
         elif old != value:
+            other = ", which has other content" if name in _TEXT_FILES and value else ""
             raise TransduceError(
-                f"`{name}` was {_shown(old)} when this run started, and cannot become {_shown(value)} on --resume: "
-                "leave it as it was, or start another run with another --out."
+                f"`{name}` was {_shown(old)} when this run started, and cannot become {_shown(value)}{other} on "
+                "--resume: leave it as it was, or start another run with another --out."
             )
+    data = content["data"]
+    moved = dict(zip(stored.data.source, data["source"], strict=True))
+    data["back_translated"] = [moved.get(path, path) for path in data["back_translated"]]
     return make_settings(content)
 
 

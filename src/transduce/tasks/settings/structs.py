@@ -83,7 +83,7 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The text of one language pair in a run with several: a `[[data.corpora]]` table of a settings file."""
 
-    source: tuple[str, ...]
+    source: tuple[str, ...] = ()
     """Training text: the source side, line by line; or files of pairs (.tsv, .jsonl)."""
     target: tuple[str, ...] = ()
     """The translations of `source`, line by line: as many files, in the same order."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -252,16 +253,18 @@ def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, Compi
     text, processor = str(k.module), llvm.get_host_cpu_name()
     features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
     key = cache_key(text, processor, features, llvm.llvm_version_info)
-    if key not in _LOADED:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        llvm.initialize_native_asmparser()
-        target = llvm.Target.from_default_triple()
-        _LOADED[key] = _load(key, text, target.create_target_machine(cpu=processor, features=features, opt=2), names)
-    return _LOADED[key]
+    with _COMPILING:
+        if key not in _LOADED:
+            llvm.initialize_native_target()
+            llvm.initialize_native_asmprinter()
+            llvm.initialize_native_asmparser()
+            machine = llvm.Target.from_default_triple().create_target_machine(cpu=processor, features=features, opt=2)
+            _LOADED[key] = _load(key, text, machine, names)
+        return _LOADED[key]
 
 
 _LOADED: dict[str, dict[str, CompiledKernel]] = {}
+_COMPILING = Lock()
 
 
 def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:

@@ -92,10 +92,13 @@ class MemoryBlock:
     def __init__(self, stack: "StackAllocator", address: int) -> None:
         self.address = address
         self._stack = stack
+        self._is_free = False
 
     def free(self) -> None:
-        """Free the block."""
-        self._stack.live.pop(self.address, None)
+        """Free the block, once: later, another block may have its address."""
+        if not self._is_free:
+            self._is_free = True
+            self._stack.live.pop(self.address, None)
 
     def __del__(self) -> None:
         self.free()

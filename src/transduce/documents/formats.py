@@ -1,0 +1,233 @@
+"""The document formats that can be translated, and how they are recognized."""
+
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import PurePath
+from typing import NamedTuple
+
+from transduce.documents.limits import Archive, Limits, check_size
+from transduce.documents.units import Document, DocumentSettings, TextFile
+from transduce.errors import TransduceError
+
+
+class Source(NamedTuple):
+    """The content of a document to read."""
+
+    content: bytes
+    settings: DocumentSettings
+    limits: Limits
+
+    def text_file(self, encoding: str = "utf-8") -> TextFile:
+        """Return the content as a text file."""
+        return TextFile(self.content, encoding)
+
+    def archive(self) -> Archive:
+        """Return the content as a ZIP archive."""
+        return Archive(self.content, self.limits)
+
+
+class Format(NamedTuple):
+    """A document format."""
+
+    name: str
+    """Its name, as in `--format`."""
+    title: str
+    """A description for people."""
+    suffixes: tuple[str, ...]
+    """The suffixes of file names, in lower case; the first is the usual one."""
+    reader: str
+    """Module and function that reads it: `text_formats:read_text`."""
+    media_type: str
+    """Its media type."""
+
+    @property
+    def is_archive(self) -> bool:
+        """True if it is a ZIP archive, not text."""
+        return self.name not in {each.name for each in _TEXT_FORMATS}
+
+    def read(self, source: Source) -> Document:
+        """Return the texts of a document and the function that writes it.
+
+        Raises:
+            TransduceError: the content is not in this format or exceeds a limit, or a setting does not fit it.
+        """
+        module, _, function = self.reader.partition(":")
+        read: Callable[[Source], Document] = getattr(import_module(f"transduce.documents.{module}"), function)
+        return read(source)
+
+
+_OFFICE = "application/vnd.openxmlformats-officedocument"
+_OPEN = "application/vnd.oasis.opendocument"
+_TEXT_FORMATS = (
+    Format("txt", "plain text", (".txt", ".text"), "text_formats:read_text", "text/plain"),
+    Format("html", "HTML", (".html", ".htm", ".xhtml"), "text_formats:read_html", "text/html"),
+    Format("json", "JSON", (".json", ".arb"), "text_formats:read_json", "application/json"),
+    Format("jsonl", "JSON Lines", (".jsonl", ".ndjson"), "text_formats:read_json_lines", "application/jsonl"),
+    Format("csv", "comma-separated values", (".csv",), "text_formats:read_csv", "text/csv"),
+    Format("tsv", "tab-separated values", (".tsv", ".tab"), "text_formats:read_tsv", "text/tab-separated-values"),
+)
+_ARCHIVE_FORMATS = ()
+FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
+"""All formats, by name."""
+
+_BY_SUFFIX = {suffix: each for each in FORMATS.values() for suffix in each.suffixes}
+_PROLOG = r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*"
+_STARTS = (
+    ("vtt", re.compile(r"\s*WEBVTT(?:\s|\Z)")),
+    ("srt", re.compile(r"\s*\d+[ \t]*\r?\n\s*\d+:\d\d:\d\d[,.]\d+[ \t]*-->")),
+    ("ass", re.compile(r"\s*\[Script Info\]", re.IGNORECASE)),
+    ("xliff", re.compile(rf"{_PROLOG}<xliff[\s>]", re.DOTALL)),
+    ("html", re.compile(rf"{_PROLOG}<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL)),
+    ("po", re.compile(r'(?:\s|#.*\n)*msg(?:id|ctxt)\s+"')),
+    ("json", re.compile(r'\s*(?:\{\s*"(?:[^"\\]|\\.)*"\s*:|\[\s*(?:[{\["]))')),
+)
+_OTHER_STARTS = (
+    (b"%PDF-", "PDF"),
+    (b"{\\rtf", "RTF"),
+    (b"\xd0\xcf\x11\xe0", "an older Office format (.doc, .ppt, .xls) or a document protected by a password"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\x89PNG", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF8", "GIF"),
+)
+
+
+def known_suffixes() -> str:
+    """Return the suffixes of all formats as a list for messages."""
+    return " ".join(_BY_SUFFIX)
+
+
+def format_of_name(name: str) -> Format | None:
+    """Return the format that the suffix of a file name stands for, or None if it is unknown."""
+    return _BY_SUFFIX.get(PurePath(name).suffix.lower())
+
+
+def format_of_content(content: bytes) -> Format | None:
+    """Return the format that the content of a file shows by its start, or None if it shows none."""
+    if content.startswith(b"PK\x03\x04"):
+        return _format_of_archive(content)
+    mark_16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+    start = content[:4096].decode("utf-16" if mark_16 else "utf-8-sig", "ignore")
+    found = next((name for name, pattern in _STARTS if pattern.match(start)), None)
+    if found == "json" and (b"\n{" in content[:4096] or b"\n[" in content[:4096]) and not _is_json(content):
+        found = "jsonl"
+    elif found == "json" and not _is_json(content):
+        found = None
+    return FORMATS.get(found or "")
+
+
+def _is_json(content: bytes) -> bool:
+    import json
+
+    try:
+        json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+_ARCHIVE_PARTS = {"word/": "docx", "ppt/": "pptx", "xl/": "xlsx"}
+
+
+def _format_of_archive(content: bytes) -> Format | None:
+    """Return the format of a ZIP archive by its first entries, without unpacking it."""
+    stored = re.match(rb"PK\x03\x04.{22}\x08\x00(?:..)mimetype([\w.+/-]{1,80})", content[:200], re.DOTALL)
+    if stored is not None:
+        declared = stored[1].partition(b"PK")[0].decode("ascii", "ignore")
+        return next((each for each in FORMATS.values() if each.media_type == declared), None)
+    for start, name in _ARCHIVE_PARTS.items():
+        if start.encode() in content[-65_536:] and b"[Content_Types].xml" in content:
+            return FORMATS[name]
+    return None
+
+
+def recognize(name: str, content: bytes, format: str | None = None) -> Format:
+    """Return the format of a document.
+
+    Args:
+        name: the file's name.
+        content: its content.
+        format: name of the format if the user sets it; None: by name and content.
+
+    Raises:
+        TransduceError: the format is unknown, or the content contradicts the name.
+    """
+    if format is not None:
+        if format not in FORMATS:
+            raise TransduceError(f"`format` must be one of {', '.join(FORMATS)}, but is {format!r}.")
+        return FORMATS[format]
+    shown = PurePath(name).name or "The document"
+    for start, other in _OTHER_STARTS:
+        if content.startswith(start):
+            raise TransduceError(
+                f"{shown} is {other}, which cannot be translated: convert it to one of {known_suffixes()}."
+            )
+    by_name, by_content = format_of_name(name), format_of_content(content)
+    hint = "" if by_content is None else f" It looks like {by_content.title}: pass --format {by_content.name}."
+    if by_name is None:
+        raise TransduceError(f"{shown} has a suffix of no known format (known are {known_suffixes()}).{hint}")
+    if by_name.is_archive != content.startswith(b"PK\x03\x04"):
+        content_is = "not an archive" if by_name.is_archive else "an archive"
+        raise TransduceError(f"{shown} should be {by_name.title} by its name, but its content is {content_is}.{hint}")
+    if by_content is not None and by_content is not by_name and _is_contradiction(by_name, by_content):
+        raise TransduceError(
+            f"{shown} looks like {by_content.title}, not {by_name.title}: pass --format {by_content.name}, or "
+            f"--format {by_name.name} to translate it as it is named."
+        )
+    return by_name
+
+
+def _is_contradiction(by_name: Format, by_content: Format) -> bool:
+    """Return whether content that looks like one format cannot be meant as the format of the name."""
+    return (
+        by_name.is_archive
+        or by_name.name == "txt"
+        or {by_name.name, by_content.name} in ({"srt", "vtt"}, {"html", "xliff"})
+    )
+
+
+def read_document(
+    name: str, content: bytes, settings: DocumentSettings, limits: Limits, format: str | None = None
+) -> Document:
+    """Return the texts of a document of any known format and the function that writes it.
+
+    Args:
+        name: the file's name, whose suffix shows the format.
+        content: its content.
+        settings: which texts to translate.
+        limits: limits on size.
+        format: name of the format; None: by name and content.
+
+    Raises:
+        TransduceError: the format is unknown, the content is damaged or exceeds a limit, or a setting does not fit it.
+    """
+    check_size(content, limits)
+    found = recognize(name, content, format)
+    _check_settings(settings, found)
+    document = found.read(Source(content, settings, limits))
+    characters = sum(len(unit.text) for unit in document.units)
+    if characters > limits.max_characters:
+        raise TransduceError(
+            f"A document may have {limits.max_characters:,} characters to translate, but this one has {characters:,}: "
+            "divide it."
+        )
+    return document
+
+
+_APPLY_TO = {
+    "columns": ("csv", "tsv"),
+    "fields": ("json", "jsonl"),
+    "keep_source": ("txt", "srt", "vtt", "ass", "po", "xliff"),
+    "join_lines": ("txt", "md"),
+    "overwrite": ("po", "xliff"),
+    "mark_fuzzy": ("po",),
+}
+
+
+def _check_settings(settings: DocumentSettings, format: Format) -> None:
+    for name, formats in _APPLY_TO.items():
+        if getattr(settings, name) and format.name not in formats:
+            raise TransduceError(
+                f"`{name}` applies to {', '.join(formats)}, but the document is {format.name}: leave it out."
+            )

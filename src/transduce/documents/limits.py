@@ -1,0 +1,170 @@
+"""Limits on documents, and readers of archives and XML that are safe for files from anybody."""
+
+import io
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from transduce.errors import TransduceError, import_extra
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Limits on the size of a document; the defaults suit uploads to a server."""
+
+    max_bytes: int = 20 << 20
+    """Maximum size of the file."""
+    max_entries: int = 5_000
+    """Maximum number of files in an archive such as .docx."""
+    max_expanded_bytes: int = 200 << 20
+    """Maximum size of all files of an archive after decompression."""
+    max_characters: int = 2_000_000
+    """Maximum number of characters to translate."""
+
+
+LOCAL_LIMITS = Limits(max_bytes=1 << 30, max_entries=100_000, max_expanded_bytes=4 << 30, max_characters=1 << 30)
+"""Limits for a user's own files."""
+
+
+def check_size(content: bytes, limits: Limits) -> None:
+    """Refuse a file that is too large.
+
+    Raises:
+        TransduceError: the file exceeds the limit.
+    """
+    if len(content) > limits.max_bytes:
+        raise TransduceError(
+            f"A document may have {limits.max_bytes:,} bytes, but this one has {len(content):,}: divide it."
+        )
+
+
+# --- archives ---
+
+
+class Archive:
+    """A ZIP archive in memory, which is written with the same entries in the same order."""
+
+    def __init__(self, content: bytes, limits: Limits) -> None:
+        """Check an archive against the limits before anything is unpacked.
+
+        Raises:
+            TransduceError: the archive is damaged, encrypted or too large, or an entry has an unsafe name.
+        """
+        self._content = content
+        self._entries: dict[str, bytes] = {}
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                self.infos = archive.infolist()
+                self.comment = archive.comment
+                self._check(limits)
+                for info in self.infos:
+                    if not info.is_dir():
+                        self._entries[info.filename] = archive.read(info)
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, OverflowError) as error:
+            raise TransduceError(f"The document is a damaged archive ({error}): save it again.") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._entries[name]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files, in order."""
+        return list(self._entries)
+
+    def _check(self, limits: Limits) -> None:
+        infos = self.infos
+        if len(infos) > limits.max_entries:
+            raise TransduceError(
+                f"A document may have {limits.max_entries:,} files inside, but this one has {len(infos):,}."
+            )
+        size = sum(info.file_size for info in infos)
+        if size > limits.max_expanded_bytes:
+            raise TransduceError(
+                f"A document may have {limits.max_expanded_bytes:,} bytes when unpacked, but this one has {size:,}."
+            )
+        if sum(info.compress_size for info in infos) > len(self._content):
+            raise TransduceError("The document is a damaged archive (its files overlap): save it again.")
+        names = [info.filename for info in infos]
+        if len(set(names)) < len(names):
+            raise TransduceError("The document is a damaged archive (two files have the same name): save it again.")
+        for info in infos:
+            if info.flag_bits & 1:
+                raise TransduceError("The document is protected by a password: remove the password first.")
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise TransduceError("The document uses a compression other than Deflate: save it again.")
+            if _is_unsafe(info.orig_filename):
+                raise TransduceError(
+                    f"A document's files must be inside it, but one is named {info.orig_filename[:100]!r}: refused."
+                )
+
+    def write(self, changes: Mapping[str, bytes]) -> bytes:
+        """Return the archive with some of its files replaced; without changes, the same bytes."""
+        changes = {name: content for name, content in changes.items() if self._entries[name] != content}
+        if not changes:
+            return self._content
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.comment = self.comment
+            for info in self.infos:
+                new = zipfile.ZipInfo(info.filename, info.date_time)
+                new.compress_type, new.external_attr = info.compress_type, info.external_attr
+                new.create_system, new.comment = info.create_system, info.comment
+                content = b"" if info.is_dir() else changes.get(info.filename, self._entries.get(info.filename, b""))
+                archive.writestr(new, content)
+        return buffer.getvalue()
+
+
+def _is_unsafe(name: str) -> bool:
+    """Return whether the name of an entry points outside of the archive."""
+    return "\0" in name or "\\" in name or name.startswith("/") or ".." in name.split("/") or name[1:2] == ":"
+
+
+# --- XML ---
+
+_DECLARED = re.compile(rb"""^<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+
+
+def xml_encoding(content: bytes) -> str:
+    """Return the encoding that an XML file without a byte order mark declares."""
+    match = _DECLARED.match(content[:200])
+    return "utf-8" if match is None else match[1].decode().lower()
+
+
+def parse_xml(content: bytes, name: str) -> Any:
+    """Return the tree (`lxml.etree`) of an XML file; nothing outside the file is read.
+
+    Args:
+        content: the file.
+        name: its name, for messages.
+
+    Raises:
+        TransduceError: the XML is malformed, or declares entities or a document type.
+    """
+    etree = import_extra("lxml.etree", "documents")
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, dtd_validation=False, strip_cdata=False
+    )
+    try:
+        tree = etree.ElementTree(etree.fromstring(content, parser))
+    except etree.XMLSyntaxError as error:
+        raise TransduceError(f"{name} in the document is not well-formed XML ({error}): save it again.") from None
+    if tree.docinfo.internalDTD is not None:
+        raise TransduceError(
+            f"{name} in the document has a document type declaration, which is refused: save it again."
+        )
+    return tree
+
+
+def write_xml(tree: Any) -> bytes:
+    """Return the bytes of a tree that `parse_xml` returned."""
+    etree = import_extra("lxml.etree", "documents")
+    info = tree.docinfo
+    written = etree.tostring(tree, xml_declaration=True, encoding=info.encoding or "UTF-8", standalone=info.standalone)
+    return bytes(written)

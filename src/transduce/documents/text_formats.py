@@ -1,0 +1,358 @@
+"""Readers of plain text, HTML, JSON and tables (CSV, TSV)."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from unicodedata import east_asian_width
+
+from transduce.documents.formats import Source
+from transduce.documents.units import Document, Edit, TextFile, Unit, has_letters
+from transduce.errors import TransduceError
+
+# --- lines ---
+
+_LINE = re.compile(r"(?P<text>[^\r\n]*)(?P<end>\r\n|\n|\r|\Z)")
+
+
+class Line(NamedTuple):
+    """A line of a text file and its position."""
+
+    start: int
+    end: int
+    """The position after the text, before the line break."""
+    text: str
+    break_: str
+    """The line break; empty at the end of a file without one."""
+
+
+def lines_of(text: str) -> Iterator[Line]:
+    """Yield the lines of a text."""
+    for match in _LINE.finditer(text):
+        if match.start() < len(text):
+            yield Line(match.start(), match.end("text"), match["text"], match["end"])
+
+
+def display_width(text: str) -> int:
+    """Return the width of a text in columns; East Asian characters are two columns wide."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def is_wide(text: str) -> bool:
+    """Return whether a character or text begins with an East Asian wide character, before which no space stands."""
+    return east_asian_width(text[:1] or " ") in "WF"
+
+
+def join_wrapped(lines: Sequence[str]) -> str:
+    """Return the text of wrapped lines on one line, with a space between them unless both sides are unspaced script."""
+    joined = ""
+    for line in map(str.strip, lines):
+        is_spaced = joined and line and not (is_wide(joined[-1:]) and is_wide(line))
+        joined += (" " if is_spaced else "") + line
+    return joined
+
+
+_CLOSING = "、。，．！？：；）」』】》”’"
+_WORD = re.compile(rf"\s*(?:[^\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+|\S)[{_CLOSING}]*")
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return a text in lines of at most `width` columns; words longer than that stay whole.
+
+    Scripts without spaces are divided between characters, but not before punctuation.
+    """
+    lines = [""]
+    for word in re.findall(
+        r"\s*(?:[^\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+|\S)[、。，．！？：；）」』】》”’]*", text
+    ):
+        if lines[-1] and display_width(lines[-1] + word) > width:
+            lines.append("")
+        lines[-1] += word if lines[-1] else word.lstrip()
+    return lines
+
+
+# --- plain text ---
+
+_LIST_MARK = re.compile(r"\s*(?:[-*+•–—>#]|\d{1,3}[.)]|[A-Za-z][.)])\s")
+
+
+def read_text(source: Source) -> Document:
+    """Return the document of a plain text: one unit for each line, or for each paragraph with `join_lines`."""
+    file = source.text_file()
+    paragraphs: list[list[Line]] = []
+    is_open = False
+    for line in lines_of(file.text):
+        if not line.text.strip():
+            is_open = False
+        elif is_open and source.settings.join_lines and _continues(paragraphs[-1], line):
+            paragraphs[-1].append(line)
+        else:
+            paragraphs.append([line])
+            is_open = True
+    keep = source.settings.keep_source
+    edits = [_edit_paragraph(file, each, keep_source=keep) for each in paragraphs if has_letters(_text(each))]
+    return file.document(edits, always=keep)
+
+
+def _text(paragraph: Sequence[Line]) -> str:
+    return "".join(line.text for line in paragraph)
+
+
+def _continues(paragraph: Sequence[Line], line: Line) -> bool:
+    """Return whether a line continues a wrapped paragraph: it has no list mark and no other indentation."""
+    if _LIST_MARK.match(line.text):
+        return False
+    indentation = _indentation(line.text)
+    if len(paragraph) > 1:
+        return indentation == _indentation(paragraph[1].text)
+    mark = _LIST_MARK.match(paragraph[0].text)
+    return indentation <= _indentation(paragraph[0].text) or (mark is not None and indentation == mark.end())
+
+
+def _indentation(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def _edit_paragraph(file: TextFile, paragraph: Sequence[Line], *, keep_source: bool) -> Edit:
+    first, last = paragraph[0], paragraph[-1]
+    start, end = first.start + _indentation(first.text), last.start + len(last.text.rstrip())
+    width = max(display_width(line.text.rstrip()) for line in paragraph)
+    text = join_wrapped([line.text for line in paragraph])
+
+    def render(translations: Sequence[str]) -> str:
+        lines = wrap(translations[0], width) if len(paragraph) > 1 else [translations[0]]
+        indentation = paragraph[min(1, len(paragraph) - 1)].text
+        between = file.newline + indentation[: _indentation(indentation)]
+        translation = between.join(lines)
+        above = file.text[first.start : end] + file.newline + file.text[first.start : start] if keep_source else ""
+        return above[start - first.start :] + translation if keep_source else translation
+
+    return Edit(start, end, [Unit(text)], render)
+
+
+# --- HTML ---
+
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
+
+
+def read_html(source: Source) -> Document:
+    """Return the document of an HTML file, which is one unit."""
+    declared = _CHARSET.search(source.content[:4096])
+    file = source.text_file("utf-8" if declared is None else declared[1].decode())
+    unit = Unit(file.text, "html")
+    edits = [Edit(0, len(file.text), [unit], lambda translations: translations[0])] if has_letters(file.text) else []
+    return file.document(edits)
+
+
+# --- JSON ---
+
+_JSON_SPACE = re.compile(r"[ \t\r\n]*")
+_JSON_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+_JSON_OTHER = re.compile(r"[-+.\w]+")
+_SKIPPED_KEYS = re.compile(
+    r"(?:\w+_)?(?:id|uuid|guid|url|uri|href|src|path|lang|language|locale)|key|type|kind|file|filename|icon|colou?r|class|"
+    r"style|version|format|date|time|timestamp|\$(?:schema|ref|id)",
+    re.IGNORECASE,
+)
+_IDENTIFIER = re.compile(
+    r"(?=.*[\W\d_])[#@./\\]?[A-Za-z0-9]+(?:[-_./:\\#@]+[A-Za-z0-9]+)*/?|(?:https?|ftp|mailto|data):\S+|[a-z]+(?:[A-Z][a-z0-9]*)+"
+)
+_HTML_TAG = re.compile(r"</?[A-Za-z][A-Za-z0-9-]*(?:\s[^<>]*)?/?>")
+Path = tuple[str, ...]
+
+
+def read_json(source: Source) -> Document:
+    """Return the document of a JSON file: its string values, without identifiers, or those that `fields` chooses."""
+    file = source.text_file()
+    _check_json(file.text, 0)
+    edits = _json_edits(file.text, 0, source.settings.fields)
+    return file.document(_checked_fields(edits, source.settings.fields))
+
+
+def read_json_lines(source: Source) -> Document:
+    """Return the document of a JSON Lines file, of which each line is a JSON value."""
+    file = source.text_file()
+    edits: list[Edit] = []
+    for number, line in enumerate(lines_of(file.text), 1):
+        if line.text.strip():
+            _check_json(line.text, number)
+            edits += _json_edits(line.text, line.start, source.settings.fields)
+    return file.document(_checked_fields(edits, source.settings.fields))
+
+
+def _check_json(text: str, line: int) -> None:
+    """Refuse text that is not JSON; `line` is the number of a line of JSON Lines, or 0."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TransduceError(f"The document is not JSON: line {line or error.lineno}, {error.msg}.") from None
+    except RecursionError:
+        raise TransduceError("The document is JSON that is nested too deeply: flatten it.") from None
+
+
+def _checked_fields(edits: list[Edit], fields: Sequence[str]) -> list[Edit]:
+    if fields and not edits:
+        raise TransduceError(f"`fields` must match texts of the document, but {', '.join(fields)} matches none.")
+    return edits
+
+
+def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
+    """Return the edits of the chosen string values of a JSON text that starts at this offset of the file."""
+    patterns = [tuple(field.split(".")) for field in fields]
+    is_ascii = text.isascii() and "\\u" in text
+    edits = []
+    for path, start, end in _json_strings(text):
+        value = json.loads(text[start:end])
+        is_chosen = any(_matches(path, pattern) for pattern in patterns) if patterns else _is_prose(path, value)
+        if is_chosen and has_letters(value):
+            unit = Unit(value, "html" if _HTML_TAG.search(value) else "text")
+            edits.append(
+                Edit(offset + start, offset + end, [unit], lambda new: json.dumps(new[0], ensure_ascii=is_ascii))
+            )
+    return edits
+
+
+def _json_strings(text: str) -> Iterator[tuple[Path, int, int]]:
+    """Yield the path and the span of each string value of a valid JSON text."""
+    stack: list[str | int] = []  # the key or index inside each open object or list
+    position = 0
+    is_key = False
+    while (position := _end(_JSON_SPACE, text, position)) < len(text):
+        character = text[position]
+        if character == '"':
+            end = _end(_JSON_STRING, text, position)
+            if is_key:
+                stack[-1] = json.loads(text[position:end])
+                is_key = False
+            else:
+                yield tuple(map(str, stack)), position, end
+            position = end
+        elif character in "{[":
+            stack.append("" if character == "{" else 0)
+            is_key = character == "{"
+            position += 1
+        elif character in "}]":
+            stack.pop()
+            is_key = False
+            position += 1
+        elif character == ",":
+            top = stack[-1]
+            is_key = isinstance(top, str)
+            stack[-1] = top + 1 if isinstance(top, int) else top
+            position += 1
+        else:
+            position = position + 1 if character == ":" else max(position + 1, _end(_JSON_OTHER, text, position))
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    return position if match is None else match.end()
+
+
+def _matches(path: Path, pattern: Path) -> bool:
+    return len(path) == len(pattern) and all(b in ("*", a) for a, b in zip(path, pattern, strict=True))
+
+
+def _is_prose(path: Path, value: str) -> bool:
+    """Return whether a value is text for people, judging by its key and its form."""
+    key = next((key for key in reversed(path) if not key.isdecimal()), "")
+    is_metadata = any(key.startswith("@") for key in path)  # as in Application Resource Bundles
+    return not is_metadata and not _SKIPPED_KEYS.fullmatch(key) and not _IDENTIFIER.fullmatch(value.strip())
+
+
+# --- tables ---
+
+
+class _Cell(NamedTuple):
+    start: int
+    end: int
+    text: str
+    is_quoted: bool
+
+
+def read_csv(source: Source) -> Document:
+    """Return the document of a CSV file: the cells of the chosen columns. The delimiter is `,`, `;`, `|` or a tab."""
+    file = source.text_file()
+    return _read_table(file, _delimiter(file.text), source.settings.columns)
+
+
+def read_tsv(source: Source) -> Document:
+    """Return the document of a TSV file: the cells of the chosen columns."""
+    return _read_table(source.text_file(), "\t", source.settings.columns)
+
+
+def _delimiter(text: str) -> str:
+    """Return the delimiter with which most rows have the same number of cells, more than one."""
+
+    def agreement(delimiter: str) -> tuple[int, int]:
+        counts = [len(row) for _, row in zip(range(50), _rows(text, delimiter), strict=False)]
+        return (counts.count(counts[0]) if counts and counts[0] > 1 else 0, counts[0] if counts else 0)
+
+    return max(",;\t|", key=agreement)
+
+
+def _rows(text: str, delimiter: str) -> Iterator[list[_Cell]]:
+    """Yield the rows of a table; quoted cells may contain delimiters, line breaks and doubled quotes."""
+    other = re.compile(rf"[^{re.escape(delimiter)}\r\n]*")
+    quoted = re.compile(r'"(?:[^"]|"")*"')
+    position, row = 0, list[_Cell]()
+    while position < len(text) or row:
+        match = quoted.match(text, position)
+        end = match.end() if match else position
+        is_quoted = match is not None and (end == len(text) or text[end] in f"{delimiter}\r\n")
+        if not is_quoted:
+            end = _end(other, text, position)
+        value = text[position + 1 : end - 1].replace('""', '"') if is_quoted else text[position:end]
+        row.append(_Cell(position, end, value, is_quoted))
+        position = end
+        if text[position : position + 1] == delimiter:
+            position += 1
+            continue
+        yield row
+        row = []
+        position += 2 if text.startswith("\r\n", position) else 1
+
+
+def _read_table(file: TextFile, delimiter: str, columns: Sequence[str]) -> Document:
+    rows = list(_rows(file.text, delimiter))
+    if not rows:
+        return file.document([])
+    indices, has_header = _columns(rows, columns)
+    chosen = [row[index] for row in rows[1 if has_header else 0 :] for index in indices if index < len(row)]
+    return file.document([_edit_cell(cell, delimiter) for cell in chosen if has_letters(cell.text)])
+
+
+def _edit_cell(cell: _Cell, delimiter: str) -> Edit:
+    def render(translations: Sequence[str]) -> str:
+        text = translations[0]
+        if cell.is_quoted or text.startswith('"') or re.search(rf"[{re.escape(delimiter)}\r\n]", text):
+            return '"' + text.replace('"', '""') + '"'
+        return text
+
+    return Edit(cell.start, cell.end, [Unit(cell.text)], render)
+
+
+def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[list[int], bool]:
+    """Return the indices of the chosen columns in order, and whether the first row has names."""
+    names = [cell.text.strip() for cell in rows[0]]
+    width = max(map(len, rows[:100]))
+    if not columns:
+        if width == 1:
+            return [0], False
+        raise TransduceError(
+            f"Name the columns to translate by `columns`, as names or numbers from 1: the table has {width} "
+            f"({', '.join(names)[:200]})."
+        )
+    indices, has_header = set(), False
+    for column in columns:
+        if column in names:
+            indices.add(names.index(column))
+            has_header = True
+        elif column.isdecimal() and 1 <= int(column) <= width:
+            indices.add(int(column) - 1)
+        else:
+            raise TransduceError(
+                f"`columns` must name columns of the table ({', '.join(names)[:200]}) or be numbers from 1 to {width}, "
+                f"but one is {column!r}."
+            )
+    return sorted(indices), has_header

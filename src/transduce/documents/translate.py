@@ -1,0 +1,241 @@
+"""Translate documents: files of a user, or uploads from anybody."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from transduce.atomic_io import write_file
+from transduce.documents.formats import read_document
+from transduce.documents.limits import LOCAL_LIMITS, Limits
+from transduce.documents.markup import plan
+from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
+from transduce.errors import TransduceError
+from transduce.inference.batching import is_unspaced
+from transduce.inference.glossary_search import GlossaryLike
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+
+_PORTION_CHARACTERS = 20_000  # characters that are translated together, and after which progress is stored
+
+
+class TranslateTexts(Protocol):
+    """A function that translates texts of one kind, such as a model or a server's queue."""
+
+    def __call__(self, texts: Sequence[str], kind: UnitKind) -> Sequence[str]:
+        """Return the translation of each text, in order; the tags of `xml` and `html` texts are kept."""
+
+
+def translate_upload(
+    content: bytes,
+    name: str,
+    translate: TranslateTexts,
+    settings: DocumentSettings | None = None,
+    limits: Limits | None = None,
+    *,
+    format: str | None = None,
+) -> bytes:
+    """Translate a document in memory, which may come from anybody, and return the translated document.
+
+    Args:
+        content: the document.
+        name: its file name, of which only the suffix is used.
+        translate: translates texts.
+        settings: which texts to translate; None: the defaults.
+        limits: limits on size; None: the defaults for uploads.
+        format: name of the format; None: by name and content.
+
+    Raises:
+        TransduceError: the format is unknown, or the document is damaged or exceeds a limit.
+    """
+    document = read_document(name, content, settings or DocumentSettings(), limits or Limits(), format)
+    translations: list[str] = []
+    for portion in portions(document.units):
+        translations += translate_units(portion, translate)
+    return document.write(translations)
+
+
+def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """Yield the units in portions of some thousand characters."""
+    portion: list[Unit] = []
+    size = 0
+    for unit in units:
+        if portion and size + len(unit.text) > _PORTION_CHARACTERS:
+            yield portion
+            portion, size = [], 0
+        portion.append(unit)
+        size += len(unit.text)
+    if portion:
+        yield portion
+
+
+def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
+    """Return the translation of each unit; equal units are translated once."""
+    translations: dict[Unit, str] = {}
+    for kind in ("text", "xml", "html"):
+        chosen = list(dict.fromkeys(unit for unit in units if unit.kind == kind))
+        if chosen:
+            texts = translate([unit.text for unit in chosen], kind)
+            translations |= dict(zip(chosen, texts, strict=True))
+    return [translations[unit] for unit in units]
+
+
+class ModelTexts:
+    """Implements `TranslateTexts` for a translator."""
+
+    def __init__(
+        self, translator: Translator, search: SearchSettings | None = None, *, glossary: GlossaryLike = None
+    ) -> None:
+        """Store the translator and the search settings; None: the translator's defaults."""
+        self.translator = translator
+        self.search = search or translator.search
+        self.glossary = glossary
+
+    def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+        """Return the translation of each text, in order."""
+        if kind == "text":
+            return [each.text for each in self.translator.translate(texts, self.search, glossary=self.glossary)]
+        spaced = not is_unspaced(self.translator.target_language)
+        plans = [plan(text, "html", spaced=spaced) for text in texts]
+        sentences = [sentence for each in plans for sentence in each.sentences]
+        translations = self.translator.translate(sentences, self.search, glossary=self.glossary)
+        results, position = [], 0
+        for each in plans:
+            own = translations[position : position + len(each.sentences)]
+            position += len(each.sentences)
+            marked = list(each.marks)
+            places = self.translator.locate([own[n] for n in marked], [each.marks[n] for n in marked])
+            results.append(each.assemble([one.text for one in own], dict(zip(marked, places, strict=True))))
+        return results
+
+
+Progress = Callable[[int, int], None]
+"""Receives the number of translated characters and the number of all characters."""
+
+
+def translate_document(
+    translator: Translator,
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    format: str | None = None,
+    settings: DocumentSettings | None = None,
+    search: SearchSettings | None = None,
+    glossary: GlossaryLike = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Translate a document; only its text changes, and its structure and formatting stay the same.
+
+    Args:
+        translator: the model.
+        source: the document, such as `report.docx`.
+        target: the file to write; None: beside the source with the target language in its name (`report.de.docx`).
+        format: name of the format, such as `srt`; None: by the source's name and content.
+        settings: which texts to translate; None: the defaults.
+        search: search settings; None: the translator's defaults.
+        glossary: terms that must be translated as specified.
+        resume: whether to continue an interrupted translation of the same document into the same target.
+        progress: called after each portion.
+
+    Returns:
+        The path of the translated document.
+
+    Raises:
+        TransduceError: the format is unknown, the document is damaged, or an argument does not fit it.
+    """
+    source = Path(source)
+    path = Path(target) if target is not None else target_path(source, translator.target_language)
+    if path == source:
+        raise TransduceError(f"{path} is the document itself: choose another name for the translation.")
+    settings = settings or DocumentSettings()
+    if settings.target_language is None and translator.target_language is not None:
+        settings = msgspec.structs.replace(settings, target_language=translator.target_language)
+    content = source.read_bytes()
+    document = read_document(source.name, content, settings, LOCAL_LIMITS, format)
+    translate = ModelTexts(translator, search, glossary=glossary)
+    identity = msgspec.json.encode((settings, translate.search, str(translator), repr(glossary)))
+    write_translated(document, path, translate, identity=content + identity, resume=resume, progress=progress)
+    return path
+
+
+def target_path(source: Path, language: str | None) -> Path:
+    """Return the default path of a translation: the language is added before the suffix."""
+    return source.with_name(f"{source.stem}.{language or 'translated'}{source.suffix}")
+
+
+def write_translated(
+    document: Document,
+    path: Path,
+    translate: TranslateTexts,
+    *,
+    identity: bytes,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Translate a document and write it; finished portions are stored beside it until it is complete.
+
+    Args:
+        document: the document that was read.
+        path: the file to write.
+        translate: translates texts.
+        identity: everything that determines the translation; it must be the same when the work is resumed.
+        resume: whether to continue an interrupted translation.
+        progress: called after each portion.
+
+    Raises:
+        TransduceError: there is an interrupted translation and `resume` is False, or it is of another document.
+    """
+    store = _Store(path, hashlib.sha256(identity).hexdigest(), resume=resume)
+    total = sum(len(unit.text) for unit in document.units)
+    translations: list[str] = []
+    for number, portion in enumerate(portions(document.units)):
+        if number < len(store.portions):
+            translations += store.portions[number]
+        else:
+            done = translate_units(portion, translate)
+            store.append(done)
+            translations += done
+        if progress is not None:
+            progress(sum(len(unit.text) for unit in document.units[: len(translations)]), total)
+    write_file(path, document.write(translations))
+    store.delete()
+
+
+class _Store:
+    """The file of finished portions beside a document that is being translated."""
+
+    def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
+        self.path = path.with_name(f"{path.name}.partial")
+        self.portions: list[list[str]] = []
+        if self.path.exists():
+            self._read(digest, resume=resume)
+        else:
+            self.path.write_bytes(msgspec.json.encode(digest) + b"\n")
+
+    def _read(self, digest: str, *, resume: bool) -> None:
+        if not resume:
+            raise TransduceError(
+                f"{self.path} has parts of an interrupted translation: pass --resume to continue, or delete it."
+            )
+        content = self.path.read_bytes()
+        lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]  # without a line that was cut short
+        try:
+            stored = msgspec.json.decode(lines[0], type=str) if lines else ""
+            self.portions = [msgspec.json.decode(line, type=list[str]) for line in lines[1:]]
+        except msgspec.MsgspecError as error:
+            raise TransduceError(f"{self.path} cannot be read ({error}): delete it to start again.") from None
+        if stored != digest:
+            raise TransduceError(
+                f"{self.path} was started with another document, model or settings: use the same, or delete it."
+            )
+        self.path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    def append(self, translations: Sequence[str]) -> None:
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(list(translations)) + b"\n")
+
+    def delete(self) -> None:
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,292 @@
+"""Texts of a document that are translated, with their inline formatting as tags, and the settings of documents."""
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html import escape, unescape
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from transduce.errors import TransduceError
+
+# --- settings ---
+
+
+class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings that choose which texts of a document are translated, and how they are written."""
+
+    columns: tuple[str, ...] = ()
+    """CSV and TSV: the columns to translate, by the names in the first row or by numbers from 1."""
+    fields: tuple[str, ...] = ()
+    """JSON: the values to translate, as paths such as `items.*.title`; `*` stands for any key or index."""
+    keep_source: bool = False
+    """Whether the output has each source text above its translation; for plain text and subtitles."""
+    join_lines: bool = False
+    """Plain text: whether the lines of a paragraph are joined before translation and wrapped again after it."""
+    overwrite: bool = False
+    """PO and XLIFF: whether entries that already have a translation are translated again."""
+    mark_fuzzy: bool = False
+    """PO: whether new translations get the flag `fuzzy`, so that a person reviews them before use."""
+    target_language: str | None = None
+    """Code of the target language, which XLIFF stores if the file has none."""
+
+
+# --- units ---
+
+UnitKind = Literal["text", "xml", "html"]
+"""Plain text; text with the inline tags `<g id="1">…</g>` and `<x id="2"/>`; or HTML with any tags."""
+
+
+class Unit(NamedTuple):
+    """A text of a document that is translated independently of the others."""
+
+    text: str
+    """The source text. Its line breaks are spaces, unless the author separated lines on purpose."""
+    kind: UnitKind = "text"
+
+
+class Document(NamedTuple):
+    """A document that was read: its texts, and the function that writes it with their translations."""
+
+    units: list[Unit]
+    write: Callable[[Sequence[str]], bytes]
+    """Return the document's bytes with a translation for each unit, in order."""
+
+
+# --- inline tags ---
+
+
+class Tag(NamedTuple):
+    """An inline tag in a text: the start or end of a formatted span, or an element without text."""
+
+    kind: Literal["open", "close", "empty"]
+    id: int
+    """Number of the element, unique in its text; the end tag has the number of its start tag."""
+
+
+Part = str | Tag
+_TAG = re.compile(r'<(?P<end>/?)(?P<name>[gx])(?:\s+id="(?P<id>\d{1,6})")?\s*(?P<empty>/?)>')
+
+
+class InlineText:
+    """A text with inline tags that is translated as one unit, and whose tags are found again in the translation.
+
+    Tags and white space that stand before or after all words are not part of the unit.
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        """Make the unit of a text.
+
+        Args:
+            parts: texts and tags in order; start and end tags are balanced.
+        """
+        self.parts = _joined(parts)
+        """All texts and tags of the source."""
+        start, end = _core(self.parts)
+        self.before, self.after = list(self.parts[:start]), list(self.parts[end:])
+        core = list(self.parts[start:end])
+        if core and isinstance(core[0], str):
+            stripped = core[0].lstrip()
+            self.before.append(core[0][: len(core[0]) - len(stripped)])
+            core[0] = stripped
+        if core and isinstance(core[-1], str):
+            stripped = core[-1].rstrip()
+            self.after.insert(0, core[-1][len(stripped) :])
+            core[-1] = stripped
+        self.core = [part for part in core if part]
+        """Texts and tags of the unit."""
+
+    @property
+    def plain(self) -> str:
+        """The text of the unit without tags."""
+        return "".join(part for part in self.core if isinstance(part, str))
+
+    @property
+    def unit(self) -> Unit:
+        """The unit to translate."""
+        if any(isinstance(part, Tag) for part in self.core):
+            return Unit("".join(map(_write_part, self.core)), "xml")
+        return Unit(self.plain)
+
+    def translated(self, translation: str) -> list[Part]:
+        """Return the translation of the whole text, as texts and balanced tags; each tag of the source occurs once."""
+        source = self.unit
+        if source.kind == "text":
+            core: list[Part] = [translation]
+        else:
+            core = list(self.core) if translation == source.text else _read_parts(translation, self.core)
+        return [part for part in (*self.before, *core, *self.after) if part]
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
+    """Return the parts with adjacent texts joined and empty texts removed."""
+    joined: list[Part] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        elif part:
+            joined.append(part)
+    return joined
+
+
+def _core(parts: Sequence[Part]) -> tuple[int, int]:
+    """Return the range of parts that is left when tags outside of all words are removed, keeping tags balanced."""
+    partner: dict[int, int] = {}
+    opened: dict[int, int] = {}
+    for index, part in enumerate(parts):
+        if isinstance(part, Tag) and part.kind == "open":
+            opened[part.id] = index
+        elif isinstance(part, Tag) and part.kind == "close":
+            partner[opened[part.id]], partner[index] = index, opened[part.id]
+    start, end = 0, len(parts)
+    while start < end:
+        first, last = parts[start], parts[end - 1]
+        if _is_wordless(first):
+            start += 1
+        elif _is_wordless(last):
+            end -= 1
+        elif partner.get(start) == end - 1:
+            start, end = start + 1, end - 1
+        elif start in partner and all(map(_is_wordless_or_tag, parts[start : partner[start]])):
+            start = partner[start] + 1
+        elif end - 1 in partner and all(map(_is_wordless_or_tag, parts[partner[end - 1] : end])):
+            end = partner[end - 1]
+        else:
+            break
+    return start, end
+
+
+def _is_wordless(part: Part) -> bool:
+    """Return whether a part is white space or an element without text."""
+    return not part.strip() if isinstance(part, str) else part.kind == "empty"
+
+
+def _is_wordless_or_tag(part: Part) -> bool:
+    return isinstance(part, Tag) or not part.strip()
+
+
+def _write_part(part: Part) -> str:
+    if isinstance(part, str):
+        return escape(part, quote=False)
+    return {"open": f'<g id="{part.id}">', "close": "</g>", "empty": f'<x id="{part.id}"/>'}[part.kind]
+
+
+def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
+    """Return the texts and tags of a translation; tags that are unknown, repeated or unbalanced are repaired."""
+    missing = {part.id: part.kind for part in source if isinstance(part, Tag) and part.kind != "close"}
+    parts: list[Part] = []
+    open_ids: list[int | None] = []
+    position = 0
+    for match in _TAG.finditer(text):
+        parts.append(unescape(text[position : match.start()]))
+        position = match.end()
+        name, number = match["name"], int(match["id"] or -1)
+        if name == "x":
+            if not match["end"] and missing.get(number) == "empty":
+                parts.append(Tag("empty", number))
+                del missing[number]
+        elif match["end"]:
+            closed = open_ids.pop() if open_ids else None
+            parts.extend([] if closed is None else [Tag("close", closed)])
+        else:
+            is_known = missing.pop(number, None) == "open" if missing.get(number) == "open" else False
+            parts.extend([Tag("open", number)] if is_known else [])
+            if match["empty"]:
+                parts.extend([Tag("close", number)] if is_known else [])
+            else:
+                open_ids.append(number if is_known else None)
+    parts.append(unescape(text[position:]))
+    parts.extend(Tag("close", number) for number in reversed(open_ids) if number is not None)
+    for number, kind in missing.items():
+        parts.extend([Tag("empty", number)] if kind == "empty" else [Tag("open", number), Tag("close", number)])
+    return _joined(parts)
+
+
+# --- text files ---
+
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+class Edit(NamedTuple):
+    """A span of a text file that is replaced when its texts are translated."""
+
+    start: int
+    end: int
+    units: list[Unit]
+    """Texts in the span; if the translations equal them, the span stays as it is."""
+    render: Callable[[Sequence[str]], str]
+    """Return the new content of the span, given the translations of its units."""
+
+
+class TextFile:
+    """A text file whose bytes outside of the edited spans never change."""
+
+    def __init__(self, content: bytes, encoding: str = "utf-8") -> None:
+        """Decode a file.
+
+        Args:
+            content: the bytes; a byte order mark decides the encoding.
+            encoding: encoding of a file without a byte order mark.
+
+        Raises:
+            TransduceError: the bytes are not text in this encoding.
+        """
+        self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
+        try:
+            self.text = content[len(self.mark) :].decode(self.encoding)
+        except (UnicodeDecodeError, LookupError) as error:
+            position = f" (byte {error.start + len(self.mark):,})" if isinstance(error, UnicodeDecodeError) else ""
+            raise TransduceError(
+                f"The document must be text in {self.encoding}, but has other bytes{position}: convert it to UTF-8."
+            ) from None
+        self.newline = "\r\n" if "\r\n" in self.text else "\n"
+
+    def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
+        """Return the document with these edits, which are disjoint and in order.
+
+        Args:
+            edits: the spans to replace.
+            always: replace spans even if the translations equal the source, as when it is kept above them.
+        """
+        edits = list(edits)
+        units = [unit for edit in edits for unit in edit.units]
+
+        def write(translations: Sequence[str]) -> bytes:
+            parts: list[str] = []
+            position = number = 0
+            for edit in edits:
+                chosen = translations[number : number + len(edit.units)]
+                number += len(edit.units)
+                parts.append(self.text[position : edit.start])
+                is_same = not always and all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
+                parts.append(self.text[edit.start : edit.end] if is_same else edit.render(chosen))
+                position = edit.end
+            parts.append(self.text[position:])
+            return self.encode("".join(parts))
+
+        return Document(units, write)
+
+    def encode(self, text: str) -> bytes:
+        """Return the bytes of a text in the file's encoding, with its byte order mark.
+
+        Raises:
+            TransduceError: the encoding lacks a character of the text.
+        """
+        try:
+            return self.mark + text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise TransduceError(
+                f"The document is in {self.encoding}, which has no {text[error.start]!r}: convert it to UTF-8 first."
+            ) from None
+
+
+def has_letters(text: str) -> bool:
+    """Return whether a text has a letter, so that there is something to translate."""
+    return any(map(str.isalpha, text))
