@@ -19,9 +19,9 @@ from typing import NamedTuple
 from doubts import train_on, with_model
 from glossary import CHANGED
 from report import Row, data_folder, machine, parser, report
+from transduce.serving.html_and_xml import plan
 
 from transduce import Translator, load, score
-from transduce.serving.html_and_xml import plan
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term
 

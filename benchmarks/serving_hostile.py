@@ -192,7 +192,7 @@ def _wrong_values() -> list[Hostile]:
             "10^400 alternatives", _post(b'{"q":"a","source":"de","target":"en","alternatives":1' + b"0" * 400 + b"}")
         ),
         Hostile("alternatives as text", _post(_json(alternatives="x"))),
-        Hostile("negative alternatives", _post(_json(alternatives=-1))),
+        Hostile("too many alternatives", _post(_json(alternatives=1001))),
         Hostile("q as a number", _post(_json(q=5))),
         Hostile("q as null", _post(_json(q=None))),
         Hostile("q as an object", _post(_json(q={"a": "b"}))),

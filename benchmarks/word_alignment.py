@@ -17,7 +17,7 @@ from transduce.demonstration.run import demo
 from transduce.inference.translator import Translator
 from transduce.inspection.alignment import (
     HeadWeights,
-    KnownAlignment,
+    ReferenceAlignment,
     align_pairs,
     alignment_error,
     choose_heads,
@@ -63,13 +63,13 @@ def main() -> int:
     return report(rows, args.json)
 
 
-def known_alignment(pair: AlignedPair) -> KnownAlignment:
+def known_alignment(pair: AlignedPair) -> ReferenceAlignment:
     """Convert a pair of the grammar to a known alignment."""
     words = word_pair(pair.source, pair.target, pair.source_words, pair.target_words)
-    return KnownAlignment(words, frozenset(pair.alignment))
+    return ReferenceAlignment(words, frozenset(pair.alignment))
 
 
-def error_percent(translator: Translator, test: list[KnownAlignment], heads: HeadWeights | None) -> float:
+def error_percent(translator: Translator, test: list[ReferenceAlignment], heads: HeadWeights | None) -> float:
     """The alignment error on the test sentences, in percent."""
     found = align_pairs(translator, [each.pair for each in test], heads)
     return 100.0 * alignment_error(found, [each.links for each in test])

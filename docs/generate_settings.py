@@ -32,6 +32,7 @@ TYPES = {
     "training.lora_projections": "list of these",
     "task.series.columns": "list of strings",
     "search.forbidden": "list of strings",
+    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`",
     "search.generate.forbidden_ids": "list of integers",
 }
 
@@ -43,6 +44,7 @@ IF_NOT_SET = {
     "data.languages": "the files' suffixes",
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
+    "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, and for other tasks than translation",
     "init_from": "not set",
     "task.context": "`256`; `128` for encoders; with `--init-from`, the positions of a language model's folder",
     "task.noise.share": "`0.3`; `0.15` for `spans`",

@@ -143,7 +143,7 @@ except ModuleNotFoundError as missing:
         return Selection("reference", {"compiled" if device == "cpu" else "triton": NO_KERNELS})
 
     def select_decoder(model: nn.Module) -> Selection:  # type: ignore[misc]
-        """Return what decodes a model: its own modules."""
+        """Return the model's own PyTorch modules as the backend that decodes it, since there are no kernels."""
         on_cpu = next(model.parameters()).device.type == "cpu"
         return Selection("reference", {"compiled" if on_cpu else "triton": NO_KERNELS})
 

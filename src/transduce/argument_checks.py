@@ -91,7 +91,7 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
 
 
 def as_path(value: str | Path, description: str) -> Path:
-    """Return a path; `description` names the path in error messages. The path need not exist.
+    """Return the argument as a path, which need not exist; `description` names the path in error messages.
 
     Raises:
         TransduceError: the argument is not a path or is empty, which would mean the current folder.

@@ -45,7 +45,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         forward = [*[kind] * 4, *places, *WHOLE * 3, "fp32"]
         yield f"attend {name}", shared_bytes(attention.attend, forward, constants, warps), most
         back = [*[kind] * 7, *places, *WHOLE * 3, "fp32"]
-        yield f"attend_back {name}", shared_bytes(attention.attend_back, back, constants, warps), most
+        yield f"attend_backward {name}", shared_bytes(attention.attend_backward, back, constants, warps), most
     for kind, width in ((BF16, 64), (FP32, 128)):
         block = 8192 // (width * BYTES[kind])
         sizes = {"ROWS": 16, "BLOCK": block, "WIDTH": width}
@@ -56,7 +56,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
     kind, row = BF16, {"ROWS": 1, "BLOCK": 1024}
     others: dict[Any, tuple[list[str], dict[str, Any]]] = {
         norms.norm: ([*[kind] * 4, FP32, FP32, *WHOLE * 2, "fp32"], {"CENTERED": True, **row}),
-        norms.norm_back: (
+        norms.norm_backward: (
             [*[kind] * 4, FP32, FP32, kind, FP32, FP32, *WHOLE * 2],
             {"CENTERED": True, "KEPT": True, **row},
         ),
@@ -69,8 +69,8 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         rows.add_rows: ([FP32, "*i64", kind, "fp32", *WHOLE * 2], {"BLOCK": 1024}),
         rows.softmax_: ([kind, FP32, *WHOLE], {"BLOCK": 4096}),
         update.adam: ([*[FP32] * 3, BF16, FP32, FP32, *WHOLE, *["fp32"] * 7], FLAGS),
-        update.follow: ([*[FP32] * 3, BF16, FP32, *WHOLE, "fp32", "fp32"], {"HAS_MOVE": True, **FLAGS}),
-        update.take_momentum: ([FP32, FP32, BF16, *WHOLE, "fp32", "fp32"], {"BLOCK": 1024}),
+        update.apply_update: ([*[FP32] * 3, BF16, FP32, *WHOLE, "fp32", "fp32"], {"HAS_MOVE": True, **FLAGS}),
+        update.update_momentum: ([FP32, FP32, BF16, *WHOLE, "fp32", "fp32"], {"BLOCK": 1024}),
     }
     places, numbers = ["*i64"] * 2, "*i32"
     for count, width in ((1, 1), (8, 4)):

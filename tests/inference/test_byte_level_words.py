@@ -6,8 +6,8 @@ import torch
 from transduce.inference.generator import decode_with_line_feeds
 from transduce.inference.glossary_search import check_glossary
 from transduce.inference.phrases import ForbiddenTexts, tokenize_phrase
-from transduce.interop.hugging_face.imported_tokenizer import ForeignVocabulary, VocabularyRecord
-from transduce.interop.hugging_face.token_pipelines import ByteLevelPairs
+from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, ImportedVocabularyRecord
+from transduce.interop.hugging_face.token_pipelines import ByteLevelBpeRecord
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, Term
 from transduce.text.word_spans import token_spans
@@ -16,7 +16,7 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> ForeignVocabulary:
+def vocabulary() -> ImportedVocabulary:
     """All bytes, and a few words with the space before them or without."""
     bytes_ = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
     pieces, merges = [*SPECIAL, *bytes_], []
@@ -27,48 +27,50 @@ def vocabulary() -> ForeignVocabulary:
             whole += character
             pieces.append(whole)
     ids = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    cutting = ByteLevelPairs(merges=tuple(dict.fromkeys(merges)))
-    record = VocabularyRecord(cutting=cutting, ids=ids, size=len(ids), pad_id=1, eos_id=2, unk_id=3, silent=(0,))
-    return ForeignVocabulary(record)
+    cutting = ByteLevelBpeRecord(merges=tuple(dict.fromkeys(merges)))
+    record = ImportedVocabularyRecord(
+        cutting=cutting, ids=ids, size=len(ids), pad_id=1, eos_id=2, unk_id=3, silent=(0,)
+    )
+    return ImportedVocabulary(record)
 
 
-def forbidden(vocabulary: ForeignVocabulary, text: str, written: list[int]) -> set[str]:
+def forbidden(vocabulary: ImportedVocabulary, text: str, written: list[int]) -> set[str]:
     """Return the tokens that must not follow."""
     logits = torch.zeros(1, 1, vocabulary.size)
     found = ForbiddenTexts([text], vocabulary).apply(logits, torch.tensor([[written]]), torch.arange(1))
     return {vocabulary.piece(id) for id in range(vocabulary.size) if found[0, 0, id] == -torch.inf}
 
 
-def test_a_forbidden_word_is_known_by_its_bytes(vocabulary: ForeignVocabulary) -> None:
+def test_a_forbidden_word_is_known_by_its_bytes(vocabulary: ImportedVocabulary) -> None:
     assert forbidden(vocabulary, "apple", vocabulary.encode("the")) == {"Ġapple"}
     assert forbidden(vocabulary, "apple", vocabulary.encode("pine")) == {"Ġapple"}  # not `pineapple`
     first, second = vocabulary.encode("é")
     assert forbidden(vocabulary, "é", [first]) == {vocabulary.piece(second)}
 
 
-def test_a_line_of_a_language_model_ends_a_word(vocabulary: ForeignVocabulary) -> None:
+def test_a_line_of_a_language_model_ends_a_word(vocabulary: ImportedVocabulary) -> None:
     assert forbidden(vocabulary, "apple", [*vocabulary.encode("pine"), vocabulary.eos_id]) == {"Ġapple", "apple"}
     assert forbidden(vocabulary, "pine", [*vocabulary.encode("pin"), vocabulary.eos_id]) == {"pine"}
 
 
-def test_a_phrase_begins_a_word(vocabulary: ForeignVocabulary) -> None:
+def test_a_phrase_begins_a_word(vocabulary: ImportedVocabulary) -> None:
     assert [vocabulary.pieces(spelling) for spelling in tokenize_phrase("apple", vocabulary)] == [["Ġapple"]]
 
 
-def test_a_term_may_begin_a_sentence(vocabulary: ForeignVocabulary) -> None:
+def test_a_term_may_begin_a_sentence(vocabulary: ImportedVocabulary) -> None:
     glossary = Glossary([Term("pomme", ("apple", "pine apple")), Term("Mac", ("Apple",))])
     spelt = check_glossary(glossary, SearchSettings(), vocabulary)
     forms = {source: [vocabulary.decode(list(ids)).strip() for ids in phrase] for source, phrase in spelt.items()}
     assert forms == {"pomme": ["apple", "pine apple", "Apple", "Pine apple"], "Mac": ["Apple"]}
 
 
-def test_a_language_model_writes_its_own_line_feeds(vocabulary: ForeignVocabulary) -> None:
+def test_a_language_model_writes_its_own_line_feeds(vocabulary: ImportedVocabulary) -> None:
     ids = vocabulary.encode("if\n  x")
     assert decode_with_line_feeds([*ids, vocabulary.eos_id, *ids], vocabulary) == "if\n  x\nif\n  x"
     assert vocabulary.decode(ids) == "if   x"  # a translation stays on its line
 
 
-def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ForeignVocabulary) -> None:
+def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ImportedVocabulary) -> None:
     text = "Café the apple 我"
     spelt = vocabulary.token_texts([*vocabulary.encode(text), vocabulary.eos_id])
     assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]

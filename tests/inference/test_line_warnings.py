@@ -44,8 +44,8 @@ def test_one_warning_of_each_kind_with_the_first_lines() -> None:
     assert str(warnings) == (
         "warning: 7 lines (1, 2, 3, 4, 5, …) look English, not Chinese: the translation is then fluent nonsense; use a "
         "model that reads this language.\n"
-        "warning: line 8 has fewer sentences in the translation than in the source: put each sentence on a line of its "
-        "own.\n"
+        "warning: line 8 has fewer sentences in the translation than in the source: use "
+        "--split-sentences always, or put each sentence on a line of its own.\n"
     )
     assert str(LineWarnings("zh", "en")) == ""
     others = LineWarnings("zh", "en")

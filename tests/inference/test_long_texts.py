@@ -13,6 +13,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.search.settings import SearchSettings
+from transduce.text.text_settings import SplitSentences, TextSettings, TrainingLines
 from transduce.text.vocabulary import Vocabulary
 
 GREEDY = SearchSettings(beam_size=1, max_length=8)
@@ -22,6 +23,7 @@ SENTENCE = "老师喜欢苹果。"
 def with_limit(trained: Path, folder: Path, limit: str) -> Path:
     """The folder of a run that said so of `max_pieces`."""
     shutil.copytree(trained, folder)
+    (folder / "training_lines.json").unlink()  # as of versions that did not measure lines
     settings = folder / "settings.toml"
     text = settings.read_text("utf-8")
     assert "max_pieces = 256\n" in text
@@ -47,11 +49,33 @@ def test_a_model_of_long_texts_takes_them_whole(trained: Path, translator: Trans
     assert "".join(long.stream(text, GREEDY)) == long(text, search=GREEDY).text
 
 
+def test_lines_of_training_decide_whether_texts_are_split(trained: Path, tmp_path: Path) -> None:
+    assert TrainingLines.load(trained) == TrainingLines(multi_sentence_share=0.0, wordless_share=0.0, tokens=5)
+    folder, text = tmp_path / "measured", SENTENCE * 20
+
+    def parts(share: float, splits: SplitSentences = "auto") -> int:
+        lines = TrainingLines(multi_sentence_share=share, wordless_share=0.0, tokens=30)
+        (folder / "training_lines.json").write_bytes(lines.content())
+        translator = open_translator(folder, precision="fp32", device="cpu", threads=1)
+        return translator(text, search=GREEDY, text_settings=TextSettings(split_sentences=splits)).parts
+
+    shutil.copytree(trained, folder)
+    tokens = len(open_translator(trained).tokenizer.source.encode(SENTENCE * 10))
+    assert tokens == 30
+    assert parts(0.2) == 20
+    assert parts(0.3) == 2  # as few as have at most 30 tokens
+    assert parts(0.3, "always") == 20
+    assert parts(0.0, "never") == parts(0.3, "never") == 1  # up to 256 tokens
+    (folder / "training_lines.json").write_text("{}", "utf-8")
+    with pytest.raises(TransduceError, match=r"training_lines\.json cannot be read as measurements of lines"):
+        open_translator(folder)
+
+
 def test_what_is_longer_still_is_cut_into_as_few_parts_as_take_it(trained: Path, tmp_path: Path) -> None:
     long = open_with_limit(trained, tmp_path / "long", 600)
     text = document(long, 1500)
     assert long(text, search=GREEDY).parts == 3
-    parts = cut_long_sentence(text, long.tokenizer.source, 600, gathers=True)
+    parts = cut_long_sentence(text, (), vocabulary=long.tokenizer.source, longest=600, gathers=True)
     assert "".join(parts) == text
     assert all(part.endswith("。") and len(long.tokenizer.source.encode(part)) <= 600 for part in parts)
     assert long(text, search=GREEDY).text == " ".join(t.text for t in long(parts, search=GREEDY))
@@ -105,6 +129,6 @@ class Characters(Vocabulary):
 
 
 def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
-    parts = cut_long_sentence("a  b. " * 500, Characters(), 300, gathers=True)
+    parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), longest=300, gathers=True)
     assert max(map(len, parts)) <= 300
     assert len(parts) < 30

@@ -19,6 +19,7 @@ from transduce.inference.translation import Alternative, Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 
 
 def translation(source: str, *texts: str, nats: float = 0.1, ended: bool = True) -> Translation:
@@ -157,6 +158,7 @@ class Scripted:
     source_language: str | None = "zh"
     target_language: str | None = "en"
     search = SearchSettings(beam_size=2, length_penalty=0.5)
+    text = TextSettings()
     tokenizer = SimpleNamespace(
         source=SimpleNamespace(unknown_characters=lambda _: ""),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),
@@ -174,7 +176,9 @@ class Scripted:
         prefix: str,
         phrases: list[list[str]],
         glossary: Glossary | None,
+        **texts: object,
     ) -> list[Translation]:
+        assert texts == {"text_settings": self.text, "protected": [None] * len(sentences)}
         terms = [] if glossary is None else [str(term) for term in glossary.terms]
         self.asked.append((sentences, search, prefix, phrases, terms))
         return [translation(sentence, *self.answers[sentence].pop(0)) for sentence in sentences]

@@ -112,8 +112,9 @@ def test_a_stream_of_a_cut_text_joins_its_parts(translator: Translator, sentence
     assert "".join(translator.stream(long, search)) == found.text
 
 
-def test_a_stream_of_nothing_is_empty(translator: Translator) -> None:
-    assert list(translator.stream("  ")) == []
+def test_a_stream_of_nothing_is_the_text_itself(translator: Translator) -> None:
+    assert list(translator.stream("")) == []
+    assert list(translator.stream("  ")) == ["  "]
 
 
 def test_a_stream_leaves_the_callers_gradients_alone(translator: Translator, sentences: list[str]) -> None:
@@ -176,14 +177,24 @@ def test_a_phrase_and_a_prefix_together(translator: Translator, sentences: list[
     assert "milk" in found.text
 
 
-def test_phrases_of_a_cut_text_are_in_its_first_part(translator: Translator, sentences: list[str]) -> None:
-    long = "".join(f"{sentence.rstrip('？。')}。" for sentence in sentences) * 16
+def test_a_phrase_of_a_text_is_in_the_sentence_that_it_fits(translator: Translator) -> None:
     search = SearchSettings(beam_size=2, max_length=8)
-    found = translator(long, search=search, phrases=["water"])
-    first = translator(f"{sentences[0].rstrip('？。')}。", search=search, phrases=["water"])
-    assert found.parts > 20
-    assert found.text.startswith(first.text)
-    assert "water" in first.text
+    plain = translator("我吃鱼。老师卖牛奶。她买苹果。", search=search)
+    assert plain.parts == 3
+    # One sentence has it anyway.
+    word = plain.sentences[1].text.rstrip(".").split()[-1]
+    assert all(word not in plain.sentences[number].text for number in (0, 2))
+    having = translator(plain.source, search=search, phrases=[word])
+    alone = translator(plain.sentences[1].source, search=search, phrases=[word])
+    assert [each.text for each in having.sentences] == [plain.sentences[0].text, alone.text, plain.sentences[2].text]
+    # None has it: the sentence whose score it lowers least.
+    found = translator(plain.source, search=search, phrases=["water"])
+    changed = [one.text != other.text for one, other in zip(found.sentences, plain.sentences, strict=True)]
+    assert changed.count(True) == 1
+    assert "water" in found.sentences[changed.index(True)].text
+    losses = [each.score - translator(each.source, search=search, phrases=["water"]).score for each in plain.sentences]
+    assert changed.index(True) == losses.index(min(losses))
+    assert "".join(translator.stream(plain.source, search, phrases=["water"])) == found.text
 
 
 def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: Translator) -> None:

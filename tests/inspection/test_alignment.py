@@ -11,7 +11,7 @@ from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.alignment import (
     HeadWeights,
-    KnownAlignment,
+    ReferenceAlignment,
     WordMaps,
     WordPair,
     align,
@@ -33,7 +33,7 @@ OBJECTS = {"苹果": "apples", "书": "books", "茶": "tea", "鱼": "fish"}
 
 
 @pytest.fixture(scope="module")
-def known() -> list[KnownAlignment]:
+def known() -> list[ReferenceAlignment]:
     """Sentences of the toy corpus with 今天 and their alignments; articles have none."""
     found = []
     for subject, subject_english in SUBJECTS.items():
@@ -47,12 +47,12 @@ def known() -> list[KnownAlignment]:
                     ["今天", subject, verb, thing],
                     words,
                 )
-                found.append(KnownAlignment(pair, frozenset(links)))
+                found.append(ReferenceAlignment(pair, frozenset(links)))
     return found
 
 
 def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
-    translator: Translator, known: list[KnownAlignment]
+    translator: Translator, known: list[ReferenceAlignment]
 ) -> None:
     learnt, rest = known[::2], known[1::2]
     pairs, expected = [each.pair for each in rest], [each.links for each in rest]
@@ -63,7 +63,7 @@ def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
     assert chosen < head_errors(translator, rest).min()
 
 
-def test_the_same_examples_choose_the_same_heads(translator: Translator, known: list[KnownAlignment]) -> None:
+def test_the_same_examples_choose_the_same_heads(translator: Translator, known: list[ReferenceAlignment]) -> None:
     heads = choose_heads(translator, known[:12])
     assert heads == choose_heads(translator, known[:12])
     assert msgspec.json.decode(msgspec.json.encode(heads), type=HeadWeights) == heads
@@ -73,7 +73,7 @@ def test_the_same_examples_choose_the_same_heads(translator: Translator, known: 
     ]
 
 
-def test_a_batch_changes_nothing(translator: Translator, known: list[KnownAlignment]) -> None:
+def test_a_batch_changes_nothing(translator: Translator, known: list[ReferenceAlignment]) -> None:
     pairs = [known[0].pair, word_pair("我吃鱼。", "I eat fish."), known[90].pair]
     together = word_maps(translator, pairs)
     for one, maps in zip(pairs, together, strict=True):
@@ -83,7 +83,7 @@ def test_a_batch_changes_nothing(translator: Translator, known: list[KnownAlignm
 
 
 def test_a_batch_is_no_larger_than_memory_allows(
-    translator: Translator, known: list[KnownAlignment], monkeypatch: pytest.MonkeyPatch
+    translator: Translator, known: list[ReferenceAlignment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = [each.pair for each in known[:5]]
     wanted = [maps.heads for maps in word_maps(translator, pairs)]
@@ -104,7 +104,7 @@ def test_attention_of_a_target_word_adds_up(translator: Translator) -> None:
 @pytest.mark.parametrize("heads", [True, False])
 @pytest.mark.parametrize(("source", "target"), [("", "fish"), ("鱼", ""), ("", ""), (" ", "a b")])
 def test_where_a_side_is_empty_nothing_is_linked(
-    translator: Translator, known: list[KnownAlignment], source: str, target: str, *, heads: bool
+    translator: Translator, known: list[ReferenceAlignment], source: str, target: str, *, heads: bool
 ) -> None:
     chosen = choose_heads(translator, known[:12]) if heads else None
     assert list(align_pairs(translator, [word_pair(source, target)], chosen)) == [frozenset()]
@@ -124,18 +124,18 @@ def test_decomposed_text_is_aligned_as_the_vocabulary_sees_it(
         assert np.array_equal(one, other)
 
 
-def test_too_few_examples_are_refused(translator: Translator, known: list[KnownAlignment]) -> None:
+def test_too_few_examples_are_refused(translator: Translator, known: list[ReferenceAlignment]) -> None:
     with pytest.raises(TransduceError, match="at least 10 known alignments, but there are 9"):
         choose_heads(translator, known[:9])
 
 
-def test_a_link_to_a_word_that_is_not_there_is_refused(translator: Translator, known: list[KnownAlignment]) -> None:
-    wrong = KnownAlignment(known[0].pair, frozenset([(0, 9)]))
+def test_a_link_to_a_word_that_is_not_there_is_refused(translator: Translator, known: list[ReferenceAlignment]) -> None:
+    wrong = ReferenceAlignment(known[0].pair, frozenset([(0, 9)]))
     with pytest.raises(TransduceError, match="The known link 0-9 has a word that does not exist"):
         choose_heads(translator, [*known[:10], wrong])
 
 
-def test_another_models_heads_are_refused(translator: Translator, known: list[KnownAlignment]) -> None:
+def test_another_models_heads_are_refused(translator: Translator, known: list[ReferenceAlignment]) -> None:
     heads = msgspec.structs.replace(choose_heads(translator, known[:12]), num_layers=6)
     with pytest.raises(TransduceError, match="chosen for a model with 6 decoder layers"):
         list(align_pairs(translator, [known[0].pair], heads))
@@ -187,7 +187,7 @@ def test_a_neighbours_feature_is_the_neighbours_value() -> None:
 
 
 def test_sentences_are_aligned_by_their_words(
-    translator: Translator, known: list[KnownAlignment], tmp_path: Path
+    translator: Translator, known: list[ReferenceAlignment], tmp_path: Path
 ) -> None:
     sources, targets = ([getattr(each.pair, side) for each in known[:6]] for side in ("source", "target"))
     pairs = [word_pair(*pair) for pair in zip(sources, targets, strict=True)]

@@ -13,7 +13,11 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.inspection.doctor import CHECKS, DoctorReport, ResidualLayer, SplitModel, Subject, examine
-from transduce.inspection.doctor.transduce_models import described_model, open_subject, subject_of
+from transduce.inspection.doctor.transduce_models import (
+    config_from_settings,
+    subject_from_path,
+    subject_from_transformer,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.positions import sinusoids
@@ -54,7 +58,7 @@ OTHER_COMPONENTS: dict[str, tuple[dict[str, Any], set[str]]] = {
 @pytest.mark.parametrize("component", OTHER_COMPONENTS)
 def test_its_other_components_pass_except_for_missing_parts(component: str) -> None:
     changes, left_out = OTHER_COMPONENTS[component]
-    report = examine(subject_of(build(**changes), name=component))
+    report = examine(subject_from_transformer(build(**changes), name=component))
     assert report.passed, str(report)
     assert {check.name for check in report.checks if check.passed is None} == left_out
 
@@ -63,13 +67,13 @@ def test_its_other_components_pass_except_for_missing_parts(component: str) -> N
 def test_our_model_passes_every_check(shape: str) -> None:
     model = build(**SHAPES[shape])
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    report = examine(subject_of(model, name=shape))
+    report = examine(subject_from_transformer(model, name=shape))
     assert [check.passed for check in report.checks] == [True] * len(CHECKS), str(report)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
 def test_a_model_that_is_meant_to_have_no_positions_is_not_asked_for_them() -> None:
-    report = examine(subject_of(build(positions="none"), name="bag"))
+    report = examine(subject_from_transformer(build(positions="none"), name="bag"))
     assert report.passed
     left_out = {check.name for check in report.checks if check.passed is None}
     assert left_out == {"source positions", "target positions", "sinusoids"}
@@ -86,7 +90,7 @@ class Leaking(Transformer):
 
 
 def test_our_model_with_a_planted_fault_fails() -> None:
-    report = examine(subject_of(Leaking(build().config), name="leaking"))
+    report = examine(subject_from_transformer(Leaking(build().config), name="leaking"))
     assert {"future", "cache"} <= set(report.failed())
 
 
@@ -177,7 +181,7 @@ def test_a_model_that_raises_fails_and_says_what_it_raised() -> None:
     def refuse(source: Tensor, target: Tensor) -> Tensor:
         raise RuntimeError(f"cannot add {source.shape[1]} and {target.shape[1]}")
 
-    subject = replaced(subject_of(build(), name="x"), logits=refuse)
+    subject = replaced(subject_from_transformer(build(), name="x"), logits=refuse)
     (result,) = examine(subject, CHECKS[:1]).checks
     assert result.passed is False
     assert "The model raised RuntimeError (cannot add 7 and 9)," in result.meaning
@@ -188,7 +192,7 @@ def replaced(subject: Subject, **changes: Any) -> Subject:
 
 
 def test_the_model_stays_in_the_mode_it_was_in() -> None:
-    subject = subject_of(build(), name="x")
+    subject = subject_from_transformer(build(), name="x")
     for mode in (True, False):
         subject.module.train(mode)
         examine(subject, CHECKS[:1])
@@ -198,11 +202,11 @@ def test_the_model_stays_in_the_mode_it_was_in() -> None:
 def test_a_vocabulary_without_words_is_refused() -> None:
     model = build(source_vocabulary_size=4, target_vocabulary_size=4)
     with pytest.raises(TransduceError, match=r"needs 4 ordinary tokens, but only 2 of the vocabulary's 4 are"):
-        examine(subject_of(model, name="x"))
+        examine(subject_from_transformer(model, name="x"))
 
 
 def test_a_report_reads_and_is_data() -> None:
-    report = examine(subject_of(build(), name="mine"), CHECKS[1:2])
+    report = examine(subject_from_transformer(build(), name="mine"), CHECKS[1:2])
     text = str(report)
     assert text.startswith("The doctor on mine\npass  future            later target tokens replaced;")
     assert "all 1 passed" in text
@@ -213,14 +217,14 @@ def test_a_report_reads_and_is_data() -> None:
 
 
 def test_a_trained_model_passes(trained: Path) -> None:
-    report = examine(open_subject(trained))
+    report = examine(subject_from_path(trained))
     assert [check.passed for check in report.checks] == [True] * len(CHECKS), str(report)
 
 
 def test_a_settings_file_describes_the_model_that_training_builds(trained: Path) -> None:
     from transduce.model_folder.read import read_model_folder
 
-    subject = open_subject(trained / "settings.toml")
+    subject = subject_from_path(trained / "settings.toml")
     config = read_model_folder(trained).model.config
     assert isinstance(subject.module, Transformer)
     assert subject.module.config == config
@@ -230,15 +234,15 @@ def test_a_settings_file_describes_the_model_that_training_builds(trained: Path)
 def test_what_the_settings_leave_open_is_chosen_as_training_chooses(write_lines: WriteLines) -> None:
     source, target = write_lines("a.zh", ["我爱你"] * 100), write_lines("a.en", ["I love you"] * 100)
     data = {"source": [str(source)], "target": [str(target)]}
-    chosen = described_model(make_settings({"data": data}))
+    chosen = config_from_settings(make_settings({"data": data}))
     assert (chosen.d_model, chosen.source_vocabulary_size) == (128, 400)
     said = {"preset": "small", "tokenizer": {"vocabulary_size": 900}, "model": {"norm_order": "post"}}
-    without_text = described_model(make_settings(said))
+    without_text = config_from_settings(make_settings(said))
     assert (without_text.d_model, without_text.target_vocabulary_size, without_text.norm_order) == (256, 900, "post")
 
 
 def test_what_is_neither_is_told(tmp_path: Path, write_lines: WriteLines) -> None:
     with pytest.raises(TransduceError, match=r"a model folder or a settings file, but .*gone does not exist"):
-        open_subject(tmp_path / "gone")
+        subject_from_path(tmp_path / "gone")
     with pytest.raises(TransduceError, match=r"is not valid TOML"):
-        open_subject(write_lines("s.toml", ["= ="]))
+        subject_from_path(write_lines("s.toml", ["= ="]))

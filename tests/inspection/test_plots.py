@@ -23,7 +23,7 @@ from transduce.inspection.plots_runs import (
     plot_rotation,
     plot_schedules,
     plot_training,
-    short_names,
+    unique_suffixes,
 )
 from transduce.inspection.sentence import inspect_sentence
 from transduce.search.settings import SearchSettings
@@ -164,8 +164,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
-    assert short_names([tmp_path / "x" / "a", tmp_path / "y" / "b"]) == ["a", "b"]
-    assert short_names([tmp_path / "x" / "a", tmp_path / "y" / "a"]) == ["x/a", "y/a"]
+    assert unique_suffixes([tmp_path / "x" / "a", tmp_path / "y" / "b"]) == ["a", "b"]
+    assert unique_suffixes([tmp_path / "x" / "a", tmp_path / "y" / "a"]) == ["x/a", "y/a"]
 
 
 def test_groups_hold_lines_of_like_length() -> None:

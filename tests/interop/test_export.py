@@ -201,7 +201,7 @@ def corrupt_onnx(patch: pytest.MonkeyPatch) -> None:
 
 
 def corrupt_ctranslate2(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ctranslate2, "added_positions", lambda *_: torch.zeros(1024, 32))
+    patch.setattr(ctranslate2, "position_encoding_table", lambda *_: torch.zeros(1024, 32))
 
 
 def corrupt_quantization(patch: pytest.MonkeyPatch) -> None:

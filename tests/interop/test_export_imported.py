@@ -13,7 +13,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Agreement
 from transduce.exchange.import_folder import import_model_folder
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import Model
 from transduce.search.settings import SearchSettings
 from transduce.text.tokenizer import Tokenizer
@@ -69,7 +69,9 @@ def imported(marian: Path, tmp_path: Path) -> Path:
 def test_its_own_files_are_kept(marian: Path, imported: Path) -> None:
     for name in ("source.spm", "target.spm", "vocab.json", "special_tokens_map.json", "generation_config.json"):
         assert (imported / name).read_bytes() == (marian / name).read_bytes()
-    assert isinstance(transduce.load(imported, task="translation", device="cpu", threads=1).tokenizer, ForeignTokenizer)
+    assert isinstance(
+        transduce.load(imported, task="translation", device="cpu", threads=1).tokenizer, ImportedTokenizer
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses:UserWarning")

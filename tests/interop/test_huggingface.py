@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.interop.hugging_face.export import class_for, config_json, derived_names, places, to_folder_names
+from transduce.interop.hugging_face.export import class_for, config_json, places, redundant_names, to_stored_names
 from transduce.interop.hugging_face.families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -139,13 +139,13 @@ def test_the_configuration_in_the_classs_own_words() -> None:
 def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> None:
     config = make_config(**changes)
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
-    renamed = to_folder_names(weights, config)
+    renamed = to_stored_names(weights, config)
     kept = places(weights, config, renamed)
     for name, tensor in weights.items():
         assert torch.equal(kept[name].restore([renamed[part] for part in kept[name].names]), tensor)
     names = [part for place in kept.values() for part in place.names]
     assert len(names) == len(set(names))
-    assert set(renamed) - set(names) <= derived_names(config, renamed)
+    assert set(renamed) - set(names) <= redundant_names(config, renamed)
     assert "model.encoder.layers.0.self_attn.q_proj.weight" in names
     assert "model.decoder.layers.2.encoder_attn.out_proj.bias" in names
     assert ("model.encoder.layer_norm.weight" in names) == (config.norm_order == "pre")
@@ -156,7 +156,7 @@ def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> 
 def test_positions_are_written_as_sines_then_cosines() -> None:
     config = make_config()
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
-    table = to_folder_names(weights, config)["model.encoder.embed_positions.weight"]
+    table = to_stored_names(weights, config)["model.encoder.embed_positions.weight"]
     assert table.shape == (1024, 16)
     assert torch.allclose(table[3, :2], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).sin())
     assert torch.allclose(table[3, 8:10], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).cos())
@@ -165,8 +165,8 @@ def test_positions_are_written_as_sines_then_cosines() -> None:
 def test_a_model_of_no_class_keeps_our_names() -> None:
     config = make_config(activation="swiglu")
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
-    assert set(to_folder_names(weights, config)) == set(weights)
-    assert derived_names(config, weights) == set()
+    assert set(to_stored_names(weights, config)) == set(weights)
+    assert redundant_names(config, weights) == set()
     assert config_json(config)["model_type"] == "transduce"
 
 

@@ -13,7 +13,7 @@ from transduce.atomic_io import file_sha256
 from transduce.exchange.comparison import compare_encoders, compare_models
 from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
 from transduce.inference.translator import Translator
-from transduce.interop.hugging_face.export import automatic_class_for, class_for, config_json, surplus_names
+from transduce.interop.hugging_face.export import automatic_class_for, class_for, config_json, ignored_names
 from transduce.interop.hugging_face.families import huggingface_obstacles
 from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
@@ -227,9 +227,9 @@ def test_classes_have_their_names(
 
 
 def test_what_a_class_leaves_aside() -> None:
-    assert surplus_names(config_of(**BERT, pooler=True)) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
-    assert surplus_names(config_of(**BERT, **NO_PIECES, num_labels=2, output_bias=True)) == {"cls.predictions.bias"}
-    assert surplus_names(config_of(**BERT, num_labels=2)) == surplus_names(config_of(**GPT2)) == set()
+    assert ignored_names(config_of(**BERT, pooler=True)) == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    assert ignored_names(config_of(**BERT, **NO_PIECES, num_labels=2, output_bias=True)) == {"cls.predictions.bias"}
+    assert ignored_names(config_of(**BERT, num_labels=2)) == ignored_names(config_of(**GPT2)) == set()
 
 
 # --- language models --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transduce.data import prepare
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer, ForeignVocabulary
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, ImportedVocabulary
 from transduce.tasks.kinds.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.special_tokens import special_tokens_of
@@ -68,20 +68,20 @@ def peers() -> Any:
     return pytest.importorskip("transformers", reason="needs transformers: pip install 'transduce[hf]'")
 
 
-def ours(folder: Path, model_type: str, size: int = 4000, **ids: int | None) -> ForeignTokenizer:
+def ours(folder: Path, model_type: str, size: int = 4000, **ids: int | None) -> ImportedTokenizer:
     files = TokenizerFiles(lambda name: (folder / name).read_bytes() if (folder / name).exists() else None, str(folder))
     known = ModelIds(model_type=model_type, sizes=(size, size), pad_id=ids.get("pad_id"), eos_id=ids.get("eos_id"))
-    return ForeignTokenizer(import_tokenizer(files, known))
+    return ImportedTokenizer(import_tokenizer(files, known))
 
 
-def check_ids(theirs: Any, vocabulary: ForeignVocabulary, lines: Sequence[str], *, ends: bool = True) -> None:
+def check_ids(theirs: Any, vocabulary: ImportedVocabulary, lines: Sequence[str], *, ends: bool = True) -> None:
     expected = theirs(list(lines))["input_ids"]
     for line, ids, pieces in zip(lines, expected, vocabulary.encode_batch(lines), strict=True):
         found = vocabulary.with_special_tokens(pieces)
         assert (found if ends else found[:-1]) == ids, line
 
 
-def check_texts(theirs: Any, vocabulary: ForeignVocabulary, lines: Sequence[str]) -> None:
+def check_texts(theirs: Any, vocabulary: ImportedVocabulary, lines: Sequence[str]) -> None:
     ids = vocabulary.encode_batch(lines)
     expected = theirs.batch_decode(ids, skip_special_tokens=True)
     assert [vocabulary.decode(row) for row in ids] == expected
@@ -106,7 +106,7 @@ def test_sentencepiece_with_pieces_before_or_behind(
         theirs.save_pretrained(tmp_path)
         (tmp_path / "spiece.model").unlink()
     vocabulary = ours(tmp_path, family, pad_id=0, eos_id=1).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, texts.lines[:3000])
     check_texts(theirs, vocabulary, texts.lines[:200])
     if family == "t5":
@@ -127,7 +127,7 @@ def test_tags_of_languages(kind: str, saved: bool, texts: Texts, train: Callable
     if saved:
         (tmp_path / "sentencepiece.bpe.model").unlink()
     tokenizer = ours(tmp_path, "m2m_100" if nllb else "mbart", pad_id=1, eos_id=2).for_languages(source, target)
-    assert isinstance(tokenizer.source, ForeignVocabulary)
+    assert isinstance(tokenizer.source, ImportedVocabulary)
     check_ids(theirs, tokenizer.source, texts.lines[:3000])
     tag = theirs.convert_tokens_to_ids(target)
     assert tokenizer.target.forced == (() if kind == "MBartTokenizer" else (tag,))
@@ -143,7 +143,7 @@ def test_m2m100(texts: Texts, train: Callable[..., bytes], tmp_path: Path) -> No
         str(tmp_path / "vocab.json"), str(tmp_path / "sentencepiece.bpe.model"), src_lang="zh", tgt_lang="de"
     )
     tokenizer = ours(tmp_path, "m2m_100", pad_id=1, eos_id=2).for_languages("zh", "de")
-    assert isinstance(tokenizer.source, ForeignVocabulary)
+    assert isinstance(tokenizer.source, ImportedVocabulary)
     check_ids(theirs, tokenizer.source, texts.lines)
     assert tokenizer.target.forced == (theirs.get_lang_id("de"),)
 
@@ -168,8 +168,8 @@ def test_marian_has_two_sentencepiece_models_and_one_table(
     with pytest.warns(UserWarning, match="sacremoses"):
         theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
     tokenizer = ours(tmp_path, "marian", len(table), pad_id=table["<pad>"], eos_id=0)
-    assert isinstance(tokenizer.source, ForeignVocabulary)
-    assert isinstance(tokenizer.target, ForeignVocabulary)
+    assert isinstance(tokenizer.source, ImportedVocabulary)
+    assert isinstance(tokenizer.target, ImportedVocabulary)
     check_ids(theirs, tokenizer.source, [*texts.lines, ">>fra<< hello"])
     check_texts(theirs, tokenizer.target, texts.lines[:200])
     told = tokenizer.for_languages(None, "zho")
@@ -191,7 +191,7 @@ def test_byte_level_bpe(family: str, saved: bool, texts: Texts, tmp_path: Path) 
         (tmp_path / "tokenizer.json").unlink()
     ids = {"pad_id": None, "eos_id": 2} if family == "gpt2" else {"pad_id": 1, "eos_id": 2}
     vocabulary = ours(tmp_path, family, **ids).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, texts.lines, ends=family != "gpt2")
     check_texts(theirs, vocabulary, [line for line in texts.lines[:300] if "," not in line])
     if family == "roberta" and saved:
@@ -209,7 +209,7 @@ def test_word_pieces(lowercase: bool, saved: bool, texts: Texts, tmp_path: Path)
     theirs.save_pretrained(tmp_path)
     (tmp_path / ("vocab.txt" if saved else "tokenizer.json")).unlink()
     vocabulary = ours(tmp_path, "bert", pad_id=0).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, [*texts.lines, "I [MASK] you.", "x" * 101])
     assert vocabulary.decode(vocabulary.with_special_tokens(vocabulary.encode("good day, tom."))) == "good day, tom."
 
@@ -224,7 +224,7 @@ def test_the_first_llamas(saved: bool, texts: Texts, train: Callable[..., bytes]
         theirs.save_pretrained(tmp_path)
         (tmp_path / "tokenizer.model").unlink()
     vocabulary = ours(tmp_path, "llama", eos_id=2).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, texts.lines[:3000], ends=False)
 
 
@@ -252,7 +252,7 @@ def test_byte_pairs_of_large_language_models(family: Literal["llama3", "qwen2"],
     theirs = fast(tokenizer_object=model, bos_token="<|begin|>", eos_token="<|end|>")
     theirs.save_pretrained(tmp_path)
     vocabulary = ours(tmp_path, family.rstrip("3"), eos_id=1).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, [*texts.lines, "a\n\n  b 12345 I'LL cafe\u0301"], ends=False)
 
 
@@ -300,7 +300,7 @@ def test_added_pieces_are_recognised_as_their_flags_say(family: str, saved: bool
         write(tmp_path, "tokenizer_config.json", settings | {"added_tokens_decoder": decoder})
     ids = {"pad_id": 1, "eos_id": 2} if family == "roberta" else {"pad_id": 0}
     vocabulary = ours(tmp_path, family.removeprefix("cased-"), **ids).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     check_ids(theirs, vocabulary, NAMING)
 
 
@@ -324,7 +324,7 @@ def test_bytes_that_are_merged_across_words(split: bool, texts: Texts, tmp_path:
     theirs = peers().PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<end>")
     theirs.save_pretrained(tmp_path)
     vocabulary = ours(tmp_path, "gpt2", eos_id=0).source
-    assert isinstance(vocabulary, ForeignVocabulary)
+    assert isinstance(vocabulary, ImportedVocabulary)
     assert any("Ġ" in piece.lstrip("Ġ") for piece in theirs.get_vocab()) is not split
     check_ids(theirs, vocabulary, texts.lines[-500:], ends=False)
     check_texts(theirs, vocabulary, [line for line in texts.lines[-500:] if "," not in line])
@@ -335,7 +335,7 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
     tokenizer = ours(tmp_path, "bert", 10, pad_id=0)
     tokenizer.save(tmp_path / "out")
-    again = ForeignTokenizer.load(tmp_path / "out")
+    again = ImportedTokenizer.load(tmp_path / "out")
     assert again.fingerprint == tokenizer.fingerprint
     assert again.source.with_special_tokens(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
     assert again.source.pieces([5, 6]) == ["lo", "##ve"]
@@ -348,7 +348,7 @@ STORED = Path(__file__).parent / "stored_tokenizers"
 def test_tokenizers_that_version_0_1_stored_open_with_the_same_ids(name: str) -> None:
     pytest.importorskip("tokenizers")
     expected = json.loads((STORED / name / "ids.json").read_text("utf-8"))
-    tokenizer = ForeignTokenizer.load(STORED / name)
+    tokenizer = ImportedTokenizer.load(STORED / name)
     assert tokenizer.fingerprint == expected["fingerprint"]
     vocabulary = tokenizer.source
     assert vocabulary.encode_batch(expected["lines"]) == expected["ids"]
@@ -361,7 +361,7 @@ def test_tokenizers_that_version_0_1_stored_open_with_the_same_ids(name: str) ->
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(TransduceError, match=r"needs the package tokenizers, .*: pip install 'transduce\[hf\]'"):
-        ForeignTokenizer.load(STORED / "bert")
+        ImportedTokenizer.load(STORED / "bert")
 
 
 def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None:

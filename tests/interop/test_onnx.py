@@ -96,7 +96,7 @@ def test_the_cache_may_be_filled_in_any_portions(
     model = write_and_open(translator, tmp_path)
     sources = [[4, 5, 6, 7, 8, 9, 10, 1], [11, 12, 1], [13, 1]]
     target_ids = np.array([[0, 20, 21, 22, 23, 24], [0, 9, 9, 9, 9, 9], [0, 7, 6, 5, 4, 3]], dtype=np.int64)
-    memory, known = model.encode(sources), model.nothing_known(3)
+    memory, known = model.encode(sources), model.empty_caches(3)
     parts, first = [], 0
     for size in portions:
         logits, known = model.decode(target_ids[:, first : first + size], memory, known)
@@ -112,7 +112,7 @@ def test_batches_and_lengths_are_free(make_translator: MakeTranslator, tmp_path:
     model = write_and_open(translator, tmp_path)
     sources = [[3 + (row + place) % 90 for place in range(length)] for row in range(batch)]
     target_ids = np.array([[0, *row[:-1]] for row in sources], dtype=np.int64)
-    logits, _ = model.decode(target_ids, model.encode(sources), model.nothing_known(batch))
+    logits, _ = model.decode(target_ids, model.encode(sources), model.empty_caches(batch))
     assert logits.shape == (batch, length, translator.tokenizer.target.size)
     assert np.abs(logits - our_logits(translator, sources, target_ids)).max() < 1e-4
 
@@ -121,7 +121,7 @@ def test_hypotheses_are_reordered_by_indexing_the_cache(make_translator: MakeTra
     translator = make_translator()
     model = write_and_open(translator, tmp_path)
     memory = model.encode([[4, 5, 6, 1]] * 2)
-    _, known = model.decode(np.array([[0, 9], [0, 8]], dtype=np.int64), memory, model.nothing_known(2))
+    _, known = model.decode(np.array([[0, 9], [0, 8]], dtype=np.int64), memory, model.empty_caches(2))
     swapped = {name: array[[1, 0]] for name, array in known.items()}
     logits, _ = model.decode(np.array([[7], [7]], dtype=np.int64), memory, swapped)
     expected = our_logits(translator, [[4, 5, 6, 1]] * 2, np.array([[0, 8, 7], [0, 9, 7]], dtype=np.int64))
@@ -174,7 +174,7 @@ def test_weights_are_stored_once(make_translator: MakeTranslator, tmp_path: Path
 def test_large_weights_stand_in_a_file_of_their_own(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "MOST_BYTES_INSIDE", 10_000)
+    monkeypatch.setattr(graph, "MAX_FILE_BYTES", 10_000)
     translator = make_translator()
     model = write_and_open(translator, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

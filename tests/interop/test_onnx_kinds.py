@@ -182,7 +182,7 @@ def test_batches_and_lengths_are_free(make_translator: MakeTranslator, tmp_path:
     model = OnnxModel(tmp_path, threads=1)
     sources = [[*(3 + (row + place) % 90 for place in range(length)), 1] for row in range(batch)]
     target_ids = np.array([[0, *row[:-2]] for row in sources], dtype=np.int64)
-    logits, _ = model.decode(target_ids, model.encode(sources), model.nothing_known(batch))
+    logits, _ = model.decode(target_ids, model.encode(sources), model.empty_caches(batch))
     with torch.no_grad():
         expected = translator.model(torch.tensor(sources), torch.from_numpy(target_ids)).numpy()
     assert np.abs(logits - expected).max() < 1e-4

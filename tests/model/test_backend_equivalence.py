@@ -252,14 +252,14 @@ def test_two_components_by_every_backend(changes: dict[str, Any]) -> None:
 
 
 def test_every_row_of_a_table_has_a_case() -> None:
-    from transduce.interop.components import READABLE
+    from transduce.interop.components import EXPORTABLE
 
     compiled = pytest.importorskip("transduce.kernels.cpu.decoding.compiled_steps", reason="llvmlite is not installed")
     layout = {"class", "linear layers", "output projection", "parametrization"}
     for table in (EAGER, TRITON, PREPACKABLE, compiled.COMPILED, compiled.COMPILABLE):
         rows = {(aspect, value) for aspect, values in table.values.items() for value in values}
         assert not {row for row in rows if row[0] not in layout} - LISTED.keys(), table.title
-    assert {aspect for aspect, _ in LISTED} | layout == {key.rstrip("_").replace("_", " ") for key in READABLE}
+    assert {aspect for aspect, _ in LISTED} | layout == {key.rstrip("_").replace("_", " ") for key in EXPORTABLE}
 
 
 def test_every_setting_is_varied() -> None:

@@ -50,8 +50,47 @@ def test_deepl(live: Any) -> None:
     assert [language.code for language in client.get_source_languages()] == ["DE", "EN", "ZH"]
     assert [language.code for language in client.get_target_languages()] == ["EN-GB", "EN-US", "PT-BR"]
     assert not client.get_usage().any_limit_reached
+    assert [(pair.source_lang, pair.target_lang) for pair in client.get_glossary_languages()] == [
+        ("de", "en"),
+        ("en", "pt"),
+        ("zh", "en"),
+    ]
     with pytest.raises(deepl.DeepLException, match=r"KO is not supported"):
         client.translate_text("eins", target_lang="KO")
+    client.close()
+
+
+def test_deepl_glossaries(serve: Any, gated_model: Any) -> None:
+    deepl = pytest.importorskip("deepl")
+    with serve(gated_model()) as live:
+        client = deepl.DeepLClient("any", server_url=live.url)
+        glossary = client.create_glossary("Tiere", "DE", "EN", {"Hund": "dog"})
+        assert (glossary.ready, glossary.entry_count, glossary.name) == (True, 1, "Tiere")
+        assert client.get_glossary_entries(glossary) == {"Hund": "dog"}
+        assert [each.glossary_id for each in client.list_glossaries()] == [glossary.glossary_id]
+        result = client.translate_text("ein Hund", source_lang="DE", target_lang="EN-US", glossary=glossary)
+        assert result.text == "EIN HUND dog"
+        client.delete_glossary(glossary)
+        with pytest.raises(deepl.GlossaryNotFoundException):
+            client.get_glossary(glossary.glossary_id)
+        from_csv = client.create_glossary_from_csv("csv", "DE", "EN", "Hund,dog")
+        assert client.get_glossary(from_csv.glossary_id).entry_count == 1
+        client.close()
+
+
+def test_deepl_documents(live: Any, tmp_path: Any) -> None:
+    deepl = pytest.importorskip("deepl")
+    client = deepl.DeepLClient("any", server_url=live.url)
+    (tmp_path / "a.txt").write_text("eins\n\nzwei\n")
+    client.translate_document_from_filepath(
+        tmp_path / "a.txt", tmp_path / "b.txt", source_lang="DE", target_lang="EN-US", formality="prefer_more"
+    )
+    assert (tmp_path / "b.txt").read_text() == "EINS\n\nZWEI\n"
+    (tmp_path / "c.txt").write_bytes(b"%PDF-1.7")
+    with pytest.raises(deepl.DocumentTranslationException, match="is PDF, which cannot be translated"):
+        client.translate_document_from_filepath(
+            tmp_path / "c.txt", tmp_path / "d.txt", source_lang="DE", target_lang="EN-US"
+        )
     client.close()
 
 

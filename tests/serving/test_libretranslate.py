@@ -1,11 +1,13 @@
 """LibreTranslate's API, as its clients use it."""
 
 import json
+import time
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
 
+from transduce.documents.formats import known_suffixes
 from transduce.search.settings import SearchSettings
 from transduce.serving.service import with_alternatives
 
@@ -41,7 +43,6 @@ def test_a_list_is_answered_with_a_list_in_its_order(live: Any) -> None:
     texts = ["kurz", "ein sehr viel längerer Satz mit vielen Wörtern", "", "kurz"]
     assert live.translate(texts).json == {"translatedText": [text.upper() for text in texts]}
     assert live.translate(["eins"]).json == {"translatedText": ["EINS"]}
-    assert live.translate([]).json == {"translatedText": []}
     form = live.ask("POST", "/translate", "q=eins&q=zwei&source=de&target=en", FORM)
     assert form.json == {"translatedText": ["EINS", "ZWEI"]}
 
@@ -71,6 +72,8 @@ def test_alternatives_come_only_where_they_are_asked_for(live: Any) -> None:
     assert live.translate(["eins", "zwei"], alternatives=1).json["alternatives"] == [["EINS (1)"], ["ZWEI (1)"]]
     assert "alternatives" not in live.translate("eins", alternatives=0).json
     assert "alternatives" not in live.translate("eins", alternatives=None).json
+    assert "alternatives" not in live.translate("eins", alternatives=-1).json
+    assert live.translate("eins", alternatives="1", format="").json["alternatives"] == ["EINS (1)"]
 
 
 def test_the_language_is_detected_only_where_that_is_asked_for(live: Any) -> None:
@@ -132,8 +135,8 @@ def test_what_a_page_must_know(live: Any) -> None:
         "apiKeys": False,
         "keyRequired": False,
         "suggestions": False,
-        "filesTranslation": False,
-        "supportedFilesFormat": [],
+        "filesTranslation": True,
+        "supportedFilesFormat": known_suffixes().split(),
         "language": {"source": {"code": "de", "name": "German"}, "target": {"code": "en", "name": "English"}},
     }
 
@@ -143,13 +146,113 @@ def test_health(live: Any) -> None:
     assert live.ask("HEAD", "/health").status == 200
 
 
+def form(fields: dict[str, str], name: str, content: bytes) -> tuple[bytes, dict[str, str]]:
+    """A multipart form with a file, and its header."""
+    parts = [f'--mark\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
+    file = f'--mark\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    body = "".join(parts).encode() + file.encode() + content + b"\r\n--mark--\r\n"
+    return body, {"Content-Type": "multipart/form-data; boundary=mark"}
+
+
+def test_a_file_is_translated_and_can_be_downloaded(live: Any) -> None:
+    text = b"eins zwei\r\n\r\n  drei"
+    reply = live.ask("POST", "/translate_file", *form({"source": "de", "target": "en"}, "../a b.txt", text))
+    assert reply.status == 200
+    url = reply.json["translatedFileUrl"]
+    assert url.startswith(f"{live.url}/download_file/")
+    assert url.endswith("/a%20b.en.txt")
+    for _ in range(2):  # it is kept for a while
+        file = live.ask("GET", url.removeprefix(live.url))
+        assert file.body == text.upper()
+        assert file.headers["content-disposition"] == "attachment; filename*=UTF-8''a%20b.en.txt"
+        assert (file.headers["content-type"], file.headers["x-content-type-options"]) == (
+            "application/octet-stream",
+            "nosniff",
+        )
+    assert live.ask("GET", url.removeprefix(live.url).replace("-", "-0")).status == 404
+
+
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/translate_file"), ("GET", "/download_file/a"), ("POST", "/suggest")]
+    ("fields", "name", "content", "sentence"),
+    [
+        ({"target": "en"}, "a.txt", b"eins", "Invalid request: missing source parameter"),
+        ({"source": "", "target": "en"}, "a.txt", b"eins", "Invalid request: missing source parameter"),
+        ({"source": "de", "target": "zz"}, "a.txt", b"eins", "zz is not supported"),
+        ({"source": "de", "target": "en"}, "a.txt", b"", "Invalid request: empty file"),
+        ({"source": "de", "target": "en"}, "", b"eins", "Invalid request: empty file"),
+        ({"source": "de", "target": "en"}, "a.exe", b"eins", "a.exe has a suffix of no known format"),
+        ({"source": "de", "target": "en"}, "a.txt", b"\xff\xfea\x00\x00", "The document must be text"),
+        ({"source": "de", "target": "en"}, "a.txt", b"%PDF-1.7", "a.txt is PDF, which cannot be translated"),
+    ],
 )
-def test_what_is_not_offered_is_forbidden(live: Any, method: str, path: str) -> None:
-    reply = live.ask(method, path)
-    assert reply.status == 403
-    assert "is not offered by this server" in reply.error
+def test_a_file_that_cannot_be_translated_is_refused(
+    fields: dict[str, str], name: str, content: bytes, sentence: str, live: Any
+) -> None:
+    reply = live.ask("POST", "/translate_file", *form(fields, name, content))
+    assert reply.status == 400
+    assert reply.error.startswith(sentence)
+
+
+def test_limits_on_files(serve: Any, gated_model: Any) -> None:
+    languages = {"source": "de", "target": "en"}
+    limits = {"max_upload_bytes": 1000, "max_documents": 2, "max_document_characters": 500, "file_seconds": 0.2}
+    with serve(gated_model(), **limits) as live:
+        large = live.ask("POST", "/translate_file", *form(languages, "a.txt", b"x" * 70_000))
+        assert (large.status, large.error.split(":")[0]) == (
+            413,
+            "The request's body must have at most 66,536 bytes, also when it is uncompressed.",
+        )
+        assert live.ask("POST", "/translate_file", *form(languages, "a.txt", b"x" * 1001)).status == 400
+        assert live.ask("POST", "/translate_file", *form(languages, "a.txt", b"x" * 600)).status == 400
+        for _ in range(2):
+            kept = live.ask("POST", "/translate_file", *form(languages, "a.txt", b"eins"))
+            assert kept.status == 200
+        full = live.ask("POST", "/translate_file", *form(languages, "a.txt", b"eins"))
+        assert (full.status, full.headers["retry-after"]) == (503, "30")
+        time.sleep(0.3)  # then the old ones are deleted
+        assert live.ask("GET", kept.json["translatedFileUrl"].removeprefix(live.url)).status == 404
+        assert live.ask("POST", "/translate_file", *form(languages, "a.txt", b"eins")).status == 200
+
+
+def test_the_language_of_a_file_is_detected(live: Any) -> None:
+    auto = {"source": "auto", "target": "en"}
+    german = b"Wir haben heute keine Zeit gehabt.\nOK"
+    url = live.ask("POST", "/translate_file", *form(auto, "a.txt", german)).json["translatedFileUrl"]
+    assert live.ask("GET", url.removeprefix(live.url)).body == german.upper()
+    english = live.ask("POST", "/translate_file", *form(auto, "a.txt", b"We have no time today and go home."))
+    assert "the text seems to be in English" in english.error
+
+
+def test_a_client_that_leaves_stops_the_translation_of_its_file(serve: Any, gated_model: Any, wait_until: Any) -> None:
+    import socket
+
+    model = gated_model(is_open=False)
+    with serve(model) as live:
+        body, headers = form({"source": "de", "target": "en"}, "a.txt", b"eins\n" * 10)
+        with socket.create_connection(("127.0.0.1", live.port)) as connection:
+            lines = ["POST /translate_file HTTP/1.1", "Host: a", f"Content-Length: {len(body)}"]
+            lines += [f"{name}: {value}" for name, value in headers.items()]
+            connection.sendall("\r\n".join([*lines, "\r\n"]).encode() + body)
+            wait_until(lambda: live.service.engine.batcher.running)
+        model.let_through(20)
+        wait_until(lambda: not live.service.engine.batcher.running)
+
+
+def test_suggestions_are_stored_where_that_is_wanted(serve: Any, gated_model: Any, live: Any, tmp_path: Any) -> None:
+    suggestion = {"q": "eins", "s": "one", "source": "de", "target": "en-GB"}
+    refused = live.ask("POST", "/suggest", suggestion)
+    assert (refused.status, refused.error) == (403, "Suggestions are disabled on this server.")
+    path = tmp_path / "suggestions.jsonl"
+    with serve(gated_model(), suggestions=str(path), api_keys=("secret",)) as own:
+        assert own.ask("GET", "/frontend/settings").json["suggestions"] is True
+        assert own.ask("POST", "/suggest", suggestion).status == 403
+        key = {"api_key": "secret"}
+        assert own.ask("POST", "/suggest", suggestion | key).json == {"success": True}
+        assert own.ask("POST", "/suggest", urlencode(suggestion | key), FORM).json == {"success": True}
+        assert own.ask("POST", "/suggest", suggestion | key | {"s": ""}).error == "Invalid request: missing s parameter"
+        assert own.ask("POST", "/suggest", suggestion | key | {"s": "x" * 20_000}).status == 400
+    stored = {"q": "eins", "s": "one", "source": "de", "target": "en"}
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [stored, stored]
 
 
 @pytest.mark.parametrize(
@@ -160,11 +263,12 @@ def test_what_is_not_offered_is_forbidden(live: Any, method: str, path: str) -> 
         ({"q": ["a", 5]}, "Invalid request: expected `str`, got `int` in `q[1]`"),
         ({"source": "zz"}, "zz is not supported"),
         ({"target": "zz"}, "zz is not supported"),
-        ({"source": ""}, " is not supported"),
+        ({"source": ""}, "Invalid request: missing source parameter"),
+        ({"q": ""}, "Invalid request: missing q parameter"),
+        ({"q": []}, "Invalid request: missing q parameter"),
         ({"source": "zh", "target": "de"}, "Invalid request: there is no model from zh to de, only de → en"),
         ({"format": "rtf"}, "Invalid request: invalid enum value 'rtf' in `format`"),
         ({"alternatives": "x"}, "Invalid request: expected `int | null`, got `str` in `alternatives`"),
-        ({"alternatives": -1}, "Invalid request: expected `int` >= 0 in `alternatives`"),
         ({"alternatives": 4}, "Invalid request: alternatives (4) exceeds limit (3)"),
         ({"alternatives": 10**9}, "Invalid request: expected `int` <= 1000 in `alternatives`"),
         ({"timeout": 0}, "Invalid request: expected `float` > 0.0 in `timeout`"),
@@ -204,7 +308,7 @@ def test_there_is_no_other_address_or_method(live: Any) -> None:
 def test_browsers_may_ask_from_any_page(live: Any) -> None:
     reply = live.ask("OPTIONS", "/translate", headers={"Origin": "http://a", "Access-Control-Request-Method": "POST"})
     assert reply.status == 204
-    assert reply.headers["access-control-allow-methods"] == "GET, POST"
+    assert reply.headers["access-control-allow-methods"] == "DELETE, GET, POST"
     assert "Content-Type" in reply.headers["access-control-allow-headers"]
 
 

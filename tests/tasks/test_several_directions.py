@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 
 import transduce
-from transduce.commands.main import main
+from transduce.commands.main import build_parser, main
+from transduce.commands.serve import load_models
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare
 from transduce.errors import TransduceError
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
+from transduce.text.corpus import read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
 
-WORDS = "sun moon star rain wind snow tree leaf bird fish".split()
-IN_GERMAN = dict(zip(WORDS, "sonne mond stern regen sturm schnee baum blatt vogel fisch".split(), strict=True))
-IN_CZECH = dict(zip(WORDS, "slunce mesic hvezda dest vitr snih strom list ptak ryba".split(), strict=True))
+WORDS = ("sun", "moon", "star", "rain", "wind", "snow", "tree", "leaf", "bird", "fish")
+_GERMAN = ("sonne", "mond", "stern", "regen", "sturm", "schnee", "baum", "blatt", "vogel", "fisch")
+_CZECH = ("slunce", "mesic", "hvezda", "dest", "vitr", "snih", "strom", "list", "ptak", "ryba")
+IN_GERMAN, IN_CZECH = (dict(zip(WORDS, words, strict=True)) for words in (_GERMAN, _CZECH))
 
 
 def sentences(count: int, first: int = 0) -> list[str]:
@@ -121,9 +124,10 @@ def test_a_model_of_several_directions_needs_the_target_language(
 
 
 def test_a_model_of_one_direction_has_no_others(tmp_path: Path, corpora: list[dict[str, list[str]]]) -> None:
-    only = {name: corpora[0][name] for name in ("source", "target")}
-    transduce.train(**only, languages=("en", "de"), out=tmp_path / "m", steps=1, settings=SETTINGS, threads=1)
-    translator = transduce.load(tmp_path / "m", task="translation")
+    source, target = corpora[0]["source"], corpora[0]["target"]
+    out, pair = tmp_path / "m", ("en", "de")
+    transduce.train(source=source, target=target, languages=pair, out=out, steps=1, settings=SETTINGS, threads=1)
+    translator = transduce.load(out, task="translation")
     with pytest.raises(TransduceError, match="translates to one language, but not to cs"):
         translator.for_target("cs")
 
@@ -175,7 +179,7 @@ def test_the_token_of_the_target_language_starts_each_source(
         directions=(("en", "de"), ("en", "cs")),
     )
     settings = TokenizerSettings(vocabulary_size=320, user_symbols=(">>de<<", ">>cs<<"))
-    tokenizer = Tokenizer.train(lambda: transduce.text.corpus.read_pairs(files), settings, adjust=True)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
     assert tokenizer.source.target_languages == ("de", "cs")
     corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=20.0), tmp_path / "corpus")
     source, _ = corpus.read(0, corpus.pairs)
@@ -183,7 +187,9 @@ def test_the_token_of_the_target_language_starts_each_source(
     assert starts == {">>de<<": 800, ">>cs<<": 300}
     asked = tokenizer.for_target("cs").source
     first = sentences(1)[0]
-    assert asked.with_special_tokens(asked.encode(first)) == source.ids[source.offsets[800] : source.offsets[801]].tolist()
+    assert (
+        asked.with_special_tokens(asked.encode(first)) == source.ids[source.offsets[800] : source.offsets[801]].tolist()
+    )
 
 
 def test_small_corpora_are_repeated(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
@@ -193,11 +199,11 @@ def test_small_corpora_are_repeated(corpora: list[dict[str, list[str]]], tmp_pat
         directions=(("en", "de"), ("en", "cs")),
     )
     settings = TokenizerSettings(vocabulary_size=320, user_symbols=(">>de<<", ">>cs<<"))
-    tokenizer = Tokenizer.train(lambda: transduce.text.corpus.read_pairs(files), settings, adjust=True)
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
     corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=20.0), tmp_path / "corpus")
     repeated = RepeatedCorpus(corpus, [1.0, 2.5])
     assert repeated.pairs == 800 + 750
-    texts = Counter()
+    texts = Counter[tuple[int, ...]]()
     source, target = repeated.read(0, repeated.pairs)
     for number in range(repeated.pairs):
         texts[tuple(source.ids[source.offsets[number] : source.offsets[number + 1]].tolist())] += 1
@@ -256,3 +262,13 @@ def test_corpora_of_the_command_line_find_their_dev_sets(
     arguments = [argument for group in (*pairs, *dev) for argument in group]
     assert main(["train", *arguments, "--out", str(tmp_path / "m"), "--dry-run", "--steps", "5"]) == 0
     assert "en → de: 800 × 1, en → cs: 300 × 1.63" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_server_offers_every_direction_of_a_model(trained: Path) -> None:
+    options = build_parser("serve").parse([str(trained), "--threads", "1"])
+    models = load_models(options)
+    assert [(model.source_language, model.target_language) for model in models] == [("en", "de"), ("en", "cs")]
+    assert models[0].translator.model is models[1].translator.model
+    assert models[0].access is models[1].access
+    (one,) = load_models(build_parser("serve").parse([f"en:cs={trained}", "--threads", "1"]))
+    assert one.translator("sun").text == models[1].translator("sun").text

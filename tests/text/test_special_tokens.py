@@ -3,8 +3,8 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.imported_tokenizer import ForeignVocabulary, VocabularyRecord
-from transduce.interop.hugging_face.token_pipelines import WordPieces
+from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, ImportedVocabularyRecord
+from transduce.interop.hugging_face.token_pipelines import WordPieceRecord
 from transduce.text.sentencepiece_model import TokenizerSettings, train_model
 from transduce.text.special_tokens import (
     SPECIAL_TOKENS,
@@ -49,8 +49,8 @@ def test_a_mask_stands_for_a_piece_with_its_space() -> None:
 def test_an_unknown_word_before_a_mask_stays() -> None:
     """BERT's vocabulary has no token for a space, so looking it up gives the unknown token."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the"]
-    record = VocabularyRecord(
-        cutting=WordPieces(),
+    record = ImportedVocabularyRecord(
+        cutting=WordPieceRecord(),
         ids={piece: id for id, piece in enumerate(pieces)},
         size=6,
         pad_id=0,
@@ -58,7 +58,7 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
         unk_id=1,
         symbols=("[MASK]",),
     )
-    made = ForeignVocabulary(record)
+    made = ImportedVocabulary(record)
     ids = encode_masked(made, "the ☃ [MASK]")
     assert made.pieces(ids) == ["the", "[UNK]", "[MASK]"]
     assert made.token_texts(ids) == ["▁the", "<unk>", "▁[MASK]"]

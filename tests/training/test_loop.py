@@ -27,7 +27,6 @@ from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.rates import constant_weight_decay
-from transduce.training.schedule import StepClock, provisional_steps
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
@@ -335,30 +334,39 @@ def test_minutes_become_steps_once_and_the_number_is_kept(
     setup = Setup(tmp_path, settings, before_loss=tick)
     result = setup.trainer.run()
     assert (result.step, result.steps, result.reason) == (60, 60, "finished")
-    assert "0.5 minutes are 60 steps at the current speed." in setup.said.getvalue()
+    assert "0.5 minutes are about 60 steps at the current speed." in setup.said.getvalue()
     resumed = Setup(tmp_path, settings)
     resumed.trainer.resume()
     assert resumed.trainer.steps == 60
     assert resumed.trainer.elapsed_seconds == pytest.approx(30.0)
 
 
-@pytest.mark.parametrize("steps", [40, 180])
-def test_when_minutes_became_steps_changes_no_weight(
-    tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch, steps: int
+def test_a_run_with_minutes_is_repeated_exactly_by_its_plan(
+    tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(known_at: int) -> Tensor:
-        def within(_clock: StepClock, _budget: float, step: int, _elapsed: float) -> int | None:
-            return steps if step == known_at else None
+    """Steps get slower after a third of the time; the replay, on a clock that stands still, takes the same ones."""
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
 
-        monkeypatch.setattr(StepClock, "steps_within", within)
-        folder = tmp_path / str(known_at)
+    def tick(_: int) -> None:
+        now[0] += 0.5 if now[0] < 20.0 else 1.5
+
+    def run(name: str, settings: ResolvedTraining, before_loss: Callable[[int], None]) -> tuple[Any, Tensor]:
+        folder = tmp_path / name
         folder.mkdir()
-        setup = Setup(folder, settings)
-        assert setup.trainer.run().steps == steps
-        return setup.weights()
+        setup = Setup(folder, settings, before_loss=before_loss)
+        setup.trainer.resume()
+        return setup.trainer.run(), setup.weights()
 
-    settings = make_settings(steps=None, minutes=1.0, schedule="linear", warmup_steps=100, weight_decay=None)
-    assert torch.equal(run(10), run(provisional_steps(steps)))
+    settings = make_settings(steps=None, minutes=1.0, schedule="linear", warmup_steps=20, weight_decay=None)
+    result, weights = run("first", settings, tick)
+    assert now[0] == pytest.approx(60.0, abs=1.5)
+    assert len(result.time_plan) > 1
+    assert result.step == result.steps < 120
+    planned = msgspec.structs.replace(settings, time_plan=result.time_plan)
+    again, same = run("again", planned, lambda _: None)
+    assert again.step == result.step
+    assert torch.equal(weights, same)
 
 
 def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_much(
@@ -393,7 +401,7 @@ def test_weights_decay_from_when_minutes_became_steps_on_and_after_a_stop_by_as_
         60, schedule="linear", peak=settings.learning_rate, warmup_steps=settings.warmup_steps
     )
     assert known > 0.0
-    assert decays == {"first": [0.0] * 11 + [known] * 14, "again": [known] * 40}
+    assert decays == {"first": [0.0] * 10 + [known] * 15, "again": [known] * 40}
 
 
 # --- validation -------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
 from transduce.inspection.alignment import (
-    KnownAlignment,
     Links,
+    ReferenceAlignment,
     WordPair,
     align_pairs,
     alignment_error,
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         )
     translator = load_translator(options.model, options)
     if options.learn is not None and references is not None:
-        examples = [KnownAlignment(*each) for each in zip(pairs, references, strict=True)]
+        examples = [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]
         write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")
         sys.stderr.write(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n")
         return 0

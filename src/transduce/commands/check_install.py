@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report."""
+    """Print the report on the installation: versions, hardware, extras and backends."""
     check_writable(report=options.json, inputs=[options.model])
     report = check_install(options.model, precision=options.precision, device=options.device, threads=options.threads)
     write_report(report, options.json)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _number_of_labels(text: str) -> int:
-    """Parse the number of labels; the message also covers a file name after the option, taken for its value."""
+    """Parse the number of labels; the error message also explains a file name that is taken for the option's value."""
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of labels (1 or more); put a file before the option")

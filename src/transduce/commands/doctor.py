@@ -14,7 +14,7 @@ from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, examine_corpus
 from transduce.inspection.corpus_doctor.report import html_page
 from transduce.inspection.doctor import DoctorReport, examine
-from transduce.inspection.doctor.transduce_models import open_subject
+from transduce.inspection.doctor.transduce_models import subject_from_path
 from transduce.machine import detect_machine
 from transduce.text.corpus import format_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transduce.text.tokenizer import Tokenizer
 
 
-class _Both(msgspec.Struct, frozen=True):
+class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
     """The reports on a model and on the corpus that it is to be trained on."""
 
     model: DoctorReport
@@ -67,11 +67,11 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.html, report=options.json, inputs=read)
     machine = detect_machine(options.device, options.threads)
     torch.set_num_threads(machine.threads)
-    model = examine(open_subject(Path(options.model), machine.device)) if options.model else None
+    model = examine(subject_from_path(Path(options.model), machine.device)) if options.model else None
     corpus = _examine_corpus(options) if options.source else None
     if corpus is not None and options.html:
         write_file(Path(options.html), html_page(corpus).encode())
-    report: msgspec.Struct | None = _Both(model, corpus) if model and corpus else model or corpus
+    report: msgspec.Struct | None = _ModelAndCorpusReport(model, corpus) if model and corpus else model or corpus
     assert report is not None
     write_report(report, options.json)
     return int(not all(part.passed for part in (model, corpus) if part is not None))

@@ -42,7 +42,7 @@ class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All lines with quality warnings."""
+    """A report of all source lines whose translations have quality warnings."""
 
     lines: int
     counts: dict[WarningKind, int]

@@ -12,7 +12,7 @@ from transduce.inference.mask_filler import Candidate, Filler, Filling, load_fil
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts with the candidates for their masks."""
+    """A report of texts with the candidates for their masks."""
 
     fillings: Sequence[Filling]
 
@@ -29,7 +29,7 @@ def _masks(filling: Filling) -> list[str]:
 
 
 def _shown(candidate: Candidate) -> str:
-    """Return a candidate's text, or its token if the text is invisible or part of a character."""
+    """Return a candidate's text, or the candidate's token if its text is invisible or part of a character."""
     text = candidate.text.strip()
     return candidate.token if not text or "\ufffd" in text else text
 

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table of forecasts, or a report."""
+    """Print a table of forecasts or, with `--score`, a report of forecast errors."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.table])
     _check(options)
     forecaster = load_forecaster(

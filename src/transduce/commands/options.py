@@ -24,7 +24,7 @@ from transduce.text.glossary import Glossary
 
 
 def text_argument(argument: str) -> str:
-    """Check an option's text, since bytes that are not UTF-8 would be read as replacement characters.
+    """Check that an option's text is valid UTF-8, since other bytes would become replacement characters.
 
     Raises:
         argparse.ArgumentTypeError: the text has such bytes, which only file names may have.
@@ -274,7 +274,7 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def _is_model_file(path: Path, folder: Path) -> bool:
-    """Return whether a file belongs to the model in a folder; an earlier report in the folder does not."""
+    """Return whether a file belongs to the model in a folder, so that a report must not overwrite it."""
     if not path.parent.samefile(folder):
         return False
     manifest = folder / MANIFEST

@@ -167,14 +167,14 @@ def _attention(options: argparse.Namespace) -> Chart:
 
 def _lengths(options: argparse.Namespace) -> Chart:
     """Plot BLEU by sentence length; each item is a model folder or a file of translations."""
-    from transduce.inspection.plots_runs import plot_lengths, short_names
+    from transduce.inspection.plots_runs import plot_lengths, unique_suffixes
 
     if options.source is None or options.reference is None:
         raise TransduceError("`transduce plot lengths` scores translations: pass --source and --reference.")
     sources, references = list(read_lines(options.source)), list(read_lines(options.reference))
     language = language_of(options.reference)
     systems = {}
-    for name, item in zip(short_names([Path(item) for item in options.items]), options.items, strict=True):
+    for name, item in zip(unique_suffixes([Path(item) for item in options.items]), options.items, strict=True):
         if Path(item).is_dir():
             translator = load_translator(item, options)
             language = language or translator.target_language

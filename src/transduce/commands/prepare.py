@@ -145,7 +145,7 @@ def _request(options: argparse.Namespace) -> PrepareRequest:
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Refuse other options that cannot be combined with the option `mode`."""
+    """Refuse options that cannot be combined with the option `mode`."""
     for other in others:
         if getattr(options, other):
             name = "a settings file" if other == "settings" else f"`--{other.replace('_', '-')}`"

@@ -13,7 +13,7 @@ from transduce.text.files import count_noun
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of all lines, with their sums."""
+    """A summary of a file's scores: each line's score, and the sums."""
 
     lines: int
     tokens: int = msgspec.field(name="pieces")

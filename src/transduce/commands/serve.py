@@ -5,7 +5,8 @@ import contextlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,7 @@ from transduce.inspection.interventions import Comparison, Head, Intervention, i
 from transduce.inspection.page import render_live_page
 from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.sentence_view import Inspection
+from transduce.model_folder.read import read_directions
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.languages import canonical
@@ -47,6 +49,12 @@ _LIMITS = {
     "max_characters": (int, "N", "characters of all texts of a request"),
     "max_alternatives": (int, "N", "alternative translations of a text"),
     "max_inspection_tokens": (int, "N", "tokens of a sentence to inspect"),
+    "max_upload_bytes": (int, "N", "size of an uploaded document"),
+    "max_expanded_bytes": (int, "N", "size of an uploaded archive, such as .docx, after decompression"),
+    "max_document_characters": (int, "N", "characters of an uploaded document"),
+    "max_documents": (int, "N", "uploaded documents in memory"),
+    "document_seconds": (float, "SECONDS", "time to translate a document"),
+    "file_seconds": (float, "SECONDS", "time for which a translated document is kept"),
 }
 
 
@@ -84,6 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ADDRESS",
         help="proxies whose X-Forwarded-For header identifies the client",
+    )
+    network.add_argument(
+        "--root-path", default=defaults["root_path"], metavar="PATH", help="path under which a proxy offers the server"
+    )
+    storage = parser.add_argument_group("storage")
+    storage.add_argument(
+        "--glossary-folder", metavar="FOLDER", help="store clients' glossaries here (default: in memory until the end)"
+    )
+    storage.add_argument(
+        "--suggestions", metavar="FILE", help="append suggested translations to this file (default: refuse them)"
     )
     add_search(parser)
     limits = parser.add_argument_group("limits")
@@ -151,6 +169,9 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
         port=options.port,
         api_keys=read_api_keys(options.api_keys) if options.api_keys else (),
         trusted_proxies=tuple(options.trusted_proxies),
+        root_path=options.root_path.rstrip("/"),
+        glossary_folder=options.glossary_folder,
+        suggestions=options.suggestions,
         **workers,
         **{name: vars(options)[name] for name in _LIMITS},
     )
@@ -161,19 +182,37 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
     models, glossaries = [], read_glossaries(options.glossary, len(options.models))
     for argument in options.models:
         languages, folder = parse_model(argument)
-        translator = load_translator(str(folder), options)
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
-        model = ServedModel(translator, search=search, languages=languages, profiles=profiles)
-        pair = canonical(model.source_language), canonical(model.target_language)
-        model.use(glossaries.pop(None, None) or glossaries.pop(pair, None))
-        models.append(model)
+        of_folder: list[ServedModel] = []
+        for translator, pair in _translators(folder, languages, options):
+            model = ServedModel(translator, search=search, languages=pair, profiles=profiles)
+            if of_folder:  # translators of one folder share their weights
+                model.access = of_folder[0].access
+            codes = canonical(model.source_language), canonical(model.target_language)
+            model.use(glossaries.pop(None, None) or glossaries.pop(codes, None))
+            of_folder.append(model)
+        models += of_folder
     if glossaries:
         raise TransduceError(
             f"A glossary must belong to a served model, but none translates {_pairs(glossaries)}: set the languages of "
             "one that is served, as in zh:en=FILE."
         )
     return models
+
+
+def _translators(
+    folder: Path, languages: tuple[str, str] | None, options: argparse.Namespace
+) -> Iterator[tuple[Translator, tuple[str, str] | None]]:
+    """Yield a translator for each language pair of a folder, with the pair; all share the model's weights."""
+    directions = read_directions(folder)
+    if not directions:
+        yield load_translator(str(folder), options), languages
+        return
+    wanted = directions if languages is None else (languages,)
+    first = load_translator(str(folder), argparse.Namespace(**vars(options), target_language=wanted[0][1]))
+    for source, target in wanted:
+        yield first.for_target(target), (source, target)
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:

@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -27,6 +28,8 @@ from transduce.commands.options import (
     text_argument,
     thread_count,
 )
+from transduce.commands.translate_document import add_documents, document_format, translate_file
+from transduce.documents.formats import recognize_text
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
     Job,
@@ -42,14 +45,16 @@ from transduce.inference.bulk_files import (
     translate_portions,
 )
 from transduce.inference.decoding import read_max_source_tokens
-from transduce.inference.line_warnings import languages_of, with_warnings
+from transduce.inference.line_warnings import resolve_languages, with_warnings
 from transduce.inference.quality_estimation import describe_wrong_language
 from transduce.inference.redecoding import redecode
+from transduce.inference.segmentation import join_wrapped_lines
 from transduce.inference.translator import Translator
 from transduce.machine import detect_machine
 from transduce.search.settings import SamplingSettings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
+from transduce.text.text_settings import SplitSentences, TextSettings
 
 _MOST_DAMAGED = 5  # damaged lines that are reported individually
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
@@ -67,8 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="+",
-        help="a model folder, or several with one vocabulary for an ensemble; then optionally a file of text, one "
-        "sentence per line (default: standard input)",
+        help="a model folder, or several with one vocabulary for an ensemble; then optionally a file of text, which is "
+        "translated line by line (default: standard input)",
     )
     parser.add_argument(
         "--n-best",
@@ -76,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="alternatives; more than 1 prints `number ||| text ||| score` (default: 1)",
     )
+    add_text(parser)
     parser.add_argument("--redecode", action="store_true", help="re-decode translations that have quality warnings")
     terms = parser.add_argument_group("required text")
     terms.add_argument("--prefix", default="", type=text_argument, metavar="TEXT", help="start of every translation")
@@ -95,20 +101,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser)
     add_sampling(parser)
     add_bulk(parser)
+    add_documents(parser)
     add_languages(parser)
     add_computing(parser)
 
 
+def add_text(parser: argparse.ArgumentParser) -> None:
+    """Add the group of options for texts: --split-sentences, --join-lines, --protect."""
+    group = parser.add_argument_group("text")
+    group.add_argument(
+        "--split-sentences",
+        choices=get_args(SplitSentences),
+        default="auto",
+        help="translate each sentence of a line by itself (default: auto, unless the model was trained on lines with "
+        "several sentences)",
+    )
+    group.add_argument(
+        "--join-lines",
+        action="store_true",
+        help="join the lines of each paragraph, for text that is wrapped by width; empty lines separate paragraphs",
+    )
+    group.add_argument(
+        "--protect",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help="copy text that matches this regular expression unchanged, as placeholders and URLs; can be repeated",
+    )
+
+
 def add_bulk(parser: argparse.ArgumentParser) -> None:
-    """Add the group of options for large files: --output, --resume, --shard, --workers."""
+    """Add the group of options for large files: --out, --resume, --shard, --workers."""
     group = parser.add_argument_group("large files")
     group.add_argument(
+        "--out",
         "--output",
+        dest="output",
         metavar="FILE",
         type=file_or_stream,
         help="write here, atomically (default: standard output)",
     )
-    group.add_argument("--resume", action="store_true", help="continue an interrupted --output")
+    group.add_argument("--resume", action="store_true", help="continue an interrupted --out")
     group.add_argument("--shard", default="1/1", metavar="I/N", help="translate only lines I, I + N, … of the input")
     group.add_argument("--workers", type=int, default=1, metavar="N", help="processes, which share the threads")
 
@@ -150,7 +183,11 @@ def run(options: argparse.Namespace) -> int:
         raise TransduceError(
             f"{file} does not exist: name a file of sentences, or pipe a sentence in by `echo … | transduce translate`."
         )
-    lines = read_lines(file) if file else stdin_lines()
+    format = document_format(file, options)
+    if file is not None and format is not None:
+        return translate_file(options, folders, file, format, job, identity(options, folders, job))
+    lines = read_lines(file) if file else stdin_lines(is_any_text=options.format == "txt")
+    lines = join_wrapped_lines(lines) if options.join_lines else lines
     phrases = read_lines(options.phrases) if options.phrases else None
     size = portion_size(detect_machine(options.device).device)
     waiting = portions(lines, shard=shard, phrases=phrases, size=size)
@@ -202,6 +239,11 @@ def make_job(options: argparse.Namespace, folder: str) -> Job:
         phrases=tuple(options.must_contain),
         terms=() if glossary is None else glossary.terms,
         redecode=options.redecode,
+        text_settings=TextSettings(
+            split_sentences=options.split_sentences,
+            protect=tuple(options.protect),
+            lines="join" if options.join_lines else "separate",
+        ),
     )
 
 
@@ -213,24 +255,29 @@ def check_options(options: argparse.Namespace) -> None:
     """
     if options.workers < 1:
         raise TransduceError(f"`workers` must be at least 1, but is {options.workers}.")
+    if options.join_lines and options.phrases:
+        raise TransduceError(
+            "--phrases has phrases for each line of the input, but --join-lines joins lines: leave one of them out."
+        )
     if options.resume and not options.output:
-        raise TransduceError("--resume continues a file, but none is named: add --output FILE.")
+        raise TransduceError("--resume continues a file, but none is named: add --out FILE.")
 
 
 def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
-    """Yield each group of lines with the text to write for it, translated by one process or several."""
+    """Yield each group of input lines with its translated text, computed by one process or several."""
     results = with_warnings(
         _translated(options, folders, job, waiting),
-        lambda: languages_of(Path(folders[0]), options.source_language, options.target_language),
+        lambda: resolve_languages(Path(folders[0]), options.source_language, options.target_language),
         is_line_by_line=job.search.n_best == 1,
+        noun="output line" if options.join_lines else "line",
     )
     return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)
 
 
 def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
-    """Yield the groups of lines unchanged, and finally report which translations lack a glossary term."""
+    """Yield groups of lines unchanged, and at the end report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in results:
         yield portion, text
@@ -293,7 +340,7 @@ def _write(
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
-    """Return a fingerprint of everything that determines the output for a line, such as models and options."""
+    """Return a fingerprint of all models and options that determine the output for a line."""
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
@@ -305,7 +352,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return the digests of a model folder's files: those of its manifest, or without one of all files."""
+    """Return the digest of a model folder's manifest or, without a manifest, the digests of all its files."""
     manifest = folder / "manifest.json"
     files = [manifest] if manifest.is_file() else sorted(path for path in folder.iterdir() if path.is_file())
     return [file_sha256(path) for path in files]
@@ -327,16 +374,22 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
         output.detach()
 
 
-def stdin_lines() -> Iterator[str]:
+def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
     """Yield the lines of standard input like `read_lines`, but read bytes that are not UTF-8 as U+FFFD.
 
     A file can be fixed and a stream cannot, so its other lines are translated nevertheless.
 
+    Args:
+        is_any_text: do not check whether the first lines show a document, such as subtitles.
+
     Raises:
         TransduceError: the first bytes show another format.
     """
-    damaged = 0
+    damaged, start = 0, b""
     for number, raw in enumerate(sys.stdin.buffer, 1):
+        if number <= 2 and not is_any_text:
+            start += raw
+            recognize_text("Standard input", start)
         line = raw.removesuffix(b"\n")
         line = line.removesuffix(b"\r") if line != raw else line
         if number == 1:
@@ -369,7 +422,7 @@ def _refuse_other_ends(raw: bytes) -> None:
 
 
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
-    """Translate sentences typed by a user until the input ends; a single translation is printed while it grows."""
+    """Translate sentences that a user types until the input ends; a translation is printed while it is generated."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
     while True:
@@ -384,14 +437,24 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
             sys.stderr.write(f"warning: this {wrong}.\n")
         if job.search.n_best == 1 and not job.redecode:
             for text in translator.stream(
-                sentence, job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
+                sentence,
+                job.search,
+                prefix=job.prefix,
+                phrases=job.phrases,
+                glossary=job.glossary,
+                text_settings=job.text_settings,
             ):
                 output.write(text)
                 output.flush()
             output.write("\n")
         else:
             results = translator(
-                sentence, search=job.search, prefix=job.prefix, phrases=job.phrases, glossary=job.glossary
+                sentence,
+                search=job.search,
+                prefix=job.prefix,
+                phrases=job.phrases,
+                glossary=job.glossary,
+                text_settings=job.text_settings,
             )
             if job.redecode:
                 (results,) = redecode(
@@ -401,6 +464,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
                     prefix=job.prefix,
                     phrases=[job.phrases],
                     glossary=job.glossary,
+                    text_settings=job.text_settings,
                 )
             output.write("".join(f"{alternative.text}\n" for alternative in results.alternatives))
         output.flush()

@@ -36,7 +36,7 @@ def permutation(size: int, *key: int) -> Indices:
 
 
 class Blocks:
-    """An assignment of the corpus's pairs to blocks of at least ``BLOCK_PAIRS``; a small corpus is one block."""
+    """An assignment of the corpus's pairs to blocks of at least ``BLOCK_PAIRS`` pairs; a small corpus is one block."""
 
     def __init__(self, pairs: int, seed: int) -> None:
         chunks = -(-pairs // CHUNK_PAIRS)
@@ -67,7 +67,7 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
 
 
 def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
-    """Return the lengths in the order of ``length_order``, ignoring ties, which is several times as fast."""
+    """Return the pairs' lengths in the order of ``length_order``, ignoring ties, which is several times as fast."""
     longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
     difference = target_lengths.astype(np.int64) - source_lengths
     key = longer << 32 | np.where(longer % 2 == 0, difference, -difference) + _HALF
@@ -123,6 +123,16 @@ class Batch:
     target_tokens: int
     """The number of target ids without padding."""
 
+    def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
+        """Return a copy in which the longest source and the longest target are longer by a number of tokens."""
+        sides = list[NDArray[np.int64]]()
+        for side, pad_id in zip((self.source, self.target), pad_ids, strict=True):
+            grown = np.pad(side, ((0, 0), (0, tokens)), constant_values=pad_id)
+            longest = (side != pad_id).sum(axis=1).argmax()
+            grown[longest] = side[longest, 0]
+            sides.append(grown)
+        return Batch(sides[0], sides[1], self.indices, self.source_tokens + tokens, self.target_tokens + tokens)
+
 
 class Corpus(Protocol):
     """An interface of corpora that can be batched, such as `PreparedCorpus`."""
@@ -133,11 +143,11 @@ class Corpus(Protocol):
 
     @property
     def source_pad_id(self) -> int:
-        """The padding id of source rows."""
+        """The padding id of source sentences."""
 
     @property
     def target_pad_id(self) -> int:
-        """The padding id of target rows."""
+        """The padding id of target sentences."""
 
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
         """Return the lengths of the pairs in several runs (start, stop), concatenated: sources and targets."""
@@ -255,7 +265,7 @@ class BatchPlan:
 def largest_batches(
     corpus: Corpus, *, batch_tokens: int, seed: int, max_padded_tokens: int | None = None
 ) -> list[Batch]:
-    """Return stand-ins for the largest batches of a ``BatchPlan`` with these arguments, by two measures of size.
+    """Return artificial batches as large as the largest ones of a ``BatchPlan`` with these arguments.
 
     The activations that a Transformer keeps for its gradients grow with the padded tokens (sub-layers) and with the
     products of lengths (attention). One batch is largest by the first measure and one by the second; often they are

@@ -47,7 +47,7 @@ class SentenceEncoder:
 
 
 class _WordTable:
-    """A table of words by number, with the ids of each word as a slice of one array."""
+    """A table of numbered words, with the token ids of each word as a slice of one array."""
 
     def __init__(self, vocabulary: Vocabulary, dtype: np.dtype[np.unsignedinteger]) -> None:
         self._vocabulary = vocabulary
@@ -55,7 +55,7 @@ class _WordTable:
         self._forget()
 
     def cut(self, words: list[str]) -> IdRun:
-        """Return the ids of all words; a sentence ends at the word that represents its end."""
+        """Return the ids of all words, divided into sentences at the word that represents a sentence's end."""
         if len(self._numbers) > _MAX_WORDS:
             self._forget()
         numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
@@ -86,7 +86,7 @@ class _WordTable:
 
 
 class _Numbers(dict[str, int]):
-    """A dictionary that numbers words in the order of their first occurrence."""
+    """A dictionary that assigns a number to each word at its first occurrence."""
 
     def __init__(self, initial: dict[str, int]) -> None:
         super().__init__(initial)

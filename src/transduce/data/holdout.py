@@ -38,7 +38,7 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A source sentence that may be held out, represented by the first pair that has it."""
+    """A source sentence that may be held out, represented by the first pair with this source."""
 
     key: int
     source: str
@@ -68,7 +68,7 @@ class HoldOut:
         self._held: dict[int, Candidate] = {}
 
     def offer(self, block: PairBlock, rows: Sequence[int], keys: Keys, kept: NDArray[np.bool_]) -> None:
-        """Consider pairs for the selection.
+        """Consider pairs for the dev set; only the sources with the lowest hash keys are kept.
 
         Args:
             block: the block of the pairs.
@@ -152,7 +152,7 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return the first candidates, at most `count`, whose other pairs are at most `most_further`; at least one."""
+    """Return the first candidates, at most `count` but at least one, whose other pairs are at most `most_further`."""
     if not candidates:
         return []
     is_held, counts = np.unique(keys[keys <= candidates[-1].key], return_counts=True)

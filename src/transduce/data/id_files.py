@@ -19,7 +19,7 @@ _OFFSET = np.dtype("<i8")
 
 
 class IdRun(NamedTuple):
-    """N sentences in memory: their concatenated ids, and N + 1 offsets of their starts and the end."""
+    """A run of N consecutive sentences in memory: their concatenated ids, and N + 1 offsets of their boundaries."""
 
     ids: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
@@ -112,7 +112,7 @@ class SideWriter:
 
 
 class SideReader:
-    """A reader of runs of sentences that keeps nothing in memory and no file open."""
+    """A reader of runs of consecutive sentences that keeps nothing in memory and no file open."""
 
     def __init__(self, folder: Path, side: str, card: SideCard, sentences: int) -> None:
         """Open the files of a side.
@@ -131,11 +131,11 @@ class SideReader:
         self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
     def read(self, start: int, stop: int) -> IdRun:
-        """Return the sentences from start to stop."""
+        """Return the sentences with indices from `start` to `stop` (exclusive)."""
         return self.read_runs([(start, stop)])
 
     def read_runs(self, runs: Sequence[tuple[int, int]]) -> IdRun:
-        """Return the sentences of several runs (start, stop), concatenated."""
+        """Return the sentences of several runs (start, stop) of consecutive sentences, concatenated."""
         offsets, lengths = self._read_offsets(runs)
         ends = np.cumsum([stop - start + 1 for start, stop in runs])
         starts = ends - [stop - start + 1 for start, stop in runs]
@@ -143,7 +143,7 @@ class SideReader:
         return IdRun(ids, np.concatenate(([0], np.cumsum(lengths))))
 
     def read_run_lengths(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
-        """Return the lengths of the sentences of several runs, concatenated, including the end symbol."""
+        """Return the lengths, end symbols included, of the sentences of several runs (start, stop), concatenated."""
         return self._read_offsets(runs)[1].astype(np.int32)
 
     def verify(self) -> None:
@@ -156,14 +156,14 @@ class SideReader:
         check_sha256(self._offsets, self._card.offsets_sha256)
 
     def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each run's offsets, one more than its sentences, and the lengths of all sentences."""
+        """Return the sentence offsets of each run, one more than it has sentences, and the lengths of all sentences."""
         starts, stops = ([run[side] for run in runs] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Read numbers from each start to its stop, opening the file only once."""
+        """Read ranges of numbers (start to stop each) from a file that is opened only once."""
         content = np.empty(sum(stops) - sum(starts), dtype)
         rest = content.view(np.uint8).data
         with path.open("rb", buffering=0) as file:

@@ -38,7 +38,7 @@ class LabeledTexts:
         self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
     def __len__(self) -> int:
-        """Return the number of texts."""
+        """Return the number of labeled texts."""
         return len(self.labels)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
@@ -76,9 +76,9 @@ class LabeledPlan:
         return math.ceil(len(self._texts) / self._rows)
 
     def batch(self, epoch: int, position: int) -> LabeledBatch:
-        """Return the batch at a position of an epoch."""
+        """Return the batch at a position of an epoch, counted from 0."""
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = epoch, self._dealt(epoch)
+            self._epoch = epoch, self._batches_of_epoch(epoch)
         all_rows = self._epoch[1][position]
         share_rows = all_rows[self._share[0] :: self._share[1]]
         if len(share_rows):
@@ -91,8 +91,8 @@ class LabeledPlan:
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
-    def _dealt(self, epoch: int) -> list[Indices]:
-        """Divide the texts into the batches of an epoch; return the text indices of each batch."""
+    def _batches_of_epoch(self, epoch: int) -> list[Indices]:
+        """Return the text indices of each batch of an epoch, which has texts of similar length, in random order."""
         order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED
         for start in range(0, len(order), many):

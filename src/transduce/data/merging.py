@@ -49,7 +49,7 @@ def check_parts(parts: Sequence[Part]) -> None:
     """
     first = parts[0]
     for part in parts[1:]:
-        for what, one, other in _alike(first, part):
+        for what, one, other in _shared_properties(first, part):
             if one != other:
                 raise TransduceError(
                     f"Parts of one corpus must be prepared alike, but {first.folder} and {part.folder} have different "
@@ -81,8 +81,8 @@ def _incomplete(parts: Sequence[Part], missing_blocks: int) -> str:
     return f"All shards of a corpus are needed, but {lack}: {names}; name the others too."
 
 
-def _alike(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
-    """Yield the properties that two parts must share, each as a name for messages and both values."""
+def _shared_properties(one: Part, other: Part) -> Iterator[tuple[str, object, object]]:
+    """Yield the properties that two parts must share, each as a name for messages and the values of both parts."""
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task
     yield "files", one.card.request.files, other.card.request.files
@@ -97,7 +97,7 @@ def _shown(one: object, other: object) -> str:
 
 
 class _Segment(NamedTuple):
-    """The kept pairs of a block: their range in their part, and their first number among those of all parts."""
+    """A block's kept pairs: their range within a part, and the index of the first one among the pairs of all parts."""
 
     block: TakenBlock
     part: Part
@@ -107,7 +107,7 @@ class _Segment(NamedTuple):
 
 
 class _Merging:
-    """All kept pairs of all parts in the order of the corpus, and which of them stay."""
+    """A merge in progress: the kept pairs of all parts in the order of the corpus, and a flag for each that stays."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -195,7 +195,7 @@ class _Merging:
         self._drop(HELD_OUT, taken)
 
     def _are_by_machine(self) -> Chosen:
-        """Return which pairs have a machine-translated source."""
+        """Return for each pair whether its source was machine-translated (back-translation)."""
         files = set(self._request.files.back_translated)
         lengths = [segment.stop - segment.start for segment in self._segments]
         return np.repeat(np.array([segment.block.path in files for segment in self._segments], bool), lengths)
@@ -208,7 +208,7 @@ class _Merging:
 
     @cached_property
     def _rows(self) -> NDArray[np.unsignedinteger]:
-        """The row, in its block, of each kept pair."""
+        """The row index of each kept pair within its block."""
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[np.unsignedinteger]:

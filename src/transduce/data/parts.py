@@ -96,7 +96,7 @@ _DTYPES: dict[Column, np.dtype[np.unsignedinteger]] = {
 
 
 class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The description of a column's file."""
+    """The description of a column's file: a number for each pair, such as a hash."""
 
     sha256: str
 
@@ -109,7 +109,7 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_size(folder / name, pairs * _DTYPES[name].itemsize)
 
     def read(self, folder: Path, name: Column) -> NDArray[np.unsignedinteger]:
-        """Read the column's number for each pair."""
+        """Read the numbers of the column, one for each pair."""
         return np.fromfile(folder / name, _DTYPES[name])
 
     def verify(self, folder: Path, name: Column) -> None:
@@ -174,7 +174,7 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A block of a part, with the number of its pairs that were kept."""
+    """A block that a part contains, with the number of the block's pairs that were kept."""
 
     number: int
     path: str
@@ -306,7 +306,7 @@ class _Preparation:
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
-        """Filter and tokenize a block of pairs."""
+        """Filter and tokenize a block of pairs, and return what is kept of the block."""
         self.read += len(block.sources)
         rows = self._rows_by_text(block)
         sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
@@ -349,7 +349,7 @@ class _Preparation:
         return [row for row, reason in enumerate(reasons) if reason is None]
 
     def _by_length(self, block: int, rows: list[int], source: IdRun, target: IdRun) -> NDArray[np.bool_]:
-        """Return which rows have lengths that pass the filters; each distinct pair of lengths is judged once."""
+        """Return which rows have lengths that pass the filters; each distinct pair of lengths is checked once."""
         # The end symbol does not count.
         lengths = np.stack([source.lengths, target.lengths]).astype(np.int64) - 1
         distinct, index_of_pair = np.unique(lengths[0] << 32 | lengths[1], return_inverse=True)
@@ -387,11 +387,11 @@ class Part:
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """Return a column of all kept pairs."""
+        """Return a column (a number for each pair) of all kept pairs."""
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield each block with the range of its kept pairs among those of the part."""
+        """Yield each block with the range of the block's kept pairs within the part."""
         start = 0
         for block in self.card.taken:
             yield block, start, start + block.kept

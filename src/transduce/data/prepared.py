@@ -127,7 +127,7 @@ class PreparedCorpus:
 
     @property
     def statistics(self) -> CorpusStatistics:
-        """The sizes and lengths of the corpus."""
+        """The numbers of pairs and tokens of the corpus, and the lengths of sentences."""
         return CorpusStatistics(
             pairs=self.pairs,
             source_tokens=self.source_tokens,
@@ -147,7 +147,7 @@ class PreparedCorpus:
         return self._source.read_runs(runs), self._target.read_runs(runs)
 
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the lengths of the pairs in several runs, concatenated: sources and targets."""
+        """Return the source and target lengths of the pairs in several runs (start, stop), concatenated."""
         return self._source.read_run_lengths(runs), self._target.read_run_lengths(runs)
 
     def verify(self) -> None:

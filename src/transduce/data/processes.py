@@ -76,7 +76,7 @@ def write_parts(
 
 
 class _Team:
-    """The running worker processes; the first error ends all of them."""
+    """A group of running worker processes; the first error ends all of them."""
 
     def __init__(self, report_progress: Callable[[int], None] | None) -> None:
         self._report_progress = report_progress

@@ -57,7 +57,7 @@ class SentenceStore(NamedTuple):
 
 
 class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of how rows are made from a text."""
+    """The settings by which rows of two segments are made from a text."""
 
     length: int
     """L, the maximum number of tokens of a row, including special ones."""
@@ -111,7 +111,7 @@ class _Sentences(NamedTuple):
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
-        """Return the number of tokens of each run of sentences from start to stop."""
+        """Return the number of tokens in each run of sentences, given the runs' starts and stops."""
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
 
@@ -125,8 +125,8 @@ class _Sentences(NamedTuple):
         middle = np.where(several, start + 1 + (draw * (stop - start - 1)).astype(np.int64), stop)
         return middle, np.where(several, stop, stop + has_next)
 
-    def elsewhere(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return, for each row, up to `count` consecutive sentences from a random other place in the text."""
+    def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
+        """Return, for each row, up to `count` consecutive sentences from another random position in the text."""
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         rest = len(self.filled) - (after - before)
         drawn = (draw * rest).astype(np.int64)
@@ -222,7 +222,7 @@ class SentencePairPlan:
 
     def batch(self, epoch: int, position: int) -> SentencePairBatch:
         """Return the batch at a position, from 0 to ``len(self) - 1``, of an epoch."""
-        laid_out, chosen = self._laid_out(epoch), self._batches[position]
+        laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
         hiding = draw_uniform((3, len(chosen), int(lengths.max())), self._settings.seed, _MASKING, epoch, position)
         own_rows = np.arange(len(chosen))[self._share[0] :: self._share[1]]
@@ -233,7 +233,7 @@ class SentencePairPlan:
 
     def largest_batches(self) -> list[SentencePairBatch]:
         """Return stand-ins for the largest batches by padded tokens and by attention scores, often just one."""
-        epoch = self._laid_out(0)
+        epoch = self._rows_of_epoch(0)
         lengths = [epoch.lengths[rows] for rows in self._batches]
         widest = max(lengths, key=lambda rows: len(rows) * int(rows.max()))
         highest = max(lengths, key=lambda rows: len(rows) * int(rows.max()) ** 2)
@@ -255,8 +255,8 @@ class SentencePairPlan:
             float(hidden.mean()),
         )
 
-    def _laid_out(self, number: int) -> _Epoch:
-        """Return the rows of an epoch; they are computed again only if the epoch changes."""
+    def _rows_of_epoch(self, number: int) -> _Epoch:
+        """Return the rows of an epoch, which are cached until another epoch is requested."""
         if self._epoch.number != number:
             offset = int(permutation(self._row_tokens, self._settings.seed, _OFFSET, number)[0]) if number else 0
             self._epoch = self._lay_out(number, self._sentences(offset))
@@ -273,7 +273,7 @@ class SentencePairPlan:
             middle, stop = text.split(start, stop, draws[0])
             has_next = stop > middle
             follows = (draws[1] < 0.5) & has_next
-            rest = text.elsewhere(start, stop, np.maximum(1, stop - middle), draws[2])
+            rest = text.random_segments(start, stop, np.maximum(1, stop - middle), draws[2])
             second = np.where(follows, middle, rest[0]), np.where(follows, stop, rest[1])
         tokens = text.tokens(start, middle) + text.tokens(*second)
         lengths = np.minimum(tokens, self._row_tokens) + self._marks_of_row
@@ -290,7 +290,7 @@ class SentencePairPlan:
         return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
-        """Return the text's sentences, with long ones cut where evenly filled segments of rows end."""
+        """Return the text's sentences; long sentences are cut where the segments of rows end."""
         stretches, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
         begin = self._before + offset
         is_long = self._lengths > row_tokens
@@ -320,12 +320,12 @@ class SentencePairPlan:
         if not self._settings.next_sentence:
             ids = self._framed([one[: self._row_tokens]])
             return _Row(ids, np.zeros_like(ids), follows=True)
-        one, two = self._trimmed(one, text.read(int(begin[number]), int(stop[number])))
+        one, two = self._trim_segments(one, text.read(int(begin[number]), int(stop[number])))
         types = np.repeat([0, 1], [len(one) + 2, len(two) + 1])
         return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
 
-    def _trimmed(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
-        """Trim two segments to a row's length, keeping the end of the first and the beginning of the second."""
+    def _trim_segments(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
+        """Trim two segments to a row's length, keeping the end of the first segment and the start of the second."""
         first_length = max(self._row_tokens // 2, self._row_tokens - len(two))
         one = one[-first_length:]
         return one, two[: self._row_tokens - len(one)]

@@ -36,7 +36,7 @@ _ROUNDING = 1e-10
 
 
 class WindowScale(NamedTuple):
-    """The shift and the factor by which each window was normalized."""
+    """The shift and the factor by which each window's values are normalized."""
 
     shift: Numbers
     """The offset of each window, (B, 1, C)."""
@@ -71,7 +71,7 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
     def of(self, past: Numbers) -> WindowScale:
-        """Return the scale of windows with this past, (B, S, C)."""
+        """Return the scale of each window, computed from the window's past (B, S, C)."""
         means, deviations = np.array(self.means), np.array(self.deviations)
         if self.normalization == "series":
             shape = (len(past), 1, len(means))
@@ -97,7 +97,7 @@ def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
 
 
 class Table(NamedTuple):
-    """The series of a file."""
+    """The time series of a file, with their names."""
 
     columns: tuple[str, ...]
     """The names of the series."""
@@ -230,13 +230,13 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def past_points(self) -> int:
-        """The number of points that are read."""
+        """The number of past points that the model reads."""
         return max(2, 4 * self.horizon) if self.past is None else self.past
 
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """A batch of windows, each in its own scale."""
+    """A batch of windows of time series, each normalized by its own scale."""
 
     past: NDArray[np.float32]
     """The points that are read, (B, S, C), float32."""
@@ -267,7 +267,7 @@ class WindowedSeries:
         return len(self._starts)
 
     def cut(self, windows: Indices) -> tuple[Numbers, Numbers]:
-        """Return the past (B, S, C) and future (B, T, C) of some windows."""
+        """Return the past (B, S, C) and the future (B, T, C) of the windows with these indices."""
         windowed = self._values[self._starts[windows][:, None] + np.arange(self._past + self._horizon)]  # (B, S + T, C)
         return windowed[:, : self._past], windowed[:, self._past :]
 

@@ -67,7 +67,7 @@ _VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb
 
 
 def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
-    """Return the activities with one of the Chinese verbs and, if `nouns` is set, one of the nouns."""
+    """Return the pairs of verb and object noun that have one of the Chinese verbs and, if set, one of the nouns."""
     chosen = [(verb, noun) for verb, noun in ACTIVITIES if verb.source in verbs.split()]
     return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
 
@@ -134,7 +134,7 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 
 
 def a_time(random: Random, frame: Frame | Question) -> Phrase:
-    """Return a random time that fits the frame, or NOTHING."""
+    """Return a random time phrase that fits a frame (tense and form of the sentence), or NOTHING."""
     if frame.times and (frame.timed or random.random() < 0.5):
         return time_phrase(random.choice(frame.times))
     return NOTHING
@@ -152,7 +152,7 @@ def located(place: Place) -> Phrase:
 
 
 def early(random: Random) -> bool:
-    """Return a random boolean: whether the time precedes the subject in Chinese."""
+    """Return a random boolean that decides whether the time precedes the subject in Chinese."""
     return random.random() < 0.5
 
 
@@ -169,7 +169,7 @@ def an_action(random: Random, subject: Nominal, frame: Frame | Question) -> Acti
 
 
 def an_activity(random: Random, frame: Frame | Question) -> Activity:
-    """Return a random verb with an object noun; a verb for single occasions only if the frame describes one."""
+    """Return a random verb with an object noun; non-habitual verbs only if the frame describes a single occasion."""
     once = frame.some or frame.definite
     while True:
         (verb,) = random.choices(VERBS, cum_weights=_VERB_WEIGHTS)
@@ -178,7 +178,7 @@ def an_activity(random: Random, frame: Frame | Question) -> Activity:
 
 
 def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
-    """Return a random object phrase: apples or, if the frame permits, three apples or this apple."""
+    """Return a random object phrase, such as apples, or if the frame permits, three apples or this apple."""
     kind = random.random()
     if noun.measure and frame.some and kind < 0.35:
         return some(random, noun).object

@@ -29,7 +29,7 @@ FINITE: Forms = (BASE, THIRD, BASE)
 
 
 class Action(msgspec.Struct, frozen=True):
-    """An action, without its time, its subject and whether it happens."""
+    """An action of a sentence: a verb with its object, without time, subject and negation."""
 
     verb: Verb
     object: Phrase = NOTHING
@@ -44,7 +44,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame that turns an action into a statement: done every day, not done, to be done, and so on."""
+    """A tense and form of statements, such as habitual, negated or future, which turns an action into a sentence."""
 
     marker: str = ""
     english: tuple[str, str, str] = ("", "", "")
@@ -68,7 +68,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A frame that turns an action into a question; English puts `front` before the subject."""
+    """A tense and form of questions, which turns an action into a sentence; English puts `front` before the subject."""
 
     front: tuple[str, str, str]
     marker: str = ""
@@ -194,7 +194,7 @@ def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = N
 
 
 def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
-    """Return a subject and a predicate joined with a time, which may be NOTHING."""
+    """Join a subject and a predicate with a time, which may be NOTHING, and return the phrase."""
     if early:
         return swap(time, subject + predicate)
     return subject + swap(time, predicate)
@@ -214,7 +214,7 @@ def whether(subject: Nominal, question: Question, action: Action, time: Phrase =
 def what(
     word: Phrase, subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True
 ) -> Phrase:
-    """Return a question for the action's object; `word` asks for it: 什么 / what, 几 本 书 / how many books."""
+    """Return a question about the object of an action; `word` asks for it, such as 什么 / what."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -243,5 +243,5 @@ def where(subject: Nominal, question: Question, action: Action, time: Phrase = N
 
 
 def particle() -> Phrase:
-    """Return 吗 aligned with the question mark, for questions in which no English auxiliary translates 吗."""
+    """Return the question particle 吗 aligned with the question mark, for questions without an English auxiliary."""
     return phrase("吗 ？", "?")

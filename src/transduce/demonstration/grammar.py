@@ -176,7 +176,7 @@ def _sentences(random: Random) -> Iterator[Phrase]:
 
 
 class _Split:
-    """A split of sentences into those for training and those reserved because they contain a held-out combination."""
+    """A split of sentences into training sentences and reserved ones, which contain a held-out word combination."""
 
     def __init__(self, seed: int) -> None:
         self.train: list[AlignedPair] = []
@@ -198,28 +198,29 @@ class _Split:
         return [combination for combination in candidates if self.held_out[combination]]
 
     def covered(self) -> Iterator[AlignedPair]:
-        """Yield reserved pairs with new translations whose words, also in pairs, occur often in training."""
+        """Yield reserved pairs whose translations are new and whose words and word pairs occur often in training."""
         seen = {pair.target_words for pair in self.train}
         chinese = Counter(word for pair in self.train for word in pair.source_words)
         english = Counter(word for pair in self.train for word in pair.target_words)
-        company = Counter(two for pair in self.train for two in _company(combinations(pair.source_words)))
+        company = Counter(two for pair in self.train for two in _predicate_pairs(combinations(pair.source_words)))
         for pair in self.reserved:
             if (
                 pair.target_words not in seen
                 and min(chinese[word] for word in pair.source_words) >= MIN_OCCURRENCES
                 and min(english[word] for word in pair.target_words) >= MIN_OCCURRENCES
-                and min(company[two] for two in _company(self._held_out(pair.source_words))) >= MIN_COOCCURRENCES
+                and min(company[two] for two in _predicate_pairs(self._held_out(pair.source_words)))
+                >= MIN_COOCCURRENCES
             ):
                 seen.add(pair.target_words)
                 yield pair
 
 
-def _company(candidates: list[Combination]) -> set[tuple[str, str]]:
-    """Return every predicate paired with each of its participants."""
+def _predicate_pairs(candidates: list[Combination]) -> set[tuple[str, str]]:
+    """Return pairs of a sentence's predicate and each of its participants."""
     return {(predicate, word) for predicate, *words in candidates for word in words}
 
 
 def _chance(combination: Combination, seed: int) -> float:
-    """Return a number in [0, 1) that depends only on the words and the seed."""
+    """Return a pseudo-random number in [0, 1) that depends only on the words and the seed."""
     digest = blake2b(f"{seed} {' '.join(combination)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32

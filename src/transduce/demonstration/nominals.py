@@ -116,7 +116,7 @@ class Nominal(msgspec.Struct, frozen=True):
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return a thing, whose forms as subject and object are equal."""
+    """Return a thing as a nominal, whose subject and object forms are equal."""
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
 
@@ -158,7 +158,7 @@ def _companion(owner: str, noun: Noun) -> Nominal:
     return _person(owner_phrase(owner) + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
-def _pointed_at(noun: Noun) -> tuple[Nominal, ...]:
+def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
     """Return a phrase such as 这位老师, 那位老师, 这些老师."""
     near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
     far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
@@ -179,7 +179,7 @@ PRONOMINALS = tuple(_pronoun(*pronoun[:3]) for pronoun in PRONOUNS)
 NAMED = tuple(_person(phrase(*name), name[0]) for name in NAMES)
 RELATIVES = tuple(_relative(owner, noun) for owner in OWNERS if not owner.endswith("们") for noun in FAMILY)
 ACQUAINTANCES = tuple(_companion(owner, noun) for owner in OWNERS for noun in COMPANIONS)
-STRANGERS = tuple(person for noun in (*OCCUPATIONS, *CHILDREN) for person in _pointed_at(noun))
+STRANGERS = tuple(person for noun in (*OCCUPATIONS, *CHILDREN) for person in _demonstrative_person(noun))
 ME, YOU, WE = PRONOMINALS[0], PRONOMINALS[1], PRONOMINALS[4]
 PAIRS = tuple(_together(first, second) for first, second in permutations(NAMED, 2))
 WHO = Nominal(phrase("谁", "who"), phrase("谁", "who"), THIRD)
@@ -196,7 +196,7 @@ def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal
 
 
 def asked(random: Random) -> Nominal:
-    """Return a random subject of a question: most often you, never I."""
+    """Return a random person as the subject of a question: most often 你 (you), never 我 (I)."""
     return YOU if random.random() < 0.45 else a_subject(random, YOU.referents | {"我"})
 
 
@@ -257,7 +257,7 @@ def how_many(noun: Noun) -> Phrase:
 
 
 @cache
-def pointed_at(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
+def demonstrative(noun: Noun, pointer: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
     """Return a phrase such as 这 本 新 书 / this new book, 那 杯 茶 / that cup of tea, 这些 书 / these books."""
     source, english = pointer
     plural = source.endswith("些")
@@ -288,7 +288,7 @@ def _described(noun: Noun, adjective: Adjective | None, plural: bool) -> Phrase:
 
 
 def some(random: Random, noun: Noun) -> Nominal:
-    """Return a random quantity of a thing: one, three, a lot."""
+    """Return a thing in a random quantity, such as one book, three books or a lot of books."""
     if random.random() < 0.12:
         return many(noun)
     if random.random() < 0.45:
@@ -297,12 +297,12 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite noun phrase, such as 这本书 or 我的书; its owner is nobody whom `but` names."""
+    """Return a random definite noun phrase, such as 这本书 or 我的书, whose owner is none of the people in `but`."""
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)
     pointer = random.choice(POINTERS[:2] if noun.container else POINTERS)
-    return pointed_at(noun, pointer, _attribute(random, noun))
+    return demonstrative(noun, pointer, _attribute(random, noun))
 
 
 def _attribute(random: Random, noun: Noun) -> Adjective | None:

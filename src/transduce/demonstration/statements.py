@@ -57,11 +57,11 @@ from transduce.demonstration.nominals import (
     bare,
     counted,
     definite,
+    demonstrative,
     how_many,
     owned,
     owner_phrase,
     phrase,
-    pointed_at,
     some,
     somebody,
     swap,
@@ -138,7 +138,7 @@ def _feeling(random: Random, subject: Nominal) -> Action:
 
 
 def _related(first: Nominal, second: Nominal) -> bool:
-    """Return whether two people are related, so that they know each other anyway."""
+    """Return whether two people are the same or related, so that they obviously know each other."""
     return bool((first.owners | first.referents) & (second.owners | second.referents))
 
 
@@ -147,7 +147,7 @@ def _related(first: Nominal, second: Nominal) -> bool:
 
 def quality(random: Random) -> Phrase:
     """Return a random sentence such as 这本书很贵, 她不忙, 昨天我很累."""
-    subject, adjective = _bearer(random)
+    subject, adjective = _thing_with_quality(random)
     if adjective.source in MOODS and random.random() < 0.4:
         return _mood(random, subject, adjective)
     return subject.subject + _degree(random, subject, adjective)
@@ -163,8 +163,8 @@ def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
     return at_time(subject.subject, tired, time_phrase(time), early(random))
 
 
-def _bearer(random: Random) -> tuple[Nominal, Adjective]:
-    """Return a random person or thing with a quality that fits."""
+def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
+    """Return a random person or thing of which a quality can be stated."""
     if random.random() < 0.45:
         return a_subject(random), random.choice(PERSON_ADJECTIVES)
     adjective, noun = random.choice(_QUALITIES)
@@ -176,7 +176,7 @@ def _bearer(random: Random) -> tuple[Nominal, Adjective]:
 
 
 def _this(random: Random, noun: Noun) -> Nominal:
-    return pointed_at(noun, random.choice(POINTERS[:2] if noun.container else POINTERS))
+    return demonstrative(noun, random.choice(POINTERS[:2] if noun.container else POINTERS))
 
 
 def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
@@ -206,7 +206,7 @@ def quality_question(random: Random) -> Phrase:
 
 
 def _quality(random: Random) -> tuple[Nominal, Phrase]:
-    subject, adjective = _bearer(random)
+    subject, adjective = _thing_with_quality(random)
     return subject, phrase(adjective.source, adjective.english)
 
 
@@ -242,7 +242,7 @@ def _compared(random: Random) -> tuple[Nominal, Nominal, Adjective]:
         mine, yours = random.sample(OWNERS, 2)
         return owned(noun, mine), owned(noun, yours), adjective
     this, that = random.sample(POINTERS[:2], 2)
-    return pointed_at(noun, this), pointed_at(noun, that), adjective
+    return demonstrative(noun, this), demonstrative(noun, that), adjective
 
 
 # --- being, having, thinking ---

@@ -19,8 +19,8 @@ class Source(NamedTuple):
     limits: Limits
 
     def text_file(self, encoding: str = "utf-8") -> TextFile:
-        """Return the content as a text file."""
-        return TextFile(self.content, encoding)
+        """Return the content as a text file; the encoding is used unless the settings name another."""
+        return TextFile(self.content, self.settings.encoding or encoding)
 
     def archive(self) -> Archive:
         """Return the content as a ZIP archive."""
@@ -61,25 +61,41 @@ _OFFICE = "application/vnd.openxmlformats-officedocument"
 _OPEN = "application/vnd.oasis.opendocument"
 _TEXT_FORMATS = (
     Format("txt", "plain text", (".txt", ".text"), "text_formats:read_text", "text/plain"),
-    Format("html", "HTML", (".html", ".htm", ".xhtml"), "text_formats:read_html", "text/html"),
+    Format("md", "Markdown", (".md", ".markdown"), "markdown:read_markdown", "text/markdown"),
+    Format("html", "HTML", (".html", ".htm", ".xhtml"), "web:read_html", "text/html"),
+    Format("srt", "SubRip subtitles", (".srt",), "subtitles:read_srt", "application/x-subrip"),
+    Format("vtt", "WebVTT subtitles", (".vtt",), "subtitles:read_vtt", "text/vtt"),
+    Format("ass", "SubStation Alpha subtitles", (".ass", ".ssa"), "subtitles:read_ass", "text/x-ssa"),
+    Format("po", "gettext catalog", (".po", ".pot"), "localization:read_po", "text/x-gettext-translation"),
+    Format("xliff", "XLIFF", (".xliff", ".xlf"), "localization:read_xliff", "application/xliff+xml"),
     Format("json", "JSON", (".json", ".arb"), "text_formats:read_json", "application/json"),
     Format("jsonl", "JSON Lines", (".jsonl", ".ndjson"), "text_formats:read_json_lines", "application/jsonl"),
     Format("csv", "comma-separated values", (".csv",), "text_formats:read_csv", "text/csv"),
     Format("tsv", "tab-separated values", (".tsv", ".tab"), "text_formats:read_tsv", "text/tab-separated-values"),
 )
-_ARCHIVE_FORMATS = ()
+_ARCHIVE_FORMATS = (
+    Format("docx", "Word document", (".docx",), "office:read_docx", f"{_OFFICE}.wordprocessingml.document"),
+    Format("pptx", "PowerPoint file", (".pptx",), "office:read_pptx", f"{_OFFICE}.presentationml.presentation"),
+    Format("xlsx", "Excel workbook", (".xlsx",), "office:read_xlsx", f"{_OFFICE}.spreadsheetml.sheet"),
+    Format("odt", "OpenDocument text", (".odt",), "opendocument:read_opendocument", f"{_OPEN}.text"),
+    Format("odp", "OpenDocument slides", (".odp",), "opendocument:read_opendocument", f"{_OPEN}.presentation"),
+    Format("ods", "OpenDocument table", (".ods",), "opendocument:read_opendocument", f"{_OPEN}.spreadsheet"),
+    Format("epub", "e-book", (".epub",), "web:read_epub", "application/epub+zip"),
+)
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
 """All formats, by name."""
 
+START_BYTES = 65_536
+"""Bytes at the start of a file from which `recognize_text` recognizes its format."""
 _BY_SUFFIX = {suffix: each for each in FORMATS.values() for suffix in each.suffixes}
-_PROLOG = r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*"
+_PROLOG = r"\s*+(?:<\?xml[^>]*+>\s*+|<!--(?:(?!-->).)*+-->\s*+)*+"
 _STARTS = (
     ("vtt", re.compile(r"\s*WEBVTT(?:\s|\Z)")),
     ("srt", re.compile(r"\s*\d+[ \t]*\r?\n\s*\d+:\d\d:\d\d[,.]\d+[ \t]*-->")),
     ("ass", re.compile(r"\s*\[Script Info\]", re.IGNORECASE)),
     ("xliff", re.compile(rf"{_PROLOG}<xliff[\s>]", re.DOTALL)),
     ("html", re.compile(rf"{_PROLOG}<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL)),
-    ("po", re.compile(r'(?:\s|#.*\n)*msg(?:id|ctxt)\s+"')),
+    ("po", re.compile(r'(?:\s|#.*\n)*+msg(?:id|ctxt)\s+"')),
     ("json", re.compile(r'\s*(?:\{\s*"(?:[^"\\]|\\.)*"\s*:|\[\s*(?:[{\["]))')),
 )
 _OTHER_STARTS = (
@@ -118,8 +134,11 @@ def format_of_content(content: bytes) -> Format | None:
 
 
 def _is_json(content: bytes) -> bool:
+    """Return whether content is JSON; the start of a large file is taken to be JSON."""
     import json
 
+    if len(content) == START_BYTES:
+        return True
     try:
         json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError):
@@ -140,6 +159,37 @@ def _format_of_archive(content: bytes) -> Format | None:
         if start.encode() in content[-65_536:] and b"[Content_Types].xml" in content:
             return FORMATS[name]
     return None
+
+
+_UNSUPPORTED = re.compile(
+    r"\.(?:pdf|doc|ppt|xls|rtf|pages|key|numbers|odg|xml|ya?ml|toml|ini|tex|rst|adoc|properties|strings|resx|tmx|ttml|dfxp|"
+    r"sub|sbv|lrc|smi|mobi|azw3|fb2|idml|svg|zip|png|jpe?g|gif|mp3|mp4)"
+)
+
+
+def recognize_text(name: str, start: bytes) -> None:
+    """Refuse a file whose lines are to be translated if its name or its start shows that it is no such text.
+
+    Args:
+        name: the file's name.
+        start: the first bytes of its content.
+
+    Raises:
+        TransduceError: the file is a document, or in a format that cannot be translated.
+    """
+    shown, suffix = PurePath(name).name, PurePath(name).suffix.lower()
+    other = next((other for begin, other in _OTHER_STARTS if other != "gzip" and start.startswith(begin)), None)
+    if other is not None or _UNSUPPORTED.fullmatch(suffix):
+        raise TransduceError(
+            f"{shown} is {other or f'named {suffix}'}, which cannot be translated: convert it to one of "
+            f"{known_suffixes()}, or pass --format txt to translate its lines as they are."
+        )
+    found = format_of_content(start)
+    if found is not None or start.startswith(b"PK\x03\x04"):
+        what, remedy = ("an archive", "") if found is None else (found.title, f"--format {found.name}, or ")
+        raise TransduceError(
+            f"{shown} looks like {what}: pass {remedy}--format txt to translate its lines as they are."
+        )
 
 
 def recognize(name: str, content: bytes, format: str | None = None) -> Format:
@@ -187,23 +237,20 @@ def _is_contradiction(by_name: Format, by_content: Format) -> bool:
     )
 
 
-def read_document(
-    name: str, content: bytes, settings: DocumentSettings, limits: Limits, format: str | None = None
-) -> Document:
+def read_document(name: str, content: bytes, settings: DocumentSettings, limits: Limits) -> Document:
     """Return the texts of a document of any known format and the function that writes it.
 
     Args:
         name: the file's name, whose suffix shows the format.
         content: its content.
-        settings: which texts to translate.
+        settings: the format, and which texts to translate.
         limits: limits on size.
-        format: name of the format; None: by name and content.
 
     Raises:
         TransduceError: the format is unknown, the content is damaged or exceeds a limit, or a setting does not fit it.
     """
     check_size(content, limits)
-    found = recognize(name, content, format)
+    found = recognize(name, content, settings.format)
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
     characters = sum(len(unit.text) for unit in document.units)
@@ -219,9 +266,10 @@ _APPLY_TO = {
     "columns": ("csv", "tsv"),
     "fields": ("json", "jsonl"),
     "keep_source": ("txt", "srt", "vtt", "ass", "po", "xliff"),
-    "join_lines": ("txt", "md"),
+    "join_lines": ("txt",),
     "overwrite": ("po", "xliff"),
     "mark_fuzzy": ("po",),
+    "encoding": tuple(each.name for each in _TEXT_FORMATS),
 }
 
 

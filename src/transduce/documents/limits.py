@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import Any
+from xml.parsers import expat
 
 import msgspec
 
@@ -137,6 +138,28 @@ def xml_encoding(content: bytes) -> str:
     return "utf-8" if match is None else match[1].decode().lower()
 
 
+def check_xml(text: str, name: str) -> None:
+    """Refuse text that is not well-formed XML, or that declares a document type.
+
+    Args:
+        text: the XML.
+        name: its name, for messages.
+
+    Raises:
+        TransduceError: the text is refused.
+    """
+    parser = expat.ParserCreate("utf-8")
+    parser.StartDoctypeDeclHandler = lambda *_: _refuse_doctype(name)
+    try:
+        parser.Parse(text.encode("utf-8", "replace"), True)  # noqa: FBT003
+    except expat.ExpatError as error:
+        raise TransduceError(f"The document is not well-formed {name} ({error}): save it again.") from None
+
+
+def _refuse_doctype(name: str) -> None:
+    raise TransduceError(f"{name} in the document declares a document type, which is refused: save it again.")
+
+
 def parse_xml(content: bytes, name: str) -> Any:
     """Return the tree (`lxml.etree`) of an XML file; nothing outside the file is read.
 
@@ -156,9 +179,7 @@ def parse_xml(content: bytes, name: str) -> Any:
     except etree.XMLSyntaxError as error:
         raise TransduceError(f"{name} in the document is not well-formed XML ({error}): save it again.") from None
     if tree.docinfo.internalDTD is not None:
-        raise TransduceError(
-            f"{name} in the document has a document type declaration, which is refused: save it again."
-        )
+        _refuse_doctype(name)
     return tree
 
 

@@ -1,4 +1,4 @@
-"""Readers of plain text, HTML, JSON and tables (CSV, TSV)."""
+"""Readers of plain text, JSON and tables (CSV, TSV)."""
 
 import json
 import re
@@ -130,24 +130,10 @@ def _edit_paragraph(file: TextFile, paragraph: Sequence[Line], *, keep_source: b
     return Edit(start, end, [Unit(text)], render)
 
 
-# --- HTML ---
-
-_CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
-
-
-def read_html(source: Source) -> Document:
-    """Return the document of an HTML file, which is one unit."""
-    declared = _CHARSET.search(source.content[:4096])
-    file = source.text_file("utf-8" if declared is None else declared[1].decode())
-    unit = Unit(file.text, "html")
-    edits = [Edit(0, len(file.text), [unit], lambda translations: translations[0])] if has_letters(file.text) else []
-    return file.document(edits)
-
-
 # --- JSON ---
 
 _JSON_SPACE = re.compile(r"[ \t\r\n]*")
-_JSON_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+_JSON_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*+"')
 _JSON_OTHER = re.compile(r"[-+.\w]+")
 _SKIPPED_KEYS = re.compile(
     r"(?:\w+_)?(?:id|uuid|guid|url|uri|href|src|path|lang|language|locale)|key|type|kind|file|filename|icon|colou?r|class|"
@@ -294,7 +280,7 @@ def _delimiter(text: str) -> str:
 def _rows(text: str, delimiter: str) -> Iterator[list[_Cell]]:
     """Yield the rows of a table; quoted cells may contain delimiters, line breaks and doubled quotes."""
     other = re.compile(rf"[^{re.escape(delimiter)}\r\n]*")
-    quoted = re.compile(r'"(?:[^"]|"")*"')
+    quoted = re.compile(r'"(?:[^"]|"")*+"')
     position, row = 0, list[_Cell]()
     while position < len(text) or row:
         match = quoted.match(text, position)

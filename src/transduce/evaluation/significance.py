@@ -107,7 +107,7 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Yield groups of resamples that fit into memory; the group size does not affect the random draws."""
+    """Yield groups of resamples that fit into memory; the size of groups does not affect the random draws."""
     # numpy draws 32 bits from one random number and discards unused ones after each call.
     most = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
     for start in range(0, resamples, most):
@@ -115,7 +115,7 @@ def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
 
 
 def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:
-    """Convert drawn sentence numbers (rows, N) to how often each sentence was drawn (rows, N)."""
+    """Convert drawn sentence indices (rows, N) to the number of times each sentence was drawn (rows, N)."""
     rows, sentences = drawn.shape
     cells = drawn + sentences * np.arange(rows)[:, None]
     times = np.bincount(cells.ravel(), minlength=rows * sentences).reshape(rows, sentences)

@@ -18,7 +18,7 @@ from transduce.errors import TransduceError
 from transduce.exchange.own_models import Original
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.onnx.export import longest_sequence
 from transduce.text.special_tokens import SpecialTokens, encode_masked, find_special_tokens, text_token_ids
 from transduce.text.vocabulary import Vocabulary
@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def agreement(self) -> Agreement:
-        """The statistics of all differences."""
+        """The agreement statistics over all compared log-probabilities and translations."""
         differences = [*self.own_differences, *self.random_differences]
         return Agreement(
             sentences=len(self.agreeing),
@@ -256,7 +256,7 @@ class EncoderComparison:
 
     @property
     def agreement(self) -> EncoderAgreement:
-        """The statistics of all differences."""
+        """The agreement statistics over all compared outputs of both encoders."""
         return EncoderAgreement(
             texts=len(self._agreeing),
             largest_differences=dict(self._largest),
@@ -374,7 +374,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], ordinary, most)
-    rows = _closed(vocabulary, encoded, original.longest)
+    rows = _with_special_tokens(vocabulary, encoded, original.longest)
     most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
     return Trial(texts, origin, rows, [], ordinary, most)
 
@@ -382,7 +382,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids that the exported tokenizer must produce, with special tokens."""
     vocabulary, config = original.tokenizer.source, original.config
-    if isinstance(original.tokenizer, ForeignTokenizer):
+    if isinstance(original.tokenizer, ImportedTokenizer):
         encoded = vocabulary.encode_batch(texts)
         # A prompt is continued, so no end symbol follows it.
         return [
@@ -404,7 +404,7 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     characters. Such texts are left out.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
-    reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ForeignTokenizer)
+    reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
     silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
     names = {*map(vocabulary.piece, silent), *vocabulary.special_token_names[:2]} - {""}
 
@@ -415,8 +415,8 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     return list(filter(is_alike, texts))
 
 
-def _closed(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
-    """Return source token ids with special tokens, truncated to `longest` tokens."""
+def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
+    """Return source token ids with special tokens, truncated to at most `longest` tokens."""
     most = longest - len(vocabulary.before) - len(vocabulary.after)
     return [vocabulary.with_special_tokens(row[:most]) for row in rows]
 
@@ -436,7 +436,7 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
     """Translate sentences by greedy search; blank lines give blank translations."""
     longest = longest_sequence(translator.model.config)
     encoded = translator.tokenizer.source.encode_batch(sentences)
-    sources = _closed(translator.tokenizer.source, encoded, longest)
+    sources = _with_special_tokens(translator.tokenizer.source, encoded, longest)
     by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):
@@ -452,12 +452,12 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 
 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return texts, including a long one, and a description of their origin."""
+    """Return texts to compare an export on, one of them long, and a description of their origin."""
     vocabulary = original.tokenizer.source
-    real, origin = _real(sources or []), "the sources given"
+    real, origin = _first_texts(sources or []), "the sources given"
     for name, description in _CORPORA:
         if not real:
-            real, origin = _real(_stored_texts(original, name)), description
+            real, origin = _first_texts(_stored_texts(original, name)), description
     if not real:
         real, origin = _random_texts(vocabulary), "random tokens"
     long: list[str] = []
@@ -467,8 +467,8 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
     return [*real, " ".join(long)], f"{count} of {origin} and a long one made of them"
 
 
-def _real(texts: Sequence[str]) -> list[str]:
-    """Return the first `_COMPARED_TEXTS` texts that are not blank."""
+def _first_texts(texts: Sequence[str]) -> list[str]:
+    """Return the first non-blank texts, as many as an export is compared on."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 
@@ -487,4 +487,4 @@ def _random_texts(vocabulary: Vocabulary) -> list[str]:
     draw = random.Random(1)
     ids = text_token_ids(vocabulary)
     drawn = (vocabulary.decode(draw.choices(ids, k=draw.randint(1, 30))) for _ in range(_RANDOM_TEXTS))
-    return _real(list(drawn)) or ["a"]
+    return _first_texts(list(drawn)) or ["a"]

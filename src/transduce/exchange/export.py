@@ -208,7 +208,7 @@ class _Export:
 
 @contextlib.contextmanager
 def _folder_aside(out: Path) -> Iterator[Path]:
-    """Create a temporary folder next to `out`; remove it afterwards unless it was renamed to `out`.
+    """Create a temporary folder next to `out`, and remove it afterwards unless it was renamed to `out`.
 
     Parent folders that were created are removed too if they are empty.
     """
@@ -229,7 +229,7 @@ def _folder_aside(out: Path) -> Iterator[Path]:
 
 
 def _put(temporary: Path, out: Path) -> None:
-    """Flush a complete export folder to disk, and rename it to its final path."""
+    """Flush a complete export folder to disk, and rename the folder to its final path."""
     for path in temporary.iterdir():
         sync_file(path)
     sync_folder(temporary)

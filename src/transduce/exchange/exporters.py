@@ -19,7 +19,7 @@ from transduce.interop.ctranslate2 import (
     write_ctranslate2,
 )
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.interop.onnx.export import onnx_obstacles, write_onnx
@@ -166,20 +166,20 @@ class HuggingFaceExporter:
             languages=original.languages,
             documents={path.name: path.read_text("utf-8") for path in documents} | _task_document(original.folder),
         )
-        if isinstance(tokenizer, ForeignTokenizer):
+        if isinstance(tokenizer, ImportedTokenizer):
             write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))
 
     def _check_tokenizer(self) -> None:
         original = self.original
-        is_foreign = isinstance(original.tokenizer, ForeignTokenizer)
+        is_imported = isinstance(original.tokenizer, ImportedTokenizer)
         if (
             has_original_tokenizer(original.folder)
-            if is_foreign
+            if is_imported
             else has_tokenizer(original.tokenizer, original.config)
         ):
             return
         alternatives = _other_formats("huggingface", original.config)
-        if is_foreign:
+        if is_imported:
             raise TransduceError(
                 f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
                 "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
@@ -197,9 +197,9 @@ class HuggingFaceExporter:
             TransduceError: the tokenizer splits a text into other tokens than ours.
         """
         model = self._opened(folder)
-        if isinstance(self.original.tokenizer, ForeignTokenizer):
+        if isinstance(self.original.tokenizer, ImportedTokenizer):
             vocabulary = self.original.tokenizer.target
-            model.search_plainly(vocabulary.unk_id, vocabulary.forced)
+            model.use_greedy_search(vocabulary.unk_id, vocabulary.forced)
         texts = comparable_texts(self.original, texts)
         for text, left, right in zip(texts, expected_token_ids(self.original, texts), model.ids_of(texts), strict=True):
             if left != right:
@@ -259,7 +259,7 @@ def _check_fits(name: str, title: str, config: ModelConfig) -> None:
 
 
 def _value(config: ModelConfig, setting: str) -> str:
-    """Return a setting's value in TOML notation; an unset value is replaced by its meaning."""
+    """Return a setting's value in TOML notation; an unset value is shown as its effective value."""
     resolved: dict[str, object] = {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
         "d_k": config.key_width,
@@ -284,7 +284,7 @@ def _other_formats(name: str, config: ModelConfig) -> str:
 
 def _write_vocabularies(original: Original, folder: Path) -> None:
     """Write the tokenizer's vocabulary files."""
-    if isinstance(original.tokenizer, ForeignTokenizer):
+    if isinstance(original.tokenizer, ImportedTokenizer):
         original.tokenizer.save(folder)
     else:
         _copy(original.folder, folder, VOCABULARIES)

@@ -8,7 +8,7 @@ import msgspec
 from transduce.argument_checks import as_path
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import class_for
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model_folder.cards import TASK_CARD, find_task_card
 from transduce.model_folder.hugging_face import (
     check_hugging_face_folder,
@@ -101,7 +101,7 @@ def import_model_folder(
         documents=documents,
     )
     write_original_tokenizer(out, tokenizer_files)
-    tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ForeignTokenizer) else None
+    tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None
     return ImportReport(
         folder=str(out),
         model_type=model_type,
@@ -123,7 +123,7 @@ def _settings(search: SearchSettings) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    """Return a TOML line; numbers, strings and lists of numbers are written the same in JSON and TOML."""
+    """Return a search setting as a TOML line."""
     return f"{name} = {msgspec.json.encode(value).decode()}"
 
 

@@ -137,7 +137,7 @@ class BatchInvarianceCheck:
 
 
 def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return sentences of random tokens with the end symbol, of all lengths that are padded to one length."""
+    """Return random sentences with the end symbol, of all lengths that are padded to `bucket_length` tokens."""
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]
     generator = torch.Generator().manual_seed(bucket_length)

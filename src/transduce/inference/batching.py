@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -56,7 +57,7 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """A unique key of the part: the indices of its sentence and of the part."""
+        """The key of the part in dictionaries: the index of its sentence, and its number within the sentence."""
         return (self.sentence, self.number)
 
     @property
@@ -65,7 +66,7 @@ class Part(NamedTuple):
         return len(self.ids) < 2 or not self.text.strip()
 
     def place(self, places: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers: its sentence's index plus an offset for each part.
+        """Return the index that seeds the part's random numbers: the sentence's index plus an offset for each part.
 
         `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """
@@ -91,11 +92,14 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
     ]
 
 
-def cut_long_sentence(sentence: str, vocabulary: Vocabulary, longest: int, *, gathers: bool) -> list[str]:
+def cut_long_sentence(
+    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
+) -> list[str]:
     """Split a sentence into parts of at most `longest` tokens; a short sentence is one part.
 
     Args:
         sentence: a sentence of any length.
+        protected: spans of the sentence that are not split if possible.
         vocabulary: the source vocabulary.
         longest: maximum number of tokens in a part, without the end symbol.
         gathers: whether consecutive sentences form one part as far as they fit. Models trained on longer texts need
@@ -105,18 +109,20 @@ def cut_long_sentence(sentence: str, vocabulary: Vocabulary, longest: int, *, ga
     is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
     if is_short or not sentence.strip():
         return [sentence]
-    counter = _TokenCounter(vocabulary)
-    parts = split_text(sentence, lambda text: counter.count(text) <= longest, gathers=gathers)
-    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
-    return [
-        exact
-        for part in parts
-        for exact in split_text(part, lambda text: len(vocabulary.encode(text)) <= longest, gathers=gathers)
-    ]
+    counter, cut = _TokenCounter(vocabulary), partial(split_text, gathers=gathers)
+    exact, position = list[str](), 0
+    for part in cut(sentence, lambda text: counter.count(text) <= longest, protected=protected):
+        position = sentence.index(part, position)
+        end = position + len(part)
+        within = [Span(a - position, b - position) for a, b in protected if position <= a and b <= end]
+        # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
+        exact += cut(part, lambda text: len(vocabulary.encode(text)) <= longest, protected=within)
+        position = end
+    return exact
 
 
 class _TokenCounter:
-    """A counter of tokens that caches the count of each word, because no token crosses a space."""
+    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -197,8 +203,6 @@ def join_sentences(
     sampled = search.sampling is not None
     return [
         join_parts(segmented, translations, n_best=search.n_best, sampled=sampled)
-        if translations
-        else Translation(segmented.source, (msgspec.structs.replace(empty_alternative(), text=segmented.gaps[0].text),))
         for segmented, translations in zip(texts, by_text, strict=True)
     ]
 
@@ -212,7 +216,7 @@ class PartsObserver:
         self.batch: Sequence[Part] = ()
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Set the parts of the next batch; return those of sentences that have not been stopped."""
+        """Set the parts of the next batch; return only the parts of sentences that the observer has not stopped."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 

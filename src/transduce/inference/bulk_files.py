@@ -97,7 +97,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """A group of input lines that are translated together, with the phrases required in each translation."""
+    """A group of input lines that are translated together, with the phrases that each translation must contain."""
 
     indices: list[int]
     """Indices of the lines in the whole input, from 0."""
@@ -265,7 +265,7 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class ResumableFile:
-    """A file that one process writes in portions. As a context manager, it releases the lock that `open` takes."""
+    """A file that one process writes in portions, so that an interrupted run can resume."""
 
     def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
         """Start a new file, or find out where to resume.
@@ -294,7 +294,7 @@ class ResumableFile:
         self._lock, self._is_open = ExitStack(), False
 
     def __enter__(self) -> Self:
-        """Return the file itself."""
+        """Return this file, whose lock the end of the `with` block releases."""
         return self
 
     def __exit__(
@@ -430,7 +430,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worker:
-    """A worker process, with the numbers of the portions queued for it."""
+    """A worker process of the parent's pool, with the numbers of the portions queued for the process."""
 
     def __init__(self, recipe: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
@@ -522,7 +522,7 @@ class Workers:
 
 
 def _work(connection: Connection, recipe_json: bytes) -> None:
-    """Run a worker process until the other end of its connection is closed."""
+    """Run the loop of a worker process until the other end of its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
 

@@ -104,7 +104,7 @@ def build_datastore(
     index = NeighborIndex(tensors, DatastoreCard(pairs=len(usable), weight=0.5, temperature=1.0))
     if dev is None:
         tuning_pairs = list(range(0, len(usable), math.ceil(len(usable) / _MAX_TUNING_PAIRS)))
-        tuner = _Tuner.among(translator, index, source_ids, target_ids, tuning_pairs)
+        tuner = _Tuner.from_own_pairs(translator, index, source_ids, target_ids, tuning_pairs)
     else:
         tuner = _Tuner.of(translator, index, *_encode(translator, *dev))
     card, loss_without, loss_with = tuner.choose(len(usable))
@@ -153,7 +153,7 @@ def _rarities(source_ids: Ids, size: int) -> Tensor:
 
 
 class _Tuner:
-    """A tuner of the interpolation weight and temperature, by the target probabilities without and with retrieval."""
+    """A tuner of the interpolation weight and temperature, which compares the loss of dev pairs."""
 
     def __init__(self, translator: Translator, index: NeighborIndex) -> None:
         self._translator, self._index = translator, index
@@ -162,10 +162,10 @@ class _Tuner:
         self._voted: list[tuple[Tensor, Tensor]] = []
 
     @classmethod
-    def among(
+    def from_own_pairs(
         cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids, judged: Sequence[int]
     ) -> "_Tuner":
-        """Create a tuner on some of the datastore's own pairs, each without itself and pairs with the same source."""
+        """Create a tuner whose dev pairs come from the datastore; a pair never retrieves itself or an equal source."""
         tuner, starts = cls(translator, index), index.tensors.starts
         nearest = index.nearest_pairs(translator.model, [source_ids[n] for n in judged], 2 * NEAREST_PAIRS)
         for number, pairs in zip(judged, nearest, strict=True):
@@ -202,7 +202,7 @@ class _Tuner:
         self._voted.append((near[0] - lengths, labels[0] == tokens[:, None]))
 
     def choose(self, pairs: int) -> tuple[DatastoreCard, float, float]:
-        """Return the card with the best weight and temperature, and the losses without and with retrieval.
+        """Return the datastore's card with the best weight and temperature, and the losses without and with retrieval.
 
         The losses are in nats per token.
         """

@@ -152,7 +152,7 @@ class CompiledSearch:
     """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
 
     def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
-        """Wrap a compiled search at its first step."""
+        """Wrap a compiled search that has not run a step yet."""
         self.search = search
         self.beam = beam
         self.eos_id = bounds.eos_id
@@ -325,7 +325,7 @@ def start_search(
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:
-    """Return the maximum number of sentences in a batch; None: only tokens are limited.
+    """Return the maximum number of sentences in a batch; None if only the number of tokens is limited.
 
     Raises:
         TransduceError: the search settings cannot be combined with kNN retrieval.
@@ -352,7 +352,7 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
 
 
 def min_tokens(phrase: Phrase) -> int:
-    """Return the length in tokens of the shortest form of a phrase."""
+    """Return the number of tokens in the shortest tokenization of a phrase."""
     return min(map(len, phrase))
 
 
@@ -363,7 +363,7 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """Return the maximum length of a translation in tokens, including space for its prefix and required phrases.
+    """Return the maximum length of a translation in tokens, which includes its prefix and its required phrases.
 
     If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
     """
@@ -450,6 +450,11 @@ def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, widt
 
 def _follows_attention(search: SearchSettings, width: int) -> bool:
     return search.coverage_penalty > 0.0 and search.sampling is None and width > 1
+
+
+def may_require_phrases(search: SearchSettings) -> bool:
+    """Return whether a search can be constrained to write phrases, within any length."""
+    return search.sampling is None and search.diverse_groups == 1 and search.max_length is None
 
 
 def check_phrases(

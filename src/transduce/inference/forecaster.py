@@ -131,7 +131,7 @@ class Forecaster:
         return (values[:, None] if values.ndim == 1 else values)[None]
 
     def _by_name(self, history: ArrayLike) -> ArrayLike:
-        """Select the series from a table with named columns; return anything else unchanged."""
+        """Select the model's series by name from a table with named columns; return anything else unchanged."""
         names: list[object] = list(getattr(history, "columns", ()))
         if not any(isinstance(name, str) for name in names):
             return history
@@ -166,12 +166,12 @@ class Forecaster:
         return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Forecast windows in blocks of limited size."""
+        """Forecast windows in blocks of limited size, and return the forecasts of all windows."""
         blocks = range(0, len(past), _WINDOWS_AT_A_TIME)
         return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Forecast a block of windows, one horizon after another; each forecast extends the next one's past."""
+        """Forecast a block of windows horizon by horizon; each horizon's forecast is the input of the next one."""
         series, weight = past, self.model.head.weight
         while series.shape[1] < past.shape[1] + steps:
             window = series[:, -self.card.past :]

@@ -50,7 +50,7 @@ _LONGEST_CONTEXT = 1024  # in tokens, if the folder does not specify it and posi
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """A continuation of a prompt."""
+    """A continuation of a prompt, with its tokens and their probabilities."""
 
     text: str
     """The generated text without the prompt."""
@@ -104,7 +104,7 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def perplexity(self) -> float:
-        """Perplexity per token."""
+        """The perplexity of the text per token."""
         return math.exp(min(100.0, self.nats / max(1, self.tokens)))
 
     @property
@@ -351,7 +351,7 @@ class _FirstLine:
 
 
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
-    """Return the number of tokens up to and including the first line feed; None if there is none."""
+    """Return the number of tokens up to and including the first line feed; None if no token has a line feed."""
     if not vocabulary.keeps_line_feeds:
         return None
     return next((count for count, id in enumerate(ids, 1) if b"\n" in vocabulary.surface(id)), None)

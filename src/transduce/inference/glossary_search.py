@@ -22,7 +22,7 @@ from transduce.inference.substitution import TermModel, insert_terms
 from transduce.inference.translation import Translation
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
-from transduce.text.glossary import Glossary, Term, read_glossary
+from transduce.text.glossary import Glossary, Term, contains_phrase, read_glossary
 from transduce.text.vocabulary import Vocabulary
 
 # --- phrases and glossary terms ---
@@ -61,15 +61,23 @@ def _mapped_terms(given: Mapping[str, str | Iterable[str]]) -> Iterator[Term]:
 
 
 def attach_phrases(
-    parts: list[Part], phrases: Sequence[Sequence[str]] | None, search: SearchSettings, vocabulary: Vocabulary
+    parts: list[Part],
+    phrases: Sequence[Sequence[str]] | None,
+    search: SearchSettings,
+    vocabulary: Vocabulary,
+    translate: Callable[[Sequence[Part], SearchSettings], dict[tuple[int, int], Translation]],
 ) -> list[Part]:
     """Return parts with the phrases that their translations must contain.
 
+    A phrase of a text with several parts is required in the part whose translation has it anyway, or else in the part
+    whose score it lowers least.
+
     Args:
-        parts: parts of sentences.
-        phrases: a list of phrases for each sentence, or None; they are attached to the first part of each sentence.
+        parts: parts of texts.
+        phrases: a list of phrases for each text, or None.
         search: the search settings.
         vocabulary: the target vocabulary.
+        translate: translates parts.
 
     Raises:
         TransduceError: the phrases cannot be combined with the search, or have characters that are not in the
@@ -77,12 +85,47 @@ def attach_phrases(
     """
     if not any(phrases or ()):
         return parts
-    for sentence_phrases in phrases or ():
-        check_phrases(search, sentence_phrases)
-    tokenized = [
-        tuple(tokenize_phrase(phrase, vocabulary) for phrase in sentence_phrases) for sentence_phrases in phrases or ()
-    ]
-    return [part if part.number else part._replace(phrases=tokenized[part.sentence]) for part in parts]
+    for text_phrases in phrases or ():
+        check_phrases(search, text_phrases)
+    chosen, one_best = list(parts), msgspec.structs.replace(search, n_best=1)
+    by_text: dict[int, list[int]] = {}
+    for index, part in enumerate(parts):
+        if phrases and phrases[part.sentence] and not part.is_empty:
+            by_text.setdefault(part.sentence, []).append(index)
+    split = [parts[index] for indices in by_text.values() if len(indices) > 1 for index in indices]
+    plain = translate(split, one_best) if split else {}
+    for text, indices in by_text.items():
+        candidates = [parts[index] for index in indices]
+        for phrase in phrases[text] if phrases else ():
+            tokenized, best = tokenize_phrase(phrase, vocabulary), 0
+            if len(candidates) > 1:
+                with_phrase = [part._replace(phrases=(tokenized,)) for part in candidates]
+                best = _best_part(phrase, with_phrase, plain, lambda tried: translate(tried, one_best))
+            part = chosen[indices[best]]
+            chosen[indices[best]] = part._replace(phrases=(*part.phrases, tokenized))
+    return chosen
+
+
+def _best_part(
+    phrase: str,
+    parts: Sequence[Part],
+    plain: Mapping[tuple[int, int], Translation],
+    translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
+) -> int:
+    """Return the index of the part of a text in which a phrase fits best.
+
+    Args:
+        phrase: the phrase.
+        parts: the parts of the text, each with the phrase required in it.
+        plain: translations of the parts without the phrase, by key.
+        translate: translates parts.
+    """
+    for index, part in enumerate(parts):
+        if contains_phrase(plain[part.key].text, phrase):
+            return index
+    forced = translate(parts)
+    losses = [plain[part.key].score - forced[part.key].score for part in parts]
+    return min(range(len(parts)), key=lambda index: (not forced[parts[index].key].alternatives[0].ended, losses[index]))
 
 
 def parts_missing_terms(
@@ -136,7 +179,7 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and further ones as long as all have at most `most` tokens."""
+    """Return the first `num_required` phrases, and further phrases while all of them have at most `most` tokens."""
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase
@@ -244,7 +287,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether the second translation is missing or only appends to the end of the first.
+    """Return whether a second translation of a part is missing or only appends text to the end of the first.
 
     An appended term is in the wrong position.
     """

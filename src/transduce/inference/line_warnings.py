@@ -15,10 +15,11 @@ MAX_SHOWN = 5  # line numbers
 
 
 class LineWarnings:
-    """A collector of line numbers with problems, from which one warning of each kind is composed."""
+    """A collector of line numbers with problems, which it reports as one warning for each kind of problem."""
 
-    def __init__(self, source_language: str | None, target_language: str | None) -> None:
-        """Create an empty collection; a language that is unknown is None."""
+    def __init__(self, source_language: str | None, target_language: str | None, *, noun: str = "line") -> None:
+        """Create an empty collection; a language that is unknown is None, and `noun` names what is counted."""
+        self._noun = noun
         self._source_language = source_language
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
@@ -40,21 +41,32 @@ class LineWarnings:
         """Return the text of the warnings, one line each, the most frequent language first; empty if there are none."""
         by_count = sorted(self._other_language.items(), key=lambda entry: -len(entry[1]))
         warnings = [
-            f"warning: {_lines(numbers)} {reason if len(numbers) == 1 else _plural(reason)}: the "
+            f"warning: {self._lines(numbers)} {reason if len(numbers) == 1 else _plural(reason)}: the "
             "translation is then fluent nonsense; use a model that reads this language.\n"
             for reason, numbers in by_count
         ]
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
             warnings.append(
-                f"warning: {_lines(self._lost)} {verb} fewer sentences in the translation than in the source: put each "
-                "sentence on a line of its own.\n"
+                f"warning: {self._lines(self._lost)} {verb} fewer sentences in the translation than in the source: use "
+                "--split-sentences always, or put each sentence on a line of its own.\n"
             )
         return "".join(warnings)
 
+    def _lines(self, numbers: list[int]) -> str:
+        shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
+        if len(numbers) == 1:
+            return f"{self._noun} {shown}"
+        more = ", …" if len(numbers) > MAX_SHOWN else ""
+        return f"{len(numbers):,} {self._noun}s ({shown}{more})"
+
 
 def with_warnings(
-    portions: Iterable[tuple[Portion, str]], languages: Callable[[], Languages], *, is_line_by_line: bool
+    portions: Iterable[tuple[Portion, str]],
+    languages: Callable[[], Languages],
+    *,
+    is_line_by_line: bool,
+    noun: str = "line",
 ) -> Iterator[tuple[Portion, str]]:
     """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
 
@@ -63,10 +75,11 @@ def with_warnings(
         languages: returns source and target language; called after the first portion, when the model folder is
             validated.
         is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
+        noun: what the warnings count.
     """
     warnings = None
     for portion, text in portions:
-        warnings = warnings or LineWarnings(*languages())
+        warnings = warnings or LineWarnings(*languages(), noun=noun)
         yield portion, text
         translations: list[str] | list[None]
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
@@ -75,7 +88,7 @@ def with_warnings(
     sys.stderr.write(str(warnings or ""))
 
 
-def languages_of(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
+def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: the arguments if they are set, else the manifest's.
 
     Raises:
@@ -91,11 +104,3 @@ def _plural(reason: str) -> str:
     verb, rest = reason.split(" ", 1)
     plural = {"looks": "look", "is": "are"}[verb]
     return f"{plural} {rest}"
-
-
-def _lines(numbers: list[int]) -> str:
-    shown = ", ".join(f"{number:,}" for number in numbers[:MAX_SHOWN])
-    if len(numbers) == 1:
-        return f"line {shown}"
-    more = ", …" if len(numbers) > MAX_SHOWN else ""
-    return f"{len(numbers):,} lines ({shown}{more})"

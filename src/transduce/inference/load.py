@@ -30,6 +30,7 @@ from transduce.model_folder.load import check_precision, check_vocabularies, con
 from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
+from transduce.text.text_settings import TextSettings, TrainingLines
 
 # --- translation models ---
 
@@ -74,7 +75,7 @@ def open_translator(
     contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
     check_vocabularies(folders, contents)
     first, *further_models = (convert_to_precision(each.model, precision, machine) for each in contents)
-    return Translator(
+    translator = Translator(
         first,
         contents[0].tokenizer,
         source_language=contents[0].manifest.source_language,
@@ -84,6 +85,11 @@ def open_translator(
         max_source_tokens=min(map(read_max_source_tokens, folders)),
         datastore=None if datastore is None else read_datastore(datastore, first),
     )
+    measured = [lines for each in folders if (lines := TrainingLines.load(each)) is not None]
+    if len(measured) == len(folders):
+        # An ensemble translates whole only what each of its models does.
+        translator.training_lines = min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
+    return translator
 
 
 # --- models of any kind ---
@@ -258,8 +264,14 @@ class Answer(TypedDict, total=False):
     translation_token_ids: list[int]
 
 
+_UNSPLIT = TextSettings(split_sentences="never", lines="join")
+
+
 class TranslationPipeline:
-    """A translation pipeline: call it with a text or a list of texts to get dictionaries."""
+    """A translation pipeline: call it with a text or a list of texts to get dictionaries.
+
+    As in transformers, a text is one input of the model, however many sentences it has, unless it is too long.
+    """
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
@@ -352,12 +364,12 @@ class TranslationPipeline:
 
         Our search prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score alone.
         """
-        translations = self.translator.translate(sentences, search)
+        translations = self.translator.translate(sentences, search, text_settings=_UNSPLIT)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]
         if empty and search.max_length is not None and search.generate is None:
             forbidden_tokens = tuple(self.translator.models[0].config.forbidden_tokens)
             settings = msgspec.structs.replace(search, generate=GenerateSettings(forbidden_ids=forbidden_tokens))
-            again = self.translator.translate([sentences[number] for number in empty], settings)
+            again = self.translator.translate([sentences[number] for number in empty], settings, text_settings=_UNSPLIT)
             for number, translation in zip(empty, again, strict=True):
                 translations[number] = translation
         return translations

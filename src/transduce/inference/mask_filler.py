@@ -22,7 +22,7 @@ from transduce.text.tokenizer import Tokenizer
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A candidate token for a mask."""
+    """A token that may replace a mask, with its probability."""
 
     token: str = msgspec.field(name="piece")
     """The token as the vocabulary spells it: ▁ stands for a space."""
@@ -35,7 +35,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Filling(msgspec.Struct, frozen=True):
-    """A text with its masks filled."""
+    """A text whose masks are filled by the most probable tokens, with further candidates."""
 
     text: str
     """The text with the most probable token at each mask."""
@@ -44,7 +44,7 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 class Filler:
-    """A masked language model. Call it with a text that contains the mask, which is spelled as in `mask`."""
+    """A masked language model, called with a text that contains mask tokens (spelled as the property `mask`)."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
         """Create a filler.

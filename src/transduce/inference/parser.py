@@ -36,7 +36,7 @@ _SYMBOLS_A_WORD, _MORE_SYMBOLS = 6, 12
 
 
 class Parse(msgspec.Struct, frozen=True):
-    """The parse of a sentence."""
+    """The constituency tree that a parser found for a sentence."""
 
     words: tuple[str, ...]
     """The words of the sentence."""
@@ -132,7 +132,7 @@ class Parser:
         config, device, search = self.model.config, self.model.source_weight.device, self.search
         scorer = TransformerScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
         target = self.tokenizer.target
-        words = [target.encode_batch(_in_their_line(sentence.words)) for sentence in batch]
+        words = [target.encode_batch(_words_with_spaces(sentence.words)) for sentence in batch]
         longest = [sum(map(len, each)) + _SYMBOLS_A_WORD * len(each) + _MORE_SYMBOLS for each in words]
         bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
         rules = [BalancedBrackets(self._meanings, words, vocabulary_size=target.size, eos_id=config.eos_id)]
@@ -159,8 +159,8 @@ def _check_words(words: Sequence[str]) -> None:
             raise TransduceError(f"A word of a sentence has a character and no space, but one is {word!r}: split it.")
 
 
-def _in_their_line(words: Sequence[str]) -> list[str]:
-    """Return a sentence's words, each but the first with the space before it, which can be a separate token."""
+def _words_with_spaces(words: Sequence[str]) -> list[str]:
+    """Return a sentence's words as they follow one another in a line: all but the first with a leading space."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
@@ -171,7 +171,7 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
         TransduceError: the vocabulary has no tree symbols.
     """
     meanings = {
-        id: _meaning(split_symbols(token.text))
+        id: _bracket_effects(split_symbols(token.text))
         for id, token in enumerate(read_pieces(vocabulary.model_bytes))
         if token.type == PieceType.USER_DEFINED and token.text.startswith(MARK)
     }
@@ -182,8 +182,8 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
     return meanings
 
 
-def _meaning(symbols: Sequence[str]) -> BracketToken:
-    """Return how many brackets a token's symbols close and open, and how many tags they contain."""
+def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
+    """Return a tree token's effects: how many brackets its symbols close and open, and how many tags they contain."""
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 

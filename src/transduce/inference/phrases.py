@@ -48,7 +48,7 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 @lru_cache(maxsize=16)
 def word_edges(vocabulary: Vocabulary) -> Edges:
-    """Return the tokens that continue a word, and those that end inside a word, in scripts with spaces."""
+    """Return the tokens that continue a word and those that end inside a word, which exist in scripts with spaces."""
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
     return Edges(
         continuing=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[0])),

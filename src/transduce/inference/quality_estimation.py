@@ -60,12 +60,12 @@ class _Number(NamedTuple):
 
     @property
     def digits(self) -> str:
-        """All digits of the number."""
+        """The digits of the number, without separators."""
         return _digits(self.text)
 
     @property
     def parts(self) -> list[str]:
-        """The components to look for if the whole number is missing.
+        """The components to look for separately if the whole number is missing from a translation.
 
         For a time, these are only the minutes, because hours may be in 12-hour format.
         """
@@ -78,7 +78,7 @@ class _Number(NamedTuple):
         return self.kind == "clock" and ":" in self.text
 
     def is_same(self, other: "_Number") -> bool:
-        """Return whether both are the same date, in any order of day and month, or the same time, in 12 or 24 hours."""
+        """Return whether two numbers are the same date or the same time in different notations."""
         if self.kind == other.kind == "clock":
             (hour, minute), (other_hour, other_minute) = (re.split("[:.]", each.text) for each in (self, other))
             is_clock = self.is_sure_clock or other.is_sure_clock
@@ -177,7 +177,7 @@ _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
 
 class QualityWarning(msgspec.Struct, frozen=True):
-    """A quality warning about a translation."""
+    """A warning about the quality of a translation: its kind and the evidence."""
 
     kind: WarningKind
     """The kind of warning.
@@ -207,7 +207,7 @@ def find_quality_warnings(
     *,
     source_language: str | None = None,
     target_language: str | None = None,
-    unread: str = "",
+    unknown_characters: str = "",
     glossary: Glossary | None = None,
 ) -> tuple[QualityWarning, ...]:
     """Return the quality warnings about a translation's best alternative, in the order of `WARNING_KINDS`.
@@ -217,13 +217,31 @@ def find_quality_warnings(
         source_language: language code of the source. The checks for copied or untranslated text and for numbers run
             only if both languages are known and differ.
         target_language: language code of the target.
-        unread: characters of the source that are not in the model's vocabulary.
+        unknown_characters: characters of the source that are not in the model's vocabulary.
         glossary: terms that must be translated as specified.
+
+    Returns:
+        The warnings; those about the sentences of a text are joined to one of each kind.
     """
+    if translation.sentences:
+        found = [
+            find_quality_warnings(
+                sentence,
+                source_language=source_language,
+                target_language=target_language,
+                unknown_characters="".join(each for each in unknown_characters if each in sentence.source),
+                glossary=glossary,
+            )
+            for sentence in translation.sentences
+        ]
+        return _joined_warnings([warning for warnings in found for warning in warnings])
     if not any(map(str.isalnum, translation.source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
-    warnings: dict[WarningKind, str | None] = {"unread": unread or None, "terms": ", ".join(map(str, missing)) or None}
+    warnings: dict[WarningKind, str | None] = {
+        "unread": unknown_characters or None,
+        "terms": ", ".join(map(str, missing)) or None,
+    }
     warnings["language"] = describe_wrong_language(translation.source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
@@ -232,6 +250,18 @@ def find_quality_warnings(
     else:
         warnings["empty"] = ""
     return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
+
+
+def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
+    """Return one warning of each kind with the evidence of all, in the order of `WARNING_KINDS`."""
+    evidence: dict[WarningKind, list[str]] = {}
+    for warning in found:
+        evidence.setdefault(warning.kind, []).append(warning.found)
+    return tuple(
+        QualityWarning(kind, ", ".join(dict.fromkeys(filter(None, evidence[kind]))))
+        for kind in WARNING_KINDS
+        if kind in evidence
+    )
 
 
 def _text_warnings(
@@ -284,11 +314,11 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
     if missing - {number for term in terms for number in missing_numbers(term.source, "")}:
         return True
     expected_text = "\n".join([source, plain, *(form for term in terms for form in term.forms)])
-    return bool(missing_numbers(text, expected_text)) or (rewritten and _begins_anew(_units(plain), _units(text)))
+    return bool(missing_numbers(text, expected_text)) or (rewritten and _repeats_ngram(_units(plain), _units(text)))
 
 
-def _begins_anew(plain: list[str], text: list[str]) -> bool:
-    """Return whether a text repeats an n-gram of the plain translation more often than that translation does."""
+def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
+    """Return whether a text with inserted terms repeats an n-gram more often than the plain translation does."""
     size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
@@ -299,7 +329,7 @@ def _cut(translation: Translation) -> str | None:
 
 
 def _repeated(source: str, text: str) -> str | None:
-    """Return the longest run that repeats too often, with its count, as evidence; None if there is none."""
+    """Return the longest run of words that a text repeats too often, with its count, as evidence; else None."""
     most_in_source = _most_times(_units(source))
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
     if not repeats:
@@ -314,7 +344,7 @@ def _most_times(units: list[str]) -> int:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return the most frequent repeated run of units for each run length, with its number of occurrences in a row.
+    """Return, for each run length, the most frequent repeated run of words and how often it occurs in a row.
 
     `least` is the lowest count returned; None: the limit by run length.
     """
@@ -338,7 +368,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split a text into lower-case words, and into characters for scripts without spaces between words."""
+    """Split a text into the units that repetition is counted in: lower-case words, or characters without spaces."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced(character):

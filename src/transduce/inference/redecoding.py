@@ -1,6 +1,7 @@
 """Decode translations with quality warnings again, with a wider beam and rules against the problems found."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from transduce.inference.quality_estimation import (
     missing_numbers,
 )
 from transduce.inference.substitution import insert_terms
-from transduce.inference.translation import Alternative, Translation
+from transduce.inference.translation import Alternative, Translation, with_sentences
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search
 from transduce.text.glossary import Glossary, Term, contains_phrase
@@ -45,10 +46,14 @@ def estimate_quality(
     """
     translations = _checked(translations)
     source, target = translator.source_language, translator.target_language
-    unread, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
+    unknown_characters, terms = translator.tokenizer.source.unknown_characters, as_glossary(glossary)
     return [
         find_quality_warnings(
-            each, source_language=source, target_language=target, unread=unread(each.source), glossary=terms
+            each,
+            source_language=source,
+            target_language=target,
+            unknown_characters=unknown_characters(each.source),
+            glossary=terms,
         )
         for each in translations
     ]
@@ -90,7 +95,47 @@ def redecode(
         if phrases is None
         else one_per_sentence("list of phrases", len(results), map(as_phrases, phrases))
     )
-    terms = as_glossary(glossary)
+    settings, terms = text_settings or translator.text, as_glossary(glossary)
+    unsplit = msgspec.structs.replace(settings, split_sentences="never")
+    # Units that are decoded alike: texts of one sentence, the first sentences of other texts, and the sentences after.
+    groups: dict[tuple[str, TextSettings], list[_Unit]] = {}
+    for number, (each, own) in enumerate(zip(results, required, strict=True)):
+        for index, sentence in enumerate(each.sentences or (each,)):
+            phrases_within = own if not each.sentences else [one for one in own if contains_phrase(sentence.text, one)]
+            key = "" if index else prefix, unsplit if each.sentences else settings
+            groups.setdefault(key, []).append(_Unit(number, sentence, phrases_within))
+    redecoded: list[list[Translation]] = [[] for _ in results]
+    for (start, own_settings), units in groups.items():
+        found = _redecode_units(translator, units, search, terms, prefix=start, text_settings=own_settings)
+        for unit, translation in zip(units, found, strict=True):
+            redecoded[unit.text].append(translation)
+    return [
+        with_sentences(each, sentences) if each.sentences else sentences[0]
+        for each, sentences in zip(results, redecoded, strict=True)
+    ]
+
+
+class _Unit(NamedTuple):
+    """A text of one sentence, or a sentence of a text."""
+
+    text: int
+    """Index of the text."""
+    translation: Translation
+    phrases: list[str]
+    """Phrases that the translation must contain."""
+
+
+def _redecode_units(
+    translator: Translator,
+    units: Sequence[_Unit],
+    search: SearchSettings,
+    terms: Glossary | None,
+    *,
+    prefix: str,
+    text_settings: TextSettings,
+) -> list[Translation]:
+    """Decode sentences with quality warnings again, and return the translations of all."""
+    results = [unit.translation for unit in units]
     found_warnings = estimate_quality(translator, results, glossary=terms)
     if terms is not None and any(warning.kind == "terms" for warnings in found_warnings for warning in warnings):
         results = _put_terms(translator, results, terms, search)
@@ -111,9 +156,10 @@ def redecode(
                 [results[number].source for number in numbers],
                 _wider(search, ngrams),
                 prefix=prefix,
-                phrases=[required[number] for number in numbers],
+                phrases=[units[number].phrases for number in numbers],
                 glossary=_with_numbers(terms, missing),
                 text_settings=text_settings,
+                protected=[[source for source, _ in results[number].protected] or None for number in numbers],
             )
             for number, translation in zip(numbers, again, strict=True):
                 best, new_warnings = _fewest_warnings(translator, translation, terms)
@@ -149,7 +195,7 @@ def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary
 
 
 def _checked(translations: Iterable[Translation]) -> list[Translation]:
-    """Check that all items are translations, and return them as a list.
+    """Check that all items are translations, and return the items as a list.
 
     Raises:
         TransduceError: an item is not a translation.

@@ -53,7 +53,7 @@ class DatastoreCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class DatastoreTensors(NamedTuple):
-    """The tensors of a datastore."""
+    """The tensors of a datastore: decoder states with their next tokens, and embeddings of the sources."""
 
     states: Tensor
     """Output of the last decoder layer before each target token, float16, (N, D)."""
@@ -83,7 +83,7 @@ class RetrievalCandidates(NamedTuple):
 
 
 class Retriever:
-    """The retrieval candidates of each sentence in a batch.
+    """The nearest-neighbor search for a batch: each sentence has its own retrieval candidates.
 
     Each sentence is searched separately, so that its states are read once a step and are not copied when other
     sentences leave the batch.
@@ -264,6 +264,6 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
 
 
 def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
-    """Return all indices in the half-open ranges from each start to its end, concatenated."""
+    """Return the concatenation of the half-open index ranges from each start to its end."""
     counts = ends - starts
     return torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)

@@ -165,7 +165,7 @@ class ContinuingScorer:
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode the texts into a new state; if one exceeds the context, each is cut to its last half context."""
+        """Encode the texts into a new decoding state; texts beyond the context are cut to its last half."""
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))

@@ -34,7 +34,7 @@ class TooLongError(TransduceError):
     """An error about a text that is too long to be scored."""
 
     def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
-        """Create the error for text `number` of its side, counted from 1."""
+        """Create the error for text `number`, counted from 1, of the sources or the targets."""
         super().__init__(rule)
         self.side, self.number = side, number
 

@@ -5,11 +5,13 @@ and lines without a letter. It is copied to the translation unchanged.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from transduce.text.protected import find_protected
-from transduce.text.sentences import find_sentences
+from transduce.text.sentences import find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
@@ -35,6 +37,8 @@ class Gap(NamedTuple):
 
     text: str
     """The text to write into the translation."""
+    start: int = 0
+    """The offset in the source text."""
     is_soft: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 
@@ -46,6 +50,18 @@ class SegmentedText(NamedTuple):
     sentences: list[Sentence]
     gaps: list[Gap]
     """The gap before each sentence, and the one after the last; one more than there are sentences."""
+    protected: Sequence[Span] = ()
+    """Spans of the source that translation must not change, in order and disjoint."""
+
+    def protected_in_gap(self, number: int) -> list[Span]:
+        """Return the protected spans that lie in a copied gap, relative to the gap's text."""
+        gap = self.gaps[number]
+        end = gap.start + len(gap.text)
+        if gap.is_soft or not self.protected:
+            return []
+        return [
+            Span(span.start - gap.start, span.end - gap.start) for span in spans_between(self.protected, gap.start, end)
+        ]
 
 
 class LayoutWriter:
@@ -73,6 +89,25 @@ class LayoutWriter:
         return gap + text
 
 
+# --- from texts to sentences ---
+
+
+# List marks and quotation marks of e-mail at the start of a line: "- ", "* [x] ", "1. ", "2、", "a) ", "(3)", "①".
+_LIST_MARK = re.compile(
+    r"(?:(?:[-*+•·‣◦▪▫■□●○◆◇►▶➤→✓✔☐☑★☆–—>]|\#{1,6})[ \t\u3000\u00a0]+(?:\[[ xX]\]\s+)?"
+    r"|(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivx]{2,5}[.)])[ \t\u3000\u00a0]+"
+    r"|\d{1,3}(?:[、）]|．(?!\d))\s*|[(（](?:\d{1,3}|[a-zA-Z]|[ivx]{1,5}|[一二三四五六七八九十]{1,3})[)）]\s*"
+    r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793\u3220-\u3229\u3280-\u3289]\s*)+"
+)
+# In some languages a number with a full stop is also an ordinal: "5. Mai".
+_ORDINAL = re.compile(r"\d{1,3}\.\s+(?:Jan|Feb|Mär|Mar|Apr|Mai|May|Jun|Jul|Aug|Sep|Okt|Oct|Nov|De[zc])", re.IGNORECASE)
+_LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
+_TABS = re.compile(r"\s*\t\s*")
+_EMOJI = "\u2190-\u21ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufe0f\u200d"
+_EMOJI_BEFORE = re.compile(rf"[\s{_EMOJI}]+")
+_EMOJI_AFTER = re.compile(rf"[\s{_EMOJI}]+$")
+
+
 class Segmenter:
     """A function from texts to sentences and layout, for one model and one choice of settings."""
 
@@ -84,7 +119,7 @@ class Segmenter:
         separator: str,
         source_language: str | None,
         passes_wordless: bool,
-        cut: Callable[[str], list[str]],
+        cut: Callable[[str, Sequence[Span]], list[str]],
     ) -> None:
         """Create a segmenter.
 
@@ -93,8 +128,8 @@ class Segmenter:
             splits: whether sentences of one line are translated one by one.
             separator: text between two sentences in the target language.
             source_language: code of the source language.
-            passes_wordless: whether lines without a letter are copied instead of translated.
-            cut: splits a sentence that is too long for the model into parts.
+            passes_wordless: whether texts without a letter are copied instead of translated.
+            cut: splits a sentence that is too long for the model into parts, given its protected spans.
         """
         self.settings = settings
         self._splits = splits
@@ -108,33 +143,60 @@ class Segmenter:
 
         Args:
             text: a text of any length.
-            protected: spans that translation must not change; None: those that `find_protected` finds.
+            protected: spans that translation must not change, in order and disjoint; None: those that `find_protected`
+                finds.
         """
-        spans = find_protected(text, self.settings.protect) if protected is None else list(protected)
+        spans = find_protected(text, self.settings.protect) if protected is None else protected
         collector = _Collector(text, spans, self._separator)
-        for line in _lines(text, spans, joins=self.settings.lines == "join"):
+        lines = _lines(text, spans)
+        for line in _paragraphs(lines) if self.settings.lines == "join" else lines:
             self._add_line(line, collector)
         return collector.finish()
 
     def _add_line(self, line: "_Line", collector: "_Collector") -> None:
         text, offsets = line
-        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
-        if start >= end:
-            return
-        is_first = True
-        for span in self._sentences(text, Span(start, end)):
-            position = span.start
-            for part in self._cut(text[span.start : span.end]):
-                position = text.index(part, position)
-                collector.add(part, offsets[position : position + len(part) + 1], follows=not is_first)
-                position += len(part)
-                is_first = False
+        protected = _local_spans(collector.protected, offsets)
+        for number, cell in enumerate(self._cells(text)):
+            start, end = cell
+            if not number and (mark := _list_mark(text[start:end])):
+                start += mark
+            follows = False
+            for sentence in self._sentences(text, _stripped(text, Span(start, end), protected), protected):
+                words = _without_emoji(text, sentence, protected) if self._passes_wordless else sentence
+                inner = _relative(protected, words)
+                if self._passes_wordless and not _has_letter(text[slice(*words)], inner):
+                    collector.skip_wordless()
+                    continue
+                position = words.start
+                if position > sentence.start:
+                    collector.skip_wordless()
+                for part in self._cut(text[slice(*words)], inner):
+                    position = text.index(part, position)
+                    collector.add(part, offsets[position : position + len(part) + 1], follows=follows)
+                    position += len(part)
+                    follows = True
+                if words.end < sentence.end:
+                    collector.skip_wordless()
+            collector.end_cell()
 
-    def _sentences(self, text: str, body: Span) -> Iterator[Span]:
-        if not self._splits:
-            yield body
+    def _cells(self, text: str) -> Iterator[Span]:
+        """Yield the spans of a line between tabs, which separate columns."""
+        if self.settings.split_sentences == "never":
+            yield Span(0, len(text))
             return
-        for start, end in find_sentences(text[body.start : body.end]):
+        start = 0
+        for match in _TABS.finditer(text):
+            yield Span(start, match.start())
+            start = match.end()
+        yield Span(start, len(text))
+
+    def _sentences(self, text: str, body: Span, protected: Sequence[Span]) -> Iterator[Span]:
+        if body.start >= body.end:
+            return
+        spans = [Span(0, body.end - body.start)]
+        if self._splits:
+            spans = find_sentences(text[slice(*body)], self._source_language, _relative(protected, body))
+        for start, end in spans:
             yield Span(body.start + start, body.start + end)
 
 
@@ -146,44 +208,192 @@ class _Line(NamedTuple):
     """For each character and for the end, the offset in the source text."""
 
 
-_LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
-
-
-def _lines(text: str, protected: Sequence[Span], *, joins: bool) -> Iterator[_Line]:
-    """Yield the lines of a text without their ends."""
+def _lines(text: str, protected: Sequence[Span]) -> Iterator[_Line]:
+    """Yield the lines of a text without their ends; a line end in a protected span does not count."""
     start = 0
     for match in _LINE_END.finditer(text):
-        if joins or any(span.start < match.end() and match.start() < span.end for span in protected):
+        if _overlapping(protected, Span(*match.span())):
             continue
         yield _Line(text[start : match.start()], range(start, match.start() + 1))
         start = match.end()
     yield _Line(text[start:], range(start, len(text) + 1))
 
 
+def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
+    """Yield consecutive lines as one; an empty line or a list mark begins a new paragraph."""
+    text, offsets = "", list[int]()
+    for line in lines:
+        words = line.text.strip()
+        if text and (not words or _list_mark(line.text)):
+            yield _Line(text, offsets)
+            text, offsets = "", []
+        if not words:
+            continue
+        if not text:
+            text, offsets = line.text, list(line.offsets)
+            continue
+        before, skipped = text.rstrip(), len(line.text) - len(line.text.lstrip())
+        space = line_separator(before, words)
+        # A space comes from the characters that it replaces: from the end of the line before it.
+        offsets = [*offsets[: len(before)], *offsets[len(before) : len(before) + len(space)], *line.offsets[skipped:]]
+        text = before + space + line.text[skipped:]
+    if text:
+        yield _Line(text, offsets)
+
+
+def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the paragraphs of wrapped text, each as one line; empty lines stay, and list marks begin a new line."""
+    paragraph: list[_Line] = []
+    for line in lines:
+        is_blank = not line.strip()
+        if paragraph and (is_blank or _list_mark(line)):
+            yield next(_paragraphs(iter(paragraph))).text
+            paragraph = []
+        if is_blank:
+            yield line
+        else:
+            paragraph.append(_Line(line, range(len(line) + 1)))
+    if paragraph:
+        yield next(_paragraphs(iter(paragraph))).text
+
+
+def _list_mark(line: str) -> int:
+    """Return the length of a line's indentation and list mark, or 0 if there is no mark or nothing follows it."""
+    indentation = len(line) - len(line.lstrip())
+    match = _LIST_MARK.match(line, indentation)
+    if match is None or _ORDINAL.match(line, indentation) or not line[match.end() :].strip():
+        return 0
+    return match.end()
+
+
+def _stripped(text: str, span: Span, protected: Sequence[Span]) -> Span:
+    """Return a span without the spaces at its ends, unless they belong to a protected span."""
+    inner = text[slice(*span)]
+    start = span.start + len(inner) - len(inner.lstrip())
+    return _widened(Span(start, max(start, span.start + len(inner.rstrip()))), span, protected)
+
+
+def _without_emoji(text: str, span: Span, protected: Sequence[Span]) -> Span:
+    """Return a span without the emoji and the spaces at its ends, or the same span if nothing else is in it."""
+    start, end = span
+    if (match := _EMOJI_BEFORE.match(text, start, end)) is not None:
+        start = match.end()
+    if start == end:
+        return span
+    if (found := _EMOJI_AFTER.search(text[start:end])) is not None:
+        end = start + found.start()
+    return _widened(Span(start, end), span, protected)
+
+
+def _widened(span: Span, limits: Span, protected: Sequence[Span]) -> Span:
+    """Return a span within limits that cuts no protected span in two."""
+    start, end = span
+    for edge in _overlapping(protected, Span(start, start)) + _overlapping(protected, Span(end, end)):
+        start = min(start, max(edge.start, limits.start)) if edge.start < start < edge.end else start
+        end = max(end, min(edge.end, limits.end)) if edge.start < end < edge.end else end
+    return Span(start, end)
+
+
+def _has_letter(text: str, protected: Sequence[Span]) -> bool:
+    """Return whether a text has a letter outside its protected spans."""
+    edges = [0, *(edge for span in protected for edge in span), len(text)]
+    return any(any(map(str.isalpha, text[start:end])) for start, end in list(pairwise(edges))[::2])
+
+
+# --- spans ---
+
+
+def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
+    """Return the spans that lie completely between two offsets; spans are in order and disjoint."""
+    first = bisect_left(spans, (start, start))
+    found = []
+    for index in range(first, len(spans)):
+        if spans[index].end > end:
+            break
+        found.append(spans[index])
+    return found
+
+
+def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
+    """Return the spans that contain an offset of another span, or its only offset in their inside."""
+    first = max(0, bisect_left(spans, (span.start, span.start)) - 1)
+    found = []
+    for index in range(first, len(spans)):
+        each = spans[index]
+        if each.start >= max(span.end, span.start + 1):
+            break
+        if each.end > span.start:
+            found.append(each)
+    return found
+
+
+def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
+    """Return the spans within bounds, relative to the start of the bounds."""
+    inside = spans_between(spans, *bounds)
+    return [Span(start - bounds.start, end - bounds.start) for start, end in inside] if inside else []
+
+
+def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
+    """Return the spans of a source text that lie in a line, as spans of the line."""
+    if not spans:
+        return []
+    inside = spans_between(spans, offsets[0], offsets[-1])
+    return [Span(bisect_left(offsets, start), bisect_left(offsets, end)) for start, end in inside]
+
+
+_NARROW_MARKS = str.maketrans("。！？", ".!?")
+
+
 class _Collector:
     """A list of sentences that grows in the order of the source, with the gaps between them."""
 
     def __init__(self, source: str, protected: Sequence[Span], separator: str) -> None:
+        self.protected = protected
         self._source = source
-        self._protected = protected
         self._separator = separator
         self._end = 0
         self._sentences: list[Sentence] = []
         self._gaps: list[Gap] = []
+        self._is_new_cell = True
+        self._is_wordless_after = self._is_wordless_before = False
 
     def add(self, text: str, offsets: Sequence[int], *, follows: bool) -> None:
         """Append a sentence; `follows` states that it stands in the same line as the sentence before it."""
         between = self._source[self._end : offsets[0]]
-        gap = Gap(self._separator if between in ("", " ") else between, is_soft=True) if follows else Gap(between)
+        if follows and not between.strip():
+            is_usual = between in ("", " ") or _LINE_END.search(between)
+            gap = Gap(self._separator if is_usual else between, self._end, is_soft=True)
+        else:
+            gap = self._copied(between)
         self._gaps.append(gap)
-        start, self._end = offsets[0], offsets[-1]
-        inside = tuple(
-            Span(span.start - start, span.end - start)
-            for span in self._protected
-            if start <= span.start and span.end <= self._end
-        )
-        self._sentences.append(Sentence(text, offsets, inside))
+        self._end = offsets[-1]
+        self._is_new_cell = self._is_wordless_after = self._is_wordless_before = False
+        self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
+
+    def skip_wordless(self) -> None:
+        """Record that emoji, numbers or marks before the next sentence, or at the end of the line, are copied."""
+        if self._is_new_cell:
+            self._is_wordless_before = True
+        else:
+            self._is_wordless_after = self._is_wordless_before = True
+
+    def end_cell(self) -> None:
+        """Record the end of a line or of a column."""
+        self._is_new_cell, self._is_wordless_before = True, False
+
+    def _copied(self, between: str) -> Gap:
+        """Return a copied gap, with the spaces of the target language around the words of numbers and emoji."""
+        text, start = between, self._end
+        if self._separator and _LINE_END.search(between) is None and not self.protected:
+            is_wordless = self._is_wordless_after or self._is_wordless_before
+            text = text.translate(_NARROW_MARKS) if is_wordless else text
+        if self._is_wordless_after and not between[:1].isspace():
+            text, start = self._separator + text, start - len(self._separator)
+        if self._is_wordless_before and not between[-1:].isspace():
+            text += self._separator
+        return Gap(text, start)
 
     def finish(self) -> SegmentedText:
         """Return the collected sentences with their gaps."""
-        return SegmentedText(self._source, self._sentences, [*self._gaps, Gap(self._source[self._end :])])
+        gaps = [*self._gaps, self._copied(self._source[self._end :])]
+        return SegmentedText(self._source, self._sentences, gaps, self.protected)

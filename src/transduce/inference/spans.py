@@ -29,7 +29,7 @@ Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
 
 
 class OcclusionRequest(NamedTuple):
-    """An attribution request: a translation, and versions of its source that each lack a part."""
+    """A request to attribute a translation to parts of its source, with versions of the source without each part."""
 
     source: str
     """The complete source."""
@@ -168,25 +168,25 @@ def _has_words(each: MarkedSentence, span: Span) -> bool:
 
 
 def _is_all(each: MarkedSentence, span: Span) -> bool:
-    """Return whether a span contains all words of its source."""
+    """Return whether a marked span contains all words of its source."""
     return not any(map(is_word_character, each.source[: span.start] + each.source[span.end :]))
 
 
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield the word losses of each attribution question; an empty list for questions without spans."""
+    """Yield the word losses of each attribution request; an empty list for requests without marked spans."""
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
-    """Aligns the spans of one sentence, one after another: outer spans first, then those with the largest losses."""
+    """An aligner of the marked spans of one sentence, which proceeds from outer spans to inner ones."""
 
     def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
         self.words = word_spans(marked.text)
-        self.losses = [self._tied(span, own) for span, own in zip(marked.spans, losses, strict=True)]
+        self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, losses, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
         """The words that are assigned to each aligned span."""
@@ -200,8 +200,8 @@ class _Aligner:
             self._align(number)
         return [self.placed[number] for number in range(len(spans))]
 
-    def _tied(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of a span's words, with fixed values for words whose span is known (glossary terms)."""
+    def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
+        """Return the losses of a span's words, where words with a known span (glossary terms) get fixed values."""
         adjusted = list(losses)
         for source, target in self.marked.ties:
             is_within = span.start <= source.start and source.end <= span.end
@@ -222,7 +222,7 @@ class _Aligner:
         bounds = min(
             (self.placed[other] for other in parents), key=lambda s: s.end - s.start, default=Span(0, len(text))
         )
-        free = self._free(parents, bounds)
+        free = self._free_words(parents, bounds)
         words = self._run(number, free)
         self.taken[number] = words
         if not words:
@@ -240,14 +240,14 @@ class _Aligner:
                     target_span = Span(target_span.start, min(target.end, bounds.end))
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
-    def _free(self, parents: Sequence[int], bounds: Span) -> list[int]:
-        """Return the words available for a span: those of its enclosing span that no disjoint span has taken."""
+    def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
+        """Return the target words that a span may use: words of its enclosing span that no disjoint span has taken."""
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
         return [word for word in inside if word not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the run of words that corresponds to a span; an empty range if the span has no words."""
+        """Return the range of target words that corresponds to a marked span; an empty range for an empty span."""
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
             return range(0)
@@ -255,7 +255,7 @@ class _Aligner:
             return range(free[0], free[-1] + 1)
         strongest = max(losses[word] for word in free) if losses else 0.0
         if strongest < _MIN_NATS:
-            return self._with_contractions(self._as_far_along(span, free), free)
+            return self._with_contractions(self._at_same_relative_position(span, free), free)
         threshold = min(LOSS_THRESHOLD_NATS, _SHARE * strongest)
         best, start, total = (0.0, range(0)), 0, 0.0
         for index, word in enumerate(free):
@@ -268,18 +268,18 @@ class _Aligner:
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
         """Extend a run so that it does not split a contraction such as `doesn't`."""
         first, last = run.start, run.stop - 1
-        while last + 1 in free and self._joins(last):
+        while last + 1 in free and self._is_contraction(last):
             last += 1
-        while first - 1 in free and self._joins(first - 1):
+        while first - 1 in free and self._is_contraction(first - 1):
             first -= 1
         return range(first, last + 1)
 
-    def _joins(self, word: int) -> bool:
-        """Return whether only an apostrophe separates a word from the next."""
+    def _is_contraction(self, word: int) -> bool:
+        """Return whether only an apostrophe separates a target word from the next one, as in a contraction."""
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
-    def _as_far_along(self, span: Span, free: Sequence[int]) -> range:
-        """Return the available target word nearest to the span's relative position in the source."""
+    def _at_same_relative_position(self, span: Span, free: Sequence[int]) -> range:
+        """Return the free target word at about the same relative position as the span in the source."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
@@ -331,7 +331,7 @@ TranslationOrPair = Translation | tuple[str, str]
 
 
 class Scorer(Protocol):
-    """The methods of a translator that span alignment needs."""
+    """A protocol for translators whose scores of sentence pairs are used to align spans."""
 
     tokenizer: Tokenizer
     search: SearchSettings
@@ -345,7 +345,7 @@ class Scorer(Protocol):
 
 
 class _Part(NamedTuple):
-    """A part of a text that was translated separately."""
+    """The spans, in source and translation, of a part of a text that was translated separately."""
 
     source: Span
     target: Span
@@ -388,7 +388,7 @@ def align_spans(
             inner = [
                 n for n, span in enumerate(checked) if span.start < part.source.end and span.end > part.source.start
             ]
-            if len(each.joined) < 2:
+            if not each.positions:
                 inner = list(range(len(checked)))
             if not inner:
                 continue
@@ -436,20 +436,15 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 
 def _parts(each: Translation) -> Iterator[_Part]:
     """Yield the parts of a text that was translated in parts, or else the whole text."""
-    if len(each.joined) < 2:
+    if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
-    source = target = 0
-    for part, text in each.joined:
-        start, target_start = each.source.find(part, source), each.text.find(text, target)
-        if start < 0 or target_start < 0:  # the translation was edited, so the part cannot be found
-            continue
-        source, target = start + len(part), target_start + len(text)
-        yield _Part(Span(start, source), Span(target_start, target))
+    for source, target in each.positions:
+        yield _Part(source, target)
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the part of a span that lies in one part of a text, relative to the start of that part."""
+    """Return the portion of a span that lies in one part of a text, relative to the start of that part."""
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 
@@ -462,7 +457,7 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
-    """Return pairs of spans that must correspond: glossary terms in the source, and their translations in the text."""
+    """Return pairs of spans known to correspond: glossary terms in the source, and their forms in the translation."""
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []

@@ -67,7 +67,7 @@ class Draft(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """The spans of a translation that a glossary term may replace."""
+    """The spans of a translation that one missing glossary term may replace."""
 
     spans: tuple[Span, ...]
     """Spans that the term may replace, each of one word or more."""
@@ -211,7 +211,7 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether the greatest loss is large enough and, if it is small, at least twice every other word's loss."""
+    """Return whether one word's loss is large enough to identify it as a term's translation."""
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 
@@ -275,7 +275,7 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
 
 
 def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
-    """Yield texts with all terms inserted, each way for one term while the others use their first way."""
+    """Yield texts with all terms inserted; each text varies the way of inserting one term."""
     first_ways = [_ways(position)[0] for position in positions]
     for number, position in enumerate(positions):
         other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
@@ -286,7 +286,7 @@ def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
 
 
 def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
-    """Return the ways to insert a term, the preferred one first; each is a list of spans and their replacements."""
+    """Return the ways to insert a term, the preferred first; each way is a list of spans with replacements."""
     ways = product(position.spans, position.term.targets[:_MAX_FORMS])
     return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
 

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Sequence
 from heapq import nsmallest
+from itertools import accumulate
 
 import msgspec
 from torch import Tensor
@@ -41,7 +42,7 @@ class GrowingText:
         return self._show(text)
 
     def finish(self, text: str) -> str:
-        """Return the part of the complete translation that has not been shown yet."""
+        """Return the rest of the complete translation, after the part that `grow` has returned."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:
@@ -54,7 +55,7 @@ class GrowingText:
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A translation of a source sentence."""
+    """One of several translations of a source sentence, with its score."""
 
     text: str
     """The translated text."""
@@ -159,27 +160,68 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
     """
     combinations = _combine_samples(parts) if sampled else _best_combinations(parts, n_best)
     alternatives = [_join(segmented, parts, indices) for indices in combinations]
-    best, spans = alternatives[0]
+    best, spans, copied = alternatives[0]
     positions = tuple(
         (Span(sentence.offsets[0], sentence.offsets[-1]), span)
         for sentence, span in zip(segmented.sentences, spans, strict=True)
     )
-    protected = tuple(
+    translated = [
         (sentence.source_span(source), Span(span.start + target.start, span.start + target.end))
         for sentence, span, part in zip(segmented.sentences, spans, parts, strict=True)
         for source, target in part.protected
-    )
+    ]
     is_whole = len(parts) == 1 and best.text == parts[0].text and segmented.sentences[0].text == segmented.source
     is_split = len(parts) > 1
     return Translation(
         segmented.source,
-        tuple(alternative for alternative, _ in alternatives),
+        tuple(alternative for alternative, _, _ in alternatives),
         parts=max(1, len(parts)),
         joined=tuple((part.source, part.text) for part in parts) if is_split else (),
         stopped=any(part.stopped for part in parts),
         sentences=tuple(parts) if is_split else (),
         positions=() if is_whole else positions,
-        protected=protected,
+        protected=tuple(sorted(translated + copied)),
+    )
+
+
+def with_sentences(translation: Translation, sentences: Sequence[Translation]) -> Translation:
+    """Return the translation of a text with other translations of its sentences, whose best alternatives are used.
+
+    Args:
+        translation: the translation of a text with several sentences.
+        sentences: a translation of each sentence; if none differs from the present one, nothing changes.
+    """
+    if tuple(sentences) == translation.sentences:
+        return translation
+    chosen = [each.alternatives[0] for each in sentences]
+    moved, protected = list[tuple[Span, Span]](), list[tuple[Span, Span]]()
+    written, end, shift = list[str](), 0, 0
+    for sentence, (source, target) in zip(sentences, translation.positions, strict=True):
+        # Sources of protected spans stay, in the sentence and in the layout before it.
+        inside = [pair[0] for pair in translation.protected if source.start <= pair[0].start < source.end]
+        before = [pair for pair in translation.protected if end <= pair[1].start < target.start]
+        protected += [(pair, Span(at.start + shift, at.end + shift)) for pair, at in before]
+        start = target.start + shift
+        protected += [
+            (pair, Span(start + at.start, start + at.end))
+            for pair, (_, at) in zip(inside, sentence.protected, strict=False)
+        ]
+        written += [translation.text[end : target.start], sentence.text]
+        moved.append((source, Span(start, start + len(sentence.text))))
+        end, shift = target.end, moved[-1][1].end - target.end
+    protected += [
+        (pair, Span(at.start + shift, at.end + shift)) for pair, at in translation.protected if at.start >= end
+    ]
+    best = _joined_alternative("".join([*written, translation.text[end:]]), chosen)
+    return msgspec.structs.replace(
+        translation,
+        alternatives=(best, *(each for each in translation.alternatives if each.text != best.text))[
+            : len(translation.alternatives)
+        ],
+        joined=tuple((each.source, each.text) for each in sentences),
+        sentences=tuple(sentences),
+        positions=tuple(moved),
+        protected=tuple(sorted(protected)),
     )
 
 
@@ -193,16 +235,24 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
     """Return the combinations of alternatives, as indices, with the fewest truncated ones and the highest scores."""
     if n_best == 1:
         return [[0] * len(parts)]
+    if len(parts) == 1:
+        return [[index] for index in range(len(parts[0].alternatives))]
     # Each entry has its rank and a linked list of indices, from the last part to the first.
     best: list[tuple[tuple[int, float], tuple[object, int] | None]] = [((0, 0.0), None)]
     for part in parts:
         extended = [
-            ((truncated + (not each.ended), cost - each.score), (chain, index))
+            ((truncated + (not each.ended), cost + lost), (chain, index))
             for (truncated, cost), chain in best
-            for index, each in enumerate(part.alternatives)
+            for index, (each, lost) in enumerate(zip(part.alternatives, _costs(part), strict=True))
         ]
         best = nsmallest(n_best, extended, key=lambda entry: entry[0])
     return [_unlinked(chain) for _, chain in best]
+
+
+def _costs(part: Translation) -> list[float]:
+    """Return how much lower each alternative's score is than the best one's, never less than for those before it."""
+    best = part.alternatives[0].score
+    return list(accumulate((best - each.score for each in part.alternatives), max))
 
 
 def _unlinked(chain: object) -> list[int]:
@@ -216,23 +266,37 @@ def _unlinked(chain: object) -> list[int]:
 
 def _join(
     segmented: SegmentedText, parts: Sequence[Translation], indices: Sequence[int]
-) -> tuple[Alternative, list[Span]]:
-    """Return the alternative made of one alternative of each part, and the span of each part in its text."""
+) -> tuple[Alternative, list[Span], list[tuple[Span, Span]]]:
+    """Join one alternative of each part.
+
+    Returns:
+        The joined alternative, the span of each part in its text, and the protected spans in the layout, in the source
+        and in the text.
+    """
     chosen = [part.alternatives[index] for part, index in zip(parts, indices, strict=True)]
     writer, written, length = LayoutWriter(segmented), list[str](), 0
-    spans = []
-    for each in chosen:
-        written += [writer.next_gap(), writer.write(each.text)]
+    spans, copied = list[Span](), list[tuple[Span, Span]]()
+    for number, gap in enumerate(segmented.gaps):
+        copied += [
+            (Span(gap.start + start, gap.start + end), Span(length + start, length + end))
+            for start, end in segmented.protected_in_gap(number)
+        ]
+        text = chosen[number].text if number < len(chosen) else ""
+        written += [writer.next_gap(), writer.write(text)]
         length += len(written[-2]) + len(written[-1])
-        spans.append(Span(length - len(each.text), length))
-    text = "".join([*written, writer.next_gap()])
+        spans.append(Span(length - len(text), length))
+    text, spans = "".join(written), spans[:-1]
     if len(chosen) == 1:
-        return msgspec.structs.replace(chosen[0], text=text), spans
-    joined = Alternative(
+        return msgspec.structs.replace(chosen[0], text=text), spans, copied
+    return _joined_alternative(text, chosen), spans, copied
+
+
+def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative:
+    """Return an alternative with this text, and the tokens and scores of the alternatives of its sentences."""
+    return Alternative(
         text=text,
         tokens=tuple(token for part in chosen for token in part.tokens),
         token_log_probabilities=tuple(value for part in chosen for value in part.token_log_probabilities),
         score=sum((part.score for part in chosen), start=0.0),
         ended=all(part.ended for part in chosen),
     )
-    return joined, spans

@@ -1,6 +1,6 @@
 """Translate texts with a trained model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import overload
 
@@ -31,6 +31,7 @@ from transduce.inference.decoding import (
     explain_search_out_of_memory,
     max_model_positions,
     max_sentences,
+    may_require_phrases,
     start_search,
 )
 from transduce.inference.glossary_search import (
@@ -41,10 +42,11 @@ from transduce.inference.glossary_search import (
     translate_with_terms,
 )
 from transduce.inference.phrases import tokenize_prefix
+from transduce.inference.placeholders import Placeholders, remove_placeholders
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
-from transduce.inference.spans import Scoring, align_spans, as_translations
+from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
 from transduce.model.build import EncoderDecoder
@@ -54,9 +56,12 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, run
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
-from transduce.text.text_settings import TextSettings
+from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
+
+SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
+"""A function that searches for the translations of parts and returns them by key."""
 
 
 class Translator:
@@ -89,6 +94,7 @@ class Translator:
                 limit texts, too.
             datastore: datastore for kNN retrieval, for a single model.
             text: default settings for texts: whether they are split into sentences, and what in them stays unchanged.
+                `auto` splits texts unless the model was trained on lines with several sentences.
         """
         self.model = model
         self.models = (model, *ensemble)
@@ -100,6 +106,8 @@ class Translator:
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         special_tokens = len(tokenizer.source.with_special_tokens([]))
         self.max_source_tokens = max_source_tokens
+        self.training_lines: TrainingLines | None = None
+        """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
@@ -116,7 +124,7 @@ class Translator:
         Raises:
             TransduceError: the model was not trained for several target languages, or not for this one.
         """
-        return Translator(
+        translator = Translator(
             self.model,
             self.tokenizer.for_target(language),
             source_language=self.source_language,
@@ -125,7 +133,10 @@ class Translator:
             ensemble=self.models[1:],
             max_source_tokens=self.max_source_tokens,
             datastore=self.datastore,
+            text=self.text,
         )
+        translator.training_lines = self.training_lines
+        return translator
 
     @property
     def transformer(self) -> Transformer:
@@ -260,7 +271,7 @@ class Translator:
         places: Iterable[int] | None = None,
         observer: Observer | None = None,
         text_settings: TextSettings | None = None,
-        protected: Iterable[Iterable[Span]] | None = None,
+        protected: Iterable[Iterable[Span] | None] | None = None,
     ) -> list[Translation]:
         """Translate texts sentence by sentence; the sentences of all texts are batched by length.
 
@@ -269,14 +280,15 @@ class Translator:
                 list marks, tabs, and lines without a letter.
             search: the search settings.
             prefix: text that every translation must start with.
-            phrases: a list of required phrases for each text; a split text has them in its first sentence.
+            phrases: a list of required phrases for each text. In a text of several sentences, each phrase is required
+                in the sentence whose translation has it anyway, or else whose score it lowers least.
             glossary: terms that must be translated as specified.
             places: index of each text in the whole input, which seeds sampling; None: from 0.
             observer: called after each step with text indices from 0. The index of a split text occurs once for each
                 part in the batch. A text that the observer stops is stopped in all parts and marked in the result.
             text_settings: settings for texts; None: the translator's defaults.
-            protected: spans of each text that translation must not change, in order and disjoint; None: placeholders,
-                URLs and other spans that `find_protected` finds.
+            protected: spans of each text that translation must not change, in order and disjoint; None, also for a
+                single text: placeholders, URLs and other spans that `find_protected` finds.
 
         Returns:
             A translation of each text, in order.
@@ -295,20 +307,39 @@ class Translator:
         parts = self._parts(texts, search, prefix, required, terms)
         watch = PartsObserver(observer)
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
-        nonempty = [part for part in parts if not part.is_empty]
-        translations |= self._search_parts(nonempty, search, seeds, watch)
-        if terms is not None:
-            with_terms_in_source = [part for part in nonempty if terms.find(part.text)]
-            search_again = partial(self._search_parts, search=search, places=seeds, watch=watch)
-            translations |= translate_with_terms(
-                with_terms_in_source, translations, terms, search, self.term_model(search), search_again
-            )
+        search_parts = partial(self._search_parts, search=search, places=seeds, watch=watch)
+        translations |= self._translate_parts(
+            [part for part in parts if not part.is_empty], search, terms, search_parts
+        )
         return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
+
+    def _translate_parts(
+        self, parts: Sequence[Part], search: SearchSettings, terms: Glossary | None, search_parts: SearchParts
+    ) -> dict[tuple[int, int], Translation]:
+        """Return the translations of parts by key, with their protected spans and glossary terms."""
+        placeholders = Placeholders(self.tokenizer, self.target_language)
+        masked = placeholders.mask(parts)
+        translations = {key: each.copy() for key, each in masked.items() if each.is_copied}
+        masked = {key: each for key, each in masked.items() if key not in translations}
+        waiting = [masked[part.key].masked if part.key in masked else part for part in parts]
+        waiting = [part for part in waiting if part.key not in translations]
+        translations |= search_parts(waiting)
+        if may_require_phrases(search):
+            translations |= search_parts(placeholders.require_missing(masked, translations))
+        if terms is not None:
+            with_terms_in_source = [part for part in waiting if terms.find(part.text)]
+            translations |= translate_with_terms(
+                with_terms_in_source, translations, terms, search, self.term_model(search), search_parts
+            )
+        translations |= placeholders.restore(masked, translations, self.scoring(search), partial(can_score, self))
+        return {
+            key: placeholders.without_stray(each) if key not in masked else each for key, each in translations.items()
+        }
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key, except for parts that were stopped before decoding."""
+        """Search the translations of parts of sentences, and return them by the parts' keys."""
 
         def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
@@ -344,8 +375,9 @@ class Translator:
         """Yield the best translation while it is generated, in parts of text whose concatenation is the translation.
 
         Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
-        rest at the end. A sentence with glossary terms is yielded at once, because it may be searched twice. Closing
-        the iterator stops the search.
+        rest at the end. A sentence with glossary terms or protected spans is yielded at once, because it may be
+        searched twice, and so is a text of several sentences with required phrases. Closing the iterator stops the
+        search.
 
         Args:
             sentence: a text of any length.
@@ -360,21 +392,26 @@ class Translator:
         """
         search = msgspec.structs.replace(checked_search(search or self.search), n_best=1)
         terms, settings = as_glossary(glossary), text_settings or self.text
-        if terms is not None and terms.find(as_text(sentence)):
+        required = as_phrases(phrases)
+        has_terms = terms is not None and bool(terms.find(as_text(sentence)))
+        texts = self._segment([as_text(sentence)], settings, None)
+        if has_terms or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
-                [sentence], search, prefix=prefix, phrases=[phrases], glossary=terms, text_settings=settings
+                [sentence], search, prefix=prefix, phrases=[required], glossary=terms, text_settings=settings
             )
             yield whole.text
             return
-        texts = self._segment([as_text(sentence)], settings, None)
-        writer = LayoutWriter(texts[0])
-        for part in self._parts(texts, search, prefix, [as_phrases(phrases)], terms):
+        writer, placeholders = LayoutWriter(texts[0]), Placeholders(self.tokenizer, self.target_language)
+        for part in self._parts(texts, search, prefix, [required], terms):
             yield from filter(None, [writer.next_gap()])
             if part.is_empty:
                 continue
+            if placeholders.mask([part]):
+                yield writer.write(self._translate_unwatched([part], search)[part.key].text)
+                continue
             batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
             for text in self._stream_batch(batch, search):
-                yield writer.write(text)
+                yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
@@ -437,7 +474,7 @@ class Translator:
 
     def term_model(self, search: SearchSettings) -> TermModel:
         """Return the functions of the model that term insertion needs."""
-        plain = partial(self.translate, search=search)
+        plain = partial(self.translate, search=search, text_settings=TextSettings(split_sentences="never"))
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
@@ -484,22 +521,27 @@ class Translator:
             return run(self._begin(batch, search), observer)
 
     def _segment(
-        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span]] | None
+        self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
     ) -> list[SegmentedText]:
         """Divide texts into sentences, none longer than the model takes, and layout."""
-        gathers = self.longest_source > DEFAULT_MAX_SOURCE
+        lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
+        is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
+        if lines is not None and is_for_documents and splits == "auto":
+            longest = min(longest, max(1, lines.tokens))
+        knows_languages = self.source_language is not None and self.target_language is not None
         segmenter = Segmenter(
             settings,
-            splits=settings.split_sentences == "always",
+            splits=splits == "always" or (splits == "auto" and not is_for_documents),
             separator=sentence_separator(self.target_language),
             source_language=self.source_language,
-            passes_wordless=False,
-            cut=partial(
-                cut_long_sentence, vocabulary=self.tokenizer.source, longest=self.longest_source, gathers=gathers
-            ),
+            passes_wordless=knows_languages if lines is None else lines.has_words,
+            cut=partial(cut_long_sentence, vocabulary=self.tokenizer.source, longest=longest, gathers=is_for_documents),
         )
-        spans = [None] * len(texts) if protected is None else [list(each) for each in protected]
-        return [segmenter(*each) for each in zip(texts, spans, strict=True)]
+        spans = protected or [None] * len(texts)
+        return [
+            segmenter(text, None if each is None else [Span(*span) for span in each])
+            for text, each in zip(texts, spans, strict=True)
+        ]
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
         """Return whether a text is translated as one sentence, without layout around it."""
@@ -520,8 +562,13 @@ class Translator:
         if glossary is not None:
             check_glossary(glossary, search, self.tokenizer.target)
         parts = encode_parts(texts, self.tokenizer.source)
-        parts = attach_phrases(parts, phrases, search, self.tokenizer.target)
-        return [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+        parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
+        return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
+
+    def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
+        """Return the translations of parts by key, without an observer."""
+        search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
+        return self._translate_parts(parts, search, None, search_parts)
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:
         """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
@@ -537,7 +584,7 @@ class Translator:
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Search without prefixes, phrases and the batch-invariance check."""
+        """Search one batch without prefixes and required phrases, and without the batch-invariance check."""
         batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run(self._begin(batch, search))

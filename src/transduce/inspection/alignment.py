@@ -50,7 +50,7 @@ class WordMaps(NamedTuple):
     """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """Return the maps of a selection of heads, by head index."""
+        """Return the attention maps of selected heads, given by their indices."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 
@@ -76,7 +76,7 @@ def head_features(maps: WordMaps) -> Matrix:
 
 
 def neighbour_features(answer: Matrix) -> Matrix:
-    """Return features from the link probabilities (T, S) around each pair and in its row and column."""
+    """Return features of each word pair from the link probabilities (T, S) around it and in its row and column."""
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
     around = [
@@ -191,7 +191,7 @@ def word_pair(
 
 
 class _Side(NamedTuple):
-    """A tokenized sentence, with the tokens of each word."""
+    """One side of a sentence pair: the sentence's token ids, and the tokens of each word."""
 
     ids: list[int]
     """Token ids with the end symbol and other special tokens."""
@@ -269,7 +269,7 @@ _MIN_KNOWN = 10
 _MAX_HEADS = 16  # further heads cost time and hardly help
 
 
-class KnownAlignment(msgspec.Struct, frozen=True):
+class ReferenceAlignment(msgspec.Struct, frozen=True):
     """A sentence pair whose word alignment is known."""
 
     pair: WordPair
@@ -292,7 +292,7 @@ class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Weights of the second regression, which adds the first one's probabilities around each pair."""
 
 
-def choose_heads(translator: Translator, known: Sequence[KnownAlignment]) -> HeadWeights:
+def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
     """Learn from known alignments how to weight the cross-attention heads of a model.
 
     Args:
@@ -401,7 +401,7 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
     return 1.0 - 2.0 * num_correct / total if total else 0.0
 
 
-def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matrix:
+def head_errors(translator: Translator, known: Sequence[ReferenceAlignment]) -> Matrix:
     """Return each single head's alignment error rate, (N, H), linking each source word as `_link_sources` does."""
     config = translator.model.config
     errors = _errors(word_maps(translator, [item.pair for item in known]), known)
@@ -411,7 +411,7 @@ def head_errors(translator: Translator, known: Sequence[KnownAlignment]) -> Matr
 # --- one sentence ------------------------------------------------------------------------------------------------
 
 
-def _errors(maps: Iterable[WordMaps], known: Sequence[KnownAlignment]) -> Matrix:
+def _errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
     """Return each single head's alignment error rate, (N × H,)."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
@@ -425,7 +425,7 @@ def _link_sources(head: Matrix) -> Links:
     return frozenset((source, int(target)) for source, target in enumerate(head.argmax(axis=0)))
 
 
-def _link_matrix(known: KnownAlignment) -> Matrix:
+def _link_matrix(known: ReferenceAlignment) -> Matrix:
     """Return the known links as a matrix of 1 and 0, (T, S)."""
     shape = len(known.pair.target_words), len(known.pair.source_words)
     links = np.zeros(shape)

@@ -65,8 +65,8 @@ def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
     return f"<svg {size} style='border: 1px solid #ccc' fill='rgb({_RGB})'>{cells}</svg>"
 
 
-def framed(page: str, *, height_pixels: int = 720) -> str:
-    """Return a page in an iframe for a notebook, so that its style does not affect the notebook."""
+def page_in_iframe(page: str, *, height_pixels: int = 720) -> str:
+    """Return HTML that shows a page in an iframe of a notebook, so that its style does not affect the notebook."""
     style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page, quote=True)}"></iframe>'
 
@@ -112,7 +112,7 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
             f"Attention maps need a translator, but this is a {type(translator).__name__}: load a "
             "model that translates."
         )
-    refuse_ensembles(translator)
+    check_single_model(translator)
     source, model = as_text(source), translator.transformer
     vocabulary, config = translator.tokenizer, model.config
     if target is None:
@@ -133,7 +133,7 @@ def attention_maps(translator: Translator, source: str, target: str | None = Non
     )
 
 
-def refuse_ensembles(translator: Translator) -> None:
+def check_single_model(translator: Translator) -> None:
     """Refuse an ensemble of several models.
 
     Raises:

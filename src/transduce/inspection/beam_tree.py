@@ -19,11 +19,11 @@ Path = tuple[int, ...]
 _MAX_LOGITS = 2**24  # in memory at once
 
 
-class BeamObserver:
+class BeamRecorder:
     """An observer that records the hypotheses of one sentence at every step (`search.scorer.Observer`)."""
 
     def __init__(self, beam_size: int, eos_id: int, then: Observer | None = None) -> None:
-        """Create an observer; the observer `then` is also called at every step, and may stop the search."""
+        """Create a recorder; it also calls the observer `then`, if any, at every step, which may stop the search."""
         self.eos_id = eos_id
         self.then = then
         # The last row of a beam search is its best finished hypothesis, which greedy search does not have.
@@ -51,11 +51,11 @@ def build_tree(
         vocabulary: spells the tokens.
         log_probabilities: log-probability of every hypothesis and all its prefixes, see `path_log_probabilities`.
     """
-    closed = {closed_path(result, vocabulary.eos_id): result for result in finished}
-    best = closed_path(finished[0], vocabulary.eos_id) if finished else ()
+    closed = {path_with_end(result, vocabulary.eos_id): result for result in finished}
+    best = path_with_end(finished[0], vocabulary.eos_id) if finished else ()
     node_numbers: dict[Path, int] = {(): 0}
     nodes = [TreeNode(parent=-1, piece="", log_probability=0.0, best=True)]
-    for path in beginnings([*kept, *closed]):
+    for path in all_prefixes([*kept, *closed]):
         if path in node_numbers:
             continue
         hypothesis = closed.get(path)
@@ -73,13 +73,13 @@ def build_tree(
     return tuple(nodes)
 
 
-def closed_path(hypothesis: Hypothesis, eos_id: int) -> Path:
+def path_with_end(hypothesis: Hypothesis, eos_id: int) -> Path:
     """Return a finished hypothesis' tokens, including the end symbol if it ended with one."""
     return (*hypothesis.ids, eos_id) if hypothesis.ended else hypothesis.ids
 
 
-def beginnings(paths: Iterable[Path]) -> list[Path]:
-    """Return all non-empty prefixes of the paths, each once, sorted by length and stable otherwise."""
+def all_prefixes(paths: Iterable[Path]) -> list[Path]:
+    """Return all non-empty prefixes of the paths, without duplicates, shortest first."""
     prefixes = {path[:length]: None for path in paths for length in range(1, len(path) + 1)}
     return sorted(prefixes, key=len)
 
@@ -95,7 +95,7 @@ def path_log_probabilities(
         mask: mask of the memory.
         paths: target tokens, possibly with the end symbol.
     """
-    prefixes = beginnings(paths)
+    prefixes = all_prefixes(paths)
     parents = {path[:-1] for path in prefixes}
     leaves = [path for path in prefixes if path not in parents]
     batch_size = max(1, _MAX_LOGITS // (max(map(len, leaves), default=1) * model.config.target_vocabulary_size))
@@ -112,14 +112,14 @@ def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves:
     config = model.config
     with torch.inference_mode():
         inputs = pad([[config.start_id, *leaf[:-1]] for leaf in leaves], config.pad_id, memory.device)
-        logits = writable_logits(model, model.decode(inputs, memory.expand(len(leaves), -1, -1), mask))  # (W, T, V)
+        logits = allowed_logits(model, model.decode(inputs, memory.expand(len(leaves), -1, -1), mask))  # (W, T, V)
         next_tokens = pad([list(leaf) for leaf in leaves], config.pad_id, memory.device)[..., None]  # (W, T, 1)
         values = logits.gather(-1, next_tokens)[..., 0] - logits.logsumexp(dim=-1)  # (W, T)
     sums: list[list[float]] = values.cumsum(dim=1).tolist()
     return sums
 
 
-def writable_logits(model: Transformer, hidden: Tensor) -> Tensor:
+def allowed_logits(model: Transformer, hidden: Tensor) -> Tensor:
     """Return the logits that the search uses, float32 (W, T, V), with padding and start symbol at minus infinity."""
     forbidden = torch.tensor(model.config.forbidden_tokens, dtype=torch.int64, device=hidden.device)
     return model.project(hidden).float().index_fill(-1, forbidden, float("-inf"))

@@ -47,7 +47,7 @@ _FUNCTION_WORD_SETS = {language: frozenset(words.split()) for language, words in
 
 
 class _Reading(NamedTuple):
-    """The self-attention weights of a model that has read a sentence, with its tokens."""
+    """The self-attention weights of a model for one sentence, with the sentence's tokens."""
 
     weights: npt.NDArray[np.float32]
     """Self-attention of every layer and head, (N, H, T, T)."""
@@ -185,7 +185,7 @@ def _language(reader: object, translation_of: str | None) -> str | None:
 
 
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:
-    """Run the model on the sentence and return its self-attention."""
+    """Run the model on the sentence, and return the model's self-attention weights."""
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
     with torch.inference_mode():
@@ -241,7 +241,7 @@ def _read_text(generator: Generator, sentence: str) -> _Reading:
 
 
 def _read_framed(filler: Filler, sentence: str) -> _Reading:
-    """Run a masked language model's encoder, in which every position attends to the whole sentence."""
+    """Run a masked language model's encoder on the sentence between [CLS] and [SEP], and return the self-attention."""
     vocabulary: Vocabulary = filler.tokenizer.source
     ids, trace = vocabulary.encode(sentence), AttentionTrace()
     framed = special_tokens_of(vocabulary).frame(ids, len(ids) + 2)

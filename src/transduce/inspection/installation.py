@@ -43,7 +43,7 @@ class BackendChoice(msgspec.Struct, frozen=True):
 
 
 class ExtraStatus(msgspec.Struct, frozen=True):
-    """The packages of one extra."""
+    """The installation status of the packages of one extra, such as `cpu`."""
 
     name: str
     """The name of the extra."""
@@ -59,7 +59,7 @@ class ExtraStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The backend that decodes one model."""
+    """The backend that decodes one model on this machine."""
 
     folder: str
     """The model's folder."""
@@ -187,7 +187,7 @@ def _find_gpus() -> tuple[tuple[str, ...], str | None]:
 
 
 def _forecast(machine: Machine) -> BackendChoice:
-    """Return what decodes the paper's base model on a machine."""
+    """Return the backend that would decode the paper's base model on a machine."""
     with torch.device("meta"):
         model = Transformer(ModelConfig(source_vocabulary_size=37_000, target_vocabulary_size=37_000))
     backend, refused = forecast_decoder(model.eval(), machine.device)

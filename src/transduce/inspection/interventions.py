@@ -14,7 +14,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.decoding import Batch, start_search
 from transduce.inference.translator import Translator
-from transduce.inspection.sentence import plain_search, sentence_ids
+from transduce.inspection.sentence import deterministic_search, sentence_ids
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis, Observer, run
@@ -50,7 +50,7 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A translation with its tokens and their probabilities."""
+    """A translation with its tokens and their probabilities, without or with an intervention."""
 
     source: str
     translation: str
@@ -90,9 +90,9 @@ def intervene(
     Raises:
         TransduceError: a head, a position or a token does not exist.
     """
-    search = plain_search(search or translator.search, n_best=1)
+    search = deterministic_search(search or translator.search, n_best=1)
     # Switching heads off disables the compiled kernels, which round differently. Disable them for both translations.
-    with heads_off(translator.transformer, change.heads_off, but_kept=True):
+    with heads_off(translator.transformer, change.heads_off, keep_outputs=True):
         before = _search(translator, source, search, observer=observer)
     prefix, forbidden = _token_constraints(translator, change, before)
     changed_source = source if change.source is None else change.source
@@ -116,10 +116,10 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 
 @contextmanager
-def heads_off(model: Transformer, heads: Collection[Head], *, but_kept: bool = False) -> Iterator[None]:
+def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool = False) -> Iterator[None]:
     """Replace the outputs of attention heads by zeros in the body of `with`, before the output projection.
 
-    With `but_kept`, the outputs stay as they are, but the same code path computes them.
+    With `keep_outputs`, the outputs stay as they are, but the same code path computes them.
 
     Raises:
         TransduceError: there is no such head, or its layer shares its weights with others.
@@ -129,13 +129,13 @@ def heads_off(model: Transformer, heads: Collection[Head], *, but_kept: bool = F
         by_attention.setdefault(_find_attention(model, head), []).append(head.head)
     with ExitStack() as stack:
         for attention, numbers in by_attention.items():
-            stack.enter_context(_zeroed_heads(attention.output, [] if but_kept else numbers, attention.d_v))
+            stack.enter_context(_zeroed_heads(attention.output, [] if keep_outputs else numbers, attention.d_v))
         yield
 
 
 @contextmanager
 def _zeroed_heads(output: torch.nn.Module, heads: Sequence[int], width: int) -> Iterator[None]:
-    """Zero the values of some heads in the concatenation (…, H × V) that enters an output projection.
+    """Replace the outputs of some heads by zeros in the body of `with`, before the output projection.
 
     `forward` is replaced because decoding calls it directly, which would bypass PyTorch's hooks.
     """
@@ -210,7 +210,7 @@ def _token_id(translator: Translator, token: str) -> int:
     return id
 
 
-class ForbidAt:
+class ForbidTokensAt:
     """A search rule that forbids tokens at certain positions (`search.rules.Rule`)."""
 
     def __init__(self, forbidden: dict[int, list[int]]) -> None:
@@ -234,13 +234,13 @@ def _search(
     forbidden: dict[int, list[int]] | None = None,
     observer: Observer | None = None,
 ) -> Hypothesis:
-    """Return the best hypothesis for one sentence."""
+    """Return the best hypothesis for one sentence under the given search settings."""
     source_ids = sentence_ids(translator, source)
     target = translator.tokenizer.target
     # The search itself adds the tokens that every translation starts with.
     batch = Batch(source_ids=[source_ids], prefixes=[prefix[len(target.forced) :]], phrases=[()], sentences=[0])
     with torch.inference_mode():
-        rules = [ForbidAt(forbidden)] if forbidden else []
+        rules = [ForbidTokensAt(forbidden)] if forbidden else []
         (hypotheses,) = run(start_search(translator.models, target, batch, search, rules), observer)
     if not hypotheses:
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")

@@ -214,7 +214,7 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
 
 
 def _has_short_names(panel: Curves) -> bool:
-    """Return whether two names fit side by side in the legend."""
+    """Return whether the names of curves are short enough for two to fit beside each other in the legend."""
     return all(len(each.name) <= 24 for each in panel.curves)
 
 

@@ -38,7 +38,7 @@ def plot_training(runs: Sequence[Path]) -> Chart:
     Raises:
         TransduceError: a folder has no `metrics.jsonl`, or it is damaged.
     """
-    lines = {name: _read_metrics(run) for name, run in zip(short_names(runs), runs, strict=True)}
+    lines = {name: _read_metrics(run) for name, run in zip(unique_suffixes(runs), runs, strict=True)}
     panels = [
         Curves(
             title=title,
@@ -79,7 +79,7 @@ def _read_metrics(run: Path) -> list[_Line]:
     return lines
 
 
-def short_names(paths: Sequence[Path]) -> list[str]:
+def unique_suffixes(paths: Sequence[Path]) -> list[str]:
     """Return the shortest endings of these paths that are unique, as names."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):

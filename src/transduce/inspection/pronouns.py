@@ -19,7 +19,7 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """The words that one head attends to most from the pronoun."""
+    """The words that one attention head attends to most from the pronoun's position."""
 
     layer: int
     """Layer number from 0."""
@@ -83,7 +83,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The texts of the candidates."""
+        """The candidate antecedents as texts."""
         return tuple(self._name([self.words[number] for number in candidate]) for candidate in self.candidates)
 
     @staticmethod

@@ -10,13 +10,13 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import AttentionMaps, refuse_ensembles, stack_layers, word_attention
+from transduce.inspection.attention import AttentionMaps, check_single_model, stack_layers, word_attention
 from transduce.inspection.beam_tree import (
-    BeamObserver,
+    BeamRecorder,
+    allowed_logits,
     build_tree,
-    closed_path,
     path_log_probabilities,
-    writable_logits,
+    path_with_end,
 )
 from transduce.inspection.sentence_view import Candidate, Inspection, Step, WordAlignment, to_bytes
 from transduce.model.attention import AttentionTrace
@@ -45,11 +45,11 @@ def inspect_sentence(
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
     """
     source_ids = sentence_ids(translator, source)
-    refuse_ensembles(translator)
+    check_single_model(translator)
     model, config = translator.transformer, translator.transformer.config
     search = search or translator.search
-    search = plain_search(search, n_best=search.beam_size)
-    beam = BeamObserver(search.beam_size, config.eos_id, then=observer)
+    search = deterministic_search(search, n_best=search.beam_size)
+    beam = BeamRecorder(search.beam_size, config.eos_id, then=observer)
     (finished,) = translator.search_ids([source_ids], search, observer=beam)
     if not finished or not (finished[0].ids or finished[0].ended):
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
@@ -59,7 +59,7 @@ def inspect_sentence(
     with torch.inference_mode():
         memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
-        logits = writable_logits(model, model.decode(inputs, memory, mask, trace=trace))[0]  # (T, V)
+        logits = allowed_logits(model, model.decode(inputs, memory, mask, trace=trace))[0]  # (T, V)
     maps = AttentionMaps(
         source_pieces=tuple(translator.tokenizer.source.pieces(source_ids)),
         target_pieces=tuple(translator.tokenizer.target.pieces(target_ids)),
@@ -68,7 +68,7 @@ def inspect_sentence(
         memory=stack_layers(trace.memory),
         ended=best.ended,
     )
-    paths = [*beam.kept, *(closed_path(hypothesis, config.eos_id) for hypothesis in finished)]
+    paths = [*beam.kept, *(path_with_end(hypothesis, config.eos_id) for hypothesis in finished)]
     sums = path_log_probabilities(model, memory, mask, paths)
     return Inspection(
         model=describe(model),
@@ -89,7 +89,7 @@ def inspect_sentence(
     )
 
 
-def plain_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
+def deterministic_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
     """Return a copy of search settings without sampling and without batch invariance."""
     return msgspec.structs.replace(search, n_best=n_best, sampling=None, batch_invariant=False)
 

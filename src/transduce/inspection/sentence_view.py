@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len
 
-from transduce.inspection.attention import WordAttention, framed
+from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page
 from transduce.inspection.pronouns import PronounAttention
 
@@ -100,7 +100,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return render_page(f"{self.source} → {self.translation}", msgspec.json.encode(self).decode())
 
     def _repr_html_(self) -> str:
-        return framed(self.to_html())
+        return page_in_iframe(self.to_html())
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:

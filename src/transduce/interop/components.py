@@ -79,7 +79,7 @@ class ExportedEncoder(Protocol):
 
 
 # Components that the exporters can read from a model. Each exporter narrows this to what its format can compute.
-READABLE = {
+EXPORTABLE = {
     "class_": "Transformer Encoder Decoder Recurrent",
     "parametrization": "LowRankUpdate",
     "linear_layers": "Linear",
@@ -119,13 +119,13 @@ class Linear(NamedTuple):
     bias: Tensor | None
 
 
-def linear_of(module: nn.Linear) -> Linear:
+def linear_weights(module: nn.Linear) -> Linear:
     """Return the detached weight and bias of a PyTorch linear layer."""
     return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
 def join(layers: list[Linear]) -> Linear:
-    """Return one linear layer that concatenates the outputs of several layers with the same inputs."""
+    """Return one linear layer whose outputs are the concatenated outputs of several layers with the same input."""
     biases = [part.bias for part in layers if part.bias is not None]
     return Linear(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
 
@@ -139,16 +139,16 @@ class Projections(NamedTuple):
     output: Linear
 
 
-def projections_of(attention: MultiHeadAttention) -> Projections:
+def attention_projections(attention: MultiHeadAttention) -> Projections:
     """Return the four projections of an attention module, with its joint input projection split into three."""
-    joint = linear_of(attention.projection)
+    joint = linear_weights(attention.projection)
     weights = joint.weight.split(attention.widths)
     biases = (None, None, None) if joint.bias is None else joint.bias.split(attention.widths)
     query, key, value = (Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
-    return Projections(query, key, value, linear_of(attention.output))
+    return Projections(query, key, value, linear_weights(attention.output))
 
 
-def scaled_projections_of(attention: MultiHeadAttention) -> Projections:
+def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
     """Return the four projections of an equivalent attention with the scaled dot product score of equation (1).
 
     A different scaling factor is multiplied into the query projection, and so is the matrix W of the general score,
@@ -157,7 +157,7 @@ def scaled_projections_of(attention: MultiHeadAttention) -> Projections:
     Raises:
         ValueError: the score is additive, or the attention is hard.
     """
-    projections = projections_of(attention)
+    projections = attention_projections(attention)
     score = attention.score
     if score is None:
         return projections
@@ -174,12 +174,12 @@ def scaled_projections_of(attention: MultiHeadAttention) -> Projections:
 
 
 def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply the output rows (H × K, …) of each head's query projection by the head's matrix, (H, K, K)."""
+    """Multiply each head's rows of a query projection, (H × K, …), by the head's matrix of (H, K, K)."""
     heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
     return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
 
 
-def has_two_norms(residual: Residual) -> bool:
+def has_sandwich_norm(residual: Residual) -> bool:
     """Return whether a sub-layer has a norm both before and after it (sandwich norm)."""
     return not isinstance(residual.norm_before, nn.Identity) and not isinstance(residual.norm_after, nn.Identity)
 
@@ -194,7 +194,7 @@ def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
     return [cast(DecoderLayer, layer) for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers)]
 
 
-def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
+def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor | None:
     """Return the position vectors that are added to the embeddings, (P, D), or None if the model adds none."""
     if isinstance(embedding.positions, LearnedPositions):
         return embedding.positions.weight.detach()[embedding.positions.offset :]
@@ -204,7 +204,7 @@ def added_positions(embedding: Embedding, config: ModelConfig) -> Tensor | None:
     return sinusoids(rows, config.d_model, to_end=config.sinusoids_to_end)[config.position_offset :]
 
 
-def bias_by_distance(relative: RelativePositions) -> Tensor:
+def relative_bias_table(relative: RelativePositions) -> Tensor:
     """Return T5's attention bias of each head for each distance from key to query, (2m + 1, H).
 
     Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.

@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 from transduce.errors import import_extra
 from transduce.interop.components import (
+    EXPORTABLE,
     MAXIMUM_POSITIONS,
-    READABLE,
     Ids,
     Linear,
-    added_positions,
     check_components,
     decoder_layers_of,
     embedding_scale,
     encoder_layers_of,
-    has_two_norms,
+    has_sandwich_norm,
     join,
-    linear_of,
-    scaled_projections_of,
+    linear_weights,
+    position_encoding_table,
+    scaled_attention_projections,
 )
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -59,7 +59,7 @@ _ACTIVATIONS = {
 
 CTRANSLATE2 = table(
     "CTranslate2",
-    **READABLE
+    **EXPORTABLE
     | {
         "class_": "Transformer Decoder",  # neither an encoder's heads nor recurrent cells
         "norm": "layer rms",
@@ -115,7 +115,7 @@ def write_ctranslate2(
         settings = spec.config
         settings.decoder_start_token = target.piece(model.config.start_id)
         # An imported tokenizer may add more special tokens than the end symbol, so callers add them.
-        settings.add_source_eos = not isinstance(tokenizer, ForeignTokenizer)
+        settings.add_source_eos = not isinstance(tokenizer, ImportedTokenizer)
     settings.unk_token = target.piece(target.unk_id)
     settings.eos_token = settings.bos_token = target.piece(target.eos_id)
     settings.layer_norm_epsilon = model.config.norm_epsilon
@@ -202,14 +202,14 @@ def _set_embedding(stack: Any, spec: Any, embedding: Embedding, weight: Tensor, 
     if embedding.norm is not None:
         _set_norm(stack.layernorm_embedding, embedding.norm)
     if config.positions in ("sinusoidal", "learned", "none"):
-        table = added_positions(embedding, config)
+        table = position_encoding_table(embedding, config)
         stack.position_encodings.encodings = torch.zeros(MAXIMUM_POSITIONS, config.d_model) if table is None else table
 
 
 def _set_encoder_layer(spec: Any, layer: EncoderLayer | DecoderLayer, positions: StackPositions) -> None:
     _set_self_attention(spec.self_attention, layer.self_attention, positions)
     _set_feed_forward(spec.ffn, layer.feed_forward)
-    if has_two_norms(layer.self_attention_residual):
+    if has_sandwich_norm(layer.self_attention_residual):
         _set_both_norms(spec.input_layer_norm, spec.post_attention_layer_norm, layer.self_attention_residual)
         _set_both_norms(spec.pre_feedforward_layer_norm, spec.post_feedforward_layer_norm, layer.feed_forward_residual)
     else:
@@ -219,12 +219,12 @@ def _set_encoder_layer(spec: Any, layer: EncoderLayer | DecoderLayer, positions:
 
 def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions) -> None:
     _set_encoder_layer(spec, layer, positions)
-    projections = scaled_projections_of(layer.memory_attention)
+    projections = scaled_attention_projections(layer.memory_attention)
     _set_linear(spec.attention.linear[0], projections.query)
     _set_linear(spec.attention.linear[1], join([projections.key, projections.value]))
     _set_linear(spec.attention.linear[2], projections.output)
     residual = layer.memory_attention_residual
-    if has_two_norms(residual):
+    if has_sandwich_norm(residual):
         _set_both_norms(
             spec.external_pre_encoder_attention_layer_norm, spec.external_post_encoder_attention_layer_norm, residual
         )
@@ -233,7 +233,7 @@ def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions
 
 
 def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: StackPositions) -> None:
-    projections = scaled_projections_of(attention)
+    projections = scaled_attention_projections(attention)
     _set_linear(spec.linear[0], join([projections.query, projections.key, projections.value]))
     _set_linear(spec.linear[1], projections.output)
     if positions.relative is not None:
@@ -243,7 +243,7 @@ def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: Sta
 
 
 def _set_feed_forward(spec: Any, feed_forward: FeedForward | GatedFeedForward) -> None:
-    inner = linear_of(feed_forward.inner)
+    inner = linear_weights(feed_forward.inner)
     if isinstance(feed_forward, GatedFeedForward):
         biases = (None, None) if inner.bias is None else inner.bias.chunk(2)
         gate, linear = (Linear(weight, bias) for weight, bias in zip(inner.weight.chunk(2), biases, strict=True))
@@ -251,7 +251,7 @@ def _set_feed_forward(spec: Any, feed_forward: FeedForward | GatedFeedForward) -
         _set_linear(spec.linear_0_noact, linear)
     else:
         _set_linear(spec.linear_0, inner)
-    _set_linear(spec.linear_1, linear_of(feed_forward.outer))
+    _set_linear(spec.linear_1, linear_weights(feed_forward.outer))
 
 
 def _set_both_norms(before: Any, after: Any, residual: Residual) -> None:
@@ -286,7 +286,7 @@ class CTranslate2Model:
         self._source = _tokens(tokenizer.source)
         self._target = _tokens(tokenizer.target)
         self._ids = {token: id for id, token in enumerate(self._target)}
-        self._adds_end = not isinstance(tokenizer, ForeignTokenizer)  # as `write_ctranslate2` sets `add_source_eos`
+        self._adds_end = not isinstance(tokenizer, ImportedTokenizer)  # as `write_ctranslate2` sets `add_source_eos`
         self._forced = tokenizer.target.pieces(tokenizer.target.forced)
         self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
         self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]

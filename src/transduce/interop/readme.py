@@ -1,6 +1,6 @@
 """Generator of an exported folder's README.md, which describes the model and shows how to run it."""
 
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.config import Kind
 from transduce.text.tokenizer import Tokenizer
 
@@ -15,11 +15,11 @@ _CTRANSLATE2 = """\
     for result in results:
         print(target.decode(result.hypotheses[0]))
 """
-_CTRANSLATE2_FOREIGN = """\
+_CTRANSLATE2_IMPORTED = """\
     import ctranslate2
-    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 
-    tokenizer = ForeignTokenizer.load(".")
+    tokenizer = ImportedTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
     pieces = [source.pieces(source.with_special_tokens(source.encode(line))) for line in lines]
@@ -42,11 +42,11 @@ _CTRANSLATE2_LANGUAGE_MODEL = """\
 
 A text begins with the end-of-line symbol, `{end}`, which also separates lines, and at which generation stops.
 """
-_CTRANSLATE2_FOREIGN_LANGUAGE_MODEL = """\
+_CTRANSLATE2_IMPORTED_LANGUAGE_MODEL = """\
     import ctranslate2
-    from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 
-    vocabulary = ForeignTokenizer.load(".").target
+    vocabulary = ImportedTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
     start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
     prompt = vocabulary.pieces([*start, *vocabulary.encode("the beginning")])
@@ -92,16 +92,16 @@ _USES: dict[tuple[str, Kind], str] = {
     ("onnx", "decoder"): _ONNX_LANGUAGE_MODEL,
     ("onnx", "encoder"): _ONNX_ENCODER,
 }
-_FOREIGN_USES: dict[tuple[str, Kind], str] = {
-    ("ctranslate2", "transformer"): _CTRANSLATE2_FOREIGN,
-    ("ctranslate2", "decoder"): _CTRANSLATE2_FOREIGN_LANGUAGE_MODEL,
+_IMPORTED_USES: dict[tuple[str, Kind], str] = {
+    ("ctranslate2", "transformer"): _CTRANSLATE2_IMPORTED,
+    ("ctranslate2", "decoder"): _CTRANSLATE2_IMPORTED_LANGUAGE_MODEL,
 }
-_CUTTING = """\
+_TOKENIZATION = """\
 Texts are tokenized by
 sentencepiece with `{source}`, and detokenized with `{target}`."""
-_FOREIGN_CUTTING = """\
+_IMPORTED_TOKENIZATION = """\
 The tokenizer is `foreign_tokenizer.json`:
-`transduce.interop.hugging_face.imported_tokenizer.ForeignTokenizer.load(".")` opens it. Its
+`transduce.interop.hugging_face.imported_tokenizer.ImportedTokenizer.load(".")` opens it. Its
 `source.with_special_tokens(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)`
 returns the text of ids. {beginning}"""
 _FORCED = """\
@@ -129,7 +129,7 @@ def readme(
         measured: the report that compares the export with the model.
         longest: the maximum number of tokens of a text.
     """
-    is_foreign = isinstance(tokenizer, ForeignTokenizer)
+    is_imported = isinstance(tokenizer, ImportedTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
@@ -138,8 +138,8 @@ def readme(
     words["begin"], words["separator"], _ = vocabulary.special_token_names
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
-    cutting = (_FOREIGN_CUTTING if is_foreign else _CUTTING).format(**words)
-    templates = _USES | _FOREIGN_USES if is_foreign else _USES
+    cutting = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
+    templates = _USES | _IMPORTED_USES if is_imported else _USES
     use = templates[export_format, kind].format(**words, cutting=cutting)
     composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.nfc else ""
     titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
@@ -147,7 +147,7 @@ def readme(
     title, description = titles.get(kind, (pair, "A translation model"))
     return (
         f"# {title} for {_RUNTIMES[export_format]}\n\n"
-        f"{description} that was {'imported' if is_foreign else 'trained'} by transduce and exported by it.\n\n{use}\n"
+        f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
         f"{composed}A text can have {longest:,} tokens.\n\n"
         f"The export was compared with the model:\n\n```\n{measured}\n```\n"
     )

@@ -210,7 +210,7 @@ def _layer_weights(
 
 
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
-    """Return a tutorial's names of one of our parameters, such as encoder_layers.0.feed_forward.inner.bias."""
+    """Return a tutorial's names for a parameter of this package, such as encoder_layers.0.feed_forward.inner.bias."""
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
     first, _, rest = name.partition(".")
     stack, _, part = first.partition("_")
@@ -251,7 +251,7 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
 
 
 def _axis(name: str) -> str | None:
-    """Return which axis of a weight is the model width: "rows", "columns" or None."""
+    """Return the axis of a weight that is the model width ("rows" or "columns"), or None if neither is."""
     if name in ("source_weight", "own_target_weight", "own_output_weight"):
         return "columns"
     if name == "output_bias":

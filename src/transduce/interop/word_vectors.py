@@ -49,7 +49,7 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             )
 
 
-class FoundVectors(NamedTuple):
+class MatchedVectors(NamedTuple):
     """The vectors of a file that belong to a vocabulary's tokens."""
 
     rows: Tensor
@@ -99,12 +99,12 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
     Raises:
         TransduceError: the file has another format, or its vectors are not as wide as the model.
     """
-    found = find_vectors(vocabulary, path, weight.shape[1])
-    put_vectors(weight, found, rescale=rescale)
+    found = match_vectors(vocabulary, path, weight.shape[1])
+    copy_vectors(weight, found, rescale=rescale)
     return found.coverage
 
 
-def find_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> FoundVectors:
+def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> MatchedVectors:
     """Return the vectors of a file that belong to tokens of a vocabulary, by the rules of `fill_embeddings`.
 
     Raises:
@@ -125,7 +125,7 @@ def find_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> FoundV
     rows = sorted(best)
     vectors = np.stack([best[row][1] for row in rows]) if rows else np.zeros((0, width), np.float32)
     coverage = Coverage(tokens=tokens, found=len(rows), words_in_file=word_count, width=width)
-    return FoundVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
+    return MatchedVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
 
 
 def vector_width(path: str | Path, width: int | None = None) -> int:
@@ -153,7 +153,7 @@ def _wrong_width(path: Path, found: int, width: int) -> TransduceError:
 
 
 @torch.no_grad()
-def put_vectors(weight: Tensor, found: FoundVectors, *, rescale: bool) -> None:
+def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> None:
     """Write vectors to their rows of a matrix (V, D), in place; `rescale` as in `fill_embeddings`."""
     if not len(found.rows):
         return

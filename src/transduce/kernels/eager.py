@@ -32,7 +32,10 @@ _FIRST_CAPACITY = 32  # positions
 
 
 class Slots:
-    """A map from a batch's rows to cache slots; the last rows move into the slots of removed rows."""
+    """A map from the rows of a batch to cache slots, which compacts the slots when rows are removed.
+
+    The last rows move into the slots of removed rows.
+    """
 
     def __init__(self, rows: int) -> None:
         self.count = rows
@@ -63,7 +66,7 @@ class Slots:
         moved = [slot for slot in kept if slot >= count]
         new_slot = dict(zip(moved, holes, strict=True))
         new = [new_slot.get(slot, slot) for slot in kept]
-        self._remember(new, rows.device)
+        self._record_slots(new, rows.device)
         return _indices(holes, rows.device), _indices(moved, rows.device)
 
     def select(self, rows: Tensor) -> Tensor:
@@ -75,8 +78,8 @@ class Slots:
         self._slot_of_row = self._row_of_slot = None
         return slots
 
-    def _remember(self, slot_of_row: list[int], device: torch.device) -> None:
-        """Store which cache slot holds each row of the batch; nothing is stored if row n is in slot n."""
+    def _record_slots(self, slot_of_row: list[int], device: torch.device) -> None:
+        """Store the cache slot of each row of the batch, or None if row n is in slot n for every n."""
         if slot_of_row == list(range(len(slot_of_row))):
             self._slot_of_row = self._row_of_slot = None
             return
@@ -95,7 +98,7 @@ class SlotCache:
     def __init__(self, keys_values: Tensor) -> None:
         """Create a cache that contains keys and values (2, B, H, L, K); L may be 0."""
         self.length = keys_values.shape[3]
-        self._hold(keys_values.contiguous(), keys_values.shape[1])
+        self._set_buffer(keys_values.contiguous(), keys_values.shape[1])
 
     def append(self, keys_values: Tensor) -> None:
         """Append keys and values of new positions, (2, B, H, n, K)."""
@@ -114,14 +117,14 @@ class SlotCache:
         if len(moved):
             used = self._buffer.narrow(3, 0, self.length)
             used.index_copy_(1, holes, used.index_select(1, moved))
-        self._hold(self._buffer, rows)
+        self._set_buffer(self._buffer, rows)
 
     def select(self, slots: Tensor) -> None:
         """Make these slots the rows of the cache, in this order."""
-        self._hold(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
+        self._set_buffer(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
 
-    def _hold(self, buffer: Tensor, rows: int) -> None:
-        """Replace the cache's buffer, and set the views of its first `rows` slots."""
+    def _set_buffer(self, buffer: Tensor, rows: int) -> None:
+        """Make a tensor the cache's buffer, and create the views of its first `rows` slots."""
         self.rows = rows
         self._buffer = buffer  # (2, at least B, H, capacity, K)
         self._live = buffer.narrow(1, 0, rows)  # (2, B, H, capacity, K)
@@ -132,7 +135,7 @@ class SlotCache:
         two, _, heads, _, width = self._buffer.shape
         enlarged = self._buffer.new_empty(two, self.rows, heads, positions, width)
         enlarged[:, :, :, : self.length] = self._live[:, :, :, : self.length]
-        self._hold(enlarged, self.rows)
+        self._set_buffer(enlarged, self.rows)
 
 
 # --- encoder without padding ---
@@ -284,12 +287,12 @@ def cross_attention_projections(attention: MultiHeadAttention) -> tuple[Projecti
 
 
 def _norm(module: nn.Module) -> Projection | None:
-    """Return a norm's function, or None for an identity."""
+    """Return the function that a norm module computes, or None for an identity."""
     return None if isinstance(module, nn.Identity) else module.forward
 
 
 def _layers(model: Transformer) -> Iterator[DecoderLayer]:
-    """Iterate over the decoder's layers."""
+    """Iterate over the decoder layers of a model."""
     for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
         assert isinstance(layer, DecoderLayer)
         yield layer

@@ -226,7 +226,7 @@ class InferenceCopy:
 
     def _record_weights(self, model: nn.Module) -> None:
         # The copy must not keep the model alive.
-        """Record the layer graph, the parameters and their versions, to detect later changes."""
+        """Record the layer graph, the parameters and the parameters' versions, to detect later changes."""
         self._graph = graph_of(model)
         self._weights = [
             (holder._parameters, name, parameter, _version(parameter))

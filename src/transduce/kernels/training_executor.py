@@ -66,7 +66,7 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has hooks."""
+    """Return whether a module has forward or backward hooks."""
     own = vars(module)
     return bool(
         own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
@@ -74,7 +74,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a kernel may compute a module without calling it: it has no hooks, not even observing ones."""
+    """Return whether a kernel may compute a module without calling it: its class is known and it has no hooks."""
     if _has_hooks(module) or _kernel_of(module) is None:
         return False
     return type(module) in kinds or known_class(module) in kinds
@@ -122,7 +122,7 @@ def _embedding(
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
-    """Compute the network with its activation inside the first linear layer."""
+    """Compute a feed-forward network, with its activation fused into the kernel of the first linear layer."""
     name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
         return FeedForward.forward(module, x)
@@ -140,7 +140,7 @@ def _residual(
     sublayer: Callable[[Tensor], Tensor],
     present: Tensor | None = None,
 ) -> Tensor:
-    """Compute a sub-layer's pre-norm such that its gradient is added to that of the residual connection."""
+    """Compute a residual connection with pre-norm; the backward pass adds both branches' gradients in one kernel."""
     norm = module.norm_before
     if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
@@ -166,7 +166,7 @@ class KeyLengths(NamedTuple):
 
 
 def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
-    """Return the mask of an attention as lengths, or None if the mask is more than padding or look-ahead.
+    """Return an attention mask as key lengths; None if the mask hides more than padding or future positions.
 
     Args:
         x: the input whose positions attend (queries), (B, Q, D).
@@ -222,7 +222,7 @@ def _attention(
 def _packed_attend(
     kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
 ) -> Tensor:
-    """Compute attention of a packed batch."""
+    """Compute attention of a batch whose sentences are concatenated without padding (a packed batch)."""
     assert kernels.packed is not None
     return kernels.packed.attend(projected, memory, mask, num_heads)
 
@@ -256,7 +256,7 @@ def _padded_attend(
 
 
 def _encoder_layer(kernels: TrainingKernels, layer: EncoderLayer, x: Tensor, mask: Any, **kwargs: Any) -> Tensor:
-    """Compute a whole encoder layer as one node if the kernels support it."""
+    """Compute a whole encoder layer as one autograd node if the kernels support the layer."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, None, (mask,))
         if found is not None:
@@ -274,7 +274,7 @@ def _decoder_layer(
     memory_mask: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute a whole decoder layer as one node if the kernels support it."""
+    """Compute a whole decoder layer as one autograd node if the kernels support the layer."""
     if _is_plain_call(layer, kwargs) and kernels.supports_rows(x):
         found = kernels.run_layer(layer, x, memory, (mask, memory_mask))
         if found is not None:
@@ -303,7 +303,7 @@ _WHOLE_LAYERS = table(
 
 
 class LayerPart(NamedTuple):
-    """A sub-layer as whole-layer kernels compute it.
+    """A sub-layer (attention or feed-forward network) in the form that whole-layer kernels compute.
 
     It has a norm, two linear layers, dropout, and in between attention or an activation.
     """
@@ -431,7 +431,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 
 
 def _methods(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names of the methods that transduce's classes among the bases of a class define."""
+    """Return the names of all methods that a class inherits from classes of this package."""
     ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
     defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
     return frozenset(defined | {"forward", "_call_impl"})

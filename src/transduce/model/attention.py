@@ -193,7 +193,7 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Compute attention of each head to its own keys and values, by the configured score function."""
+        """Compute attention of each query head to its key/value head, by the configured score function."""
         compute: Attend = attend if self.score is None else self.score
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
@@ -299,7 +299,7 @@ def _with_capacity(buffer: Tensor | None, new: Tensor, length: int, end: int) ->
 
 
 class LayerCache:
-    """The two caches of a decoder layer: past positions, and the memory, which is projected once for each sentence."""
+    """The two KV caches of a decoder layer: self-attention over past positions, and cross-attention to the memory."""
 
     def __init__(self) -> None:
         self.past = KeyValueCache()
@@ -315,7 +315,7 @@ class DecoderCache:
 
     @property
     def length(self) -> int:
-        """The number of cached positions."""
+        """The number of positions in the decoder's caches."""
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -347,7 +347,7 @@ class DecoderCache:
 
 
 class Attend(Protocol):
-    """The signature that `attend` and `ScoredAttention` share: queries, keys and values to (B, H, Q, V)."""
+    """A protocol for functions that compute attention: queries, keys and values to outputs (B, H, Q, V)."""
 
     def __call__(
         self,
@@ -492,7 +492,7 @@ def attend_in_window(
     dropout: Dropout | None = None,
     weights_out: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return what `attend` would compute with the window's mask.
+    """Compute attention within a window block by block, equal to `attend` with the window's full mask.
 
     Args:
         attend: the attention of a block.
@@ -535,7 +535,7 @@ def attend_in_window(
 
 
 def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
-    """Return the ranges of blocks, (first, end), to compute at once.
+    """Return ranges of blocks, (first, end), such that the scores of one range fit in the cache.
 
     `scores` is the number of scores of one block: on a CPU, the scores of a range fit into the cache. A GPU computes
     all blocks at once; without a loop, a compiled layer works for any number of blocks.
@@ -547,7 +547,7 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of some blocks, shaped (block, span) as in `sizes`, from the mask of existing positions."""
+    """Return the mask of some blocks of a windowed attention, from the mask of existing positions."""
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.relative is None:
@@ -557,7 +557,7 @@ def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch
 
 
 def _as_full(weights: Tensor, length: int) -> Tensor:
-    """Return the weights of blocks, (B, N, H, b, s), as weights over all keys: (B, H, L, L)."""
+    """Convert attention weights of blocks, (B, N, H, b, s), to weights over all keys, (B, H, L, L)."""
     batch, blocks, heads, block, span = weights.shape
     full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)
     for number in range(blocks):

@@ -24,14 +24,14 @@ from transduce.model.positions import Rotation
 
 
 class Rows(NamedTuple):
-    """A range of consecutive rows of a matrix."""
+    """A range of consecutive rows of a weight matrix."""
 
     start: int
     stop: int
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors that one optimizer update changes: equally long, and float32 except `working`."""
+    """The vectors that one optimizer update changes: master weights, their average and copies, of equal length."""
 
     master: Tensor
     gradient: Tensor
@@ -130,7 +130,7 @@ class TrainingKernels(Protocol):
 
     @property
     def packed(self) -> PackedAttention | None:
-        """The backend's training on packed batches; None if padded batches are at least as fast."""
+        """The backend's kernels for packed batches (without padding); None if padded batches are at least as fast."""
 
     def run_layer(self, layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
         """Compute a whole encoder or decoder layer in training, or return None if that is not supported.
@@ -171,7 +171,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the kernels from `dropout_add` to `add_rows_in_place` support x's dtype, device and width."""
+        """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
         """Return residual + dropout(x) (section 5.4), in x's shape and dtype; p is drop_of_256 / 256."""
@@ -221,7 +221,7 @@ class TrainingKernels(Protocol):
         """The names of the activations that `linear` can apply to its output."""
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-        """Return whether `linear` supports these tensors."""
+        """Return whether the kernel `linear` supports this input and this weight."""
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
@@ -317,7 +317,7 @@ _BACKEND: ContextVar[TrainingKernels | None] = ContextVar("_BACKEND", default=No
 
 
 class _InUse:
-    """The process's training backend, for PyTorch's own threads, which run backward passes on GPUs."""
+    """The process-wide variable that shows the training backend to PyTorch's threads, which run backward passes."""
 
     backend: TrainingKernels | None = None
     thread: int | None = None
@@ -404,7 +404,7 @@ class LinearSums(NamedTuple):
 
 
 def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
-    """Return the options of a linear layer with these rows of a matrix (O, I) and a bias (O,); None: all rows.
+    """Return a linear layer's options and gradient sums, for some rows of the weight (O, I) and bias (O,).
 
     Raises:
         ValueError: the matrix has no such rows.
@@ -459,7 +459,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class RowSums(NamedTuple):
-    """The options of an embedding lookup, and the tensor to which its gradient is added."""
+    """The options of an embedding lookup, and the tensor to which the matrix's gradient is added."""
 
     scale: float
     frozen_row: int | None

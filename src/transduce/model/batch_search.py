@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class SearchBounds(NamedTuple):
-    """The options of a batch search: where hypotheses start and end, and how they are ranked."""
+    """The options of a batch search: start and end symbols, maximum lengths, and the ranking of hypotheses."""
 
     start_id: int
     """The first input of the decoder."""

@@ -1,4 +1,4 @@
-"""Builds the model that a configuration describes."""
+"""Build the model that a configuration describes."""
 
 from collections.abc import Callable
 from typing import TypeVar

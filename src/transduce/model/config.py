@@ -86,7 +86,7 @@ def check_config(config: Any) -> None:
 
 @cache
 def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Return the settings of a struct whose type is a `Literal`, each with its permitted values."""
+    """Return the settings of a struct that have a `Literal` type, each with its permitted values."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
@@ -102,7 +102,7 @@ def _check_choices(config: Any) -> None:
 
 @cache
 def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """Return the permitted types of each other setting of a struct, including `NoneType` if the setting is optional."""
+    """Return the permitted types of each setting that has no `Literal` type, with `NoneType` if it is optional."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _choices_of(kind)}
     return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
 

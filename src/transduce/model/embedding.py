@@ -19,7 +19,7 @@ from transduce.model.positions import build_embedding_positions
 
 
 class Embedding(Component):
-    """An embedding of token ids (B, T) as vectors (B, T, D), with positions and dropout; the model owns the matrix.
+    """An embedding of token ids (B, T) as vectors (B, T, D), with positions and dropout; the matrix is an argument.
 
     The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
     the same id, its vector is its position alone.
@@ -45,7 +45,7 @@ class Embedding(Component):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Look up rows of the matrix and complete them.
+        """Look up the rows of token ids in the matrix, and add positions, token types, norm and dropout.
 
         Args:
             ids: token ids, (B, T).
@@ -116,7 +116,7 @@ class VocabularyModel(nn.Module):
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two matrices whose product is the logits: hidden (…, D) and the output matrix (V, D).
+        """Return two matrices whose product is the logits: hidden states (…, D), and the output projection (V, D).
 
         A bias becomes one more column of the matrix, at which hidden is 1. The loss needs nothing else to compute
         logits.
@@ -127,7 +127,7 @@ class VocabularyModel(nn.Module):
         return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """Multiply the last layer's output by the factor that T5 applies before the output projection."""
+        """Multiply the last layer's output by the scale that T5 applies before the output projection."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:

@@ -41,7 +41,7 @@ _WORDS = {torch.bfloat16: (torch.int16, 15, 0x3F80), torch.float32: (torch.int32
 
 
 def keep_mask(x: Tensor, drop_of_256: int) -> Tensor:
-    """Return ones where an element is kept and zeros where it is dropped, in x's shape and dtype (fp32 or bf16)."""
+    """Return a random dropout mask: ones where an element is kept and zeros where it is dropped, shaped like x."""
     word, sign_bit, one = _WORDS[x.dtype]
     lanes = x.element_size()
     count = (x.numel() + lanes - 1) // lanes

@@ -27,7 +27,7 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the matrices of one attention or feed-forward module, by name with row counts; none of other modules."""
+    """Return an attention or feed-forward module's matrices by name with row counts; empty for other modules."""
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
     if isinstance(module, FeedForward | GatedFeedForward):

@@ -56,7 +56,7 @@ class UnknownError(Exception):
 
 
 class _Entry(NamedTuple):
-    """The reference class of a known module class, and the children and tensors that its instances must have."""
+    """An entry of the registry of known module classes: the reference class, and permitted children and tensors."""
 
     computes: type[nn.Module]
     """The reference class whose function the class computes."""
@@ -124,7 +124,7 @@ def register_wrapper(mixin: type, hooks_from: str) -> None:
 
 
 def only_observes(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a forward hook that changes nothing and need not run for modules inside a fused layer; return the hook."""
+    """Mark a forward hook as one that changes nothing and may be skipped inside fused layers; return the hook."""
     hook.only_observes = True  # type: ignore[attr-defined]
     return hook
 
@@ -194,7 +194,7 @@ register_class(
 
 
 def global_change() -> str | None:
-    """Describe, as a clause, a change that affects all modules of the process, such as a global hook; None: no change.
+    """Return a clause that describes a change to all modules of the process, such as a global hook; None if none.
 
     This cheap check runs at every batch; `replaced_method` runs only when a module is described.
     """
@@ -207,7 +207,7 @@ def global_change() -> str | None:
 
 
 def replaced_method() -> str | None:
-    """Describe, as a clause, a method of a known class that was replaced; None: no method was."""
+    """Return a clause that names a replaced method of a known class; None if no method was replaced."""
     for kind, name, method in _OTHER_METHODS:
         if getattr(kind, name, None) is not method:
             return f"{kind.__name__}.{name} was replaced"

@@ -55,7 +55,7 @@ from transduce.model.transformer import Transformer
 
 
 class Norm(NamedTuple):
-    """A normalization over the model width."""
+    """A normalization over the model width, as described in the layer graph."""
 
     module: nn.Module
     kind: str
@@ -152,7 +152,7 @@ class ModelGraph(NamedTuple):
 
 
 class Unsupported(NamedTuple):
-    """The reason why a model has no description."""
+    """The reason why the layer graph cannot describe a model."""
 
     reason: str
     """A clause that names the component, such as `decoder_layers.0.self_attention is of class Gated`."""
@@ -221,7 +221,7 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
 
 
 def graph_of(module: nn.Module) -> Graph:
-    """Return the graph of a model, an `EncoderLayer` or a `DecoderLayer` as it is now."""
+    """Return the layer graph of a model, an `EncoderLayer` or a `DecoderLayer` as it is now."""
     return description_of(module).graph
 
 
@@ -247,14 +247,14 @@ _Reading = tuple[dict[str, Any], str, Any]
 
 
 class Description:
-    """The graph of a module, and a snapshot of the module by which changes are found in microseconds.
+    """The layer graph of a module, and a snapshot of the module that reveals later changes within microseconds.
 
     The snapshot holds namespaces (`vars`) of the module and its submodules but no reference to the module itself, so
     that a cached description does not keep the module alive.
     """
 
     def __init__(self, module: nn.Module, change: str | None) -> None:
-        """Describe a module, or mark it as unsupported for the reason `change`, a result of `global_change`."""
+        """Describe a module; if a `change` of all modules is passed, mark the module as unsupported for this reason."""
         self.global_change = change
         readings: list[_Reading] = []
         self.graph = _describe(module, readings) if change is None else Unsupported(change)
@@ -312,7 +312,7 @@ _DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
-    """Return the graph of a module; `readings` receives the attributes that the graph depends on."""
+    """Return the layer graph of a module, and add the attributes that the graph depends on to `readings`."""
     try:
         if (reason := replaced_method()) is not None:
             return Unsupported(reason)
@@ -357,7 +357,7 @@ def _computed_class(module: nn.Module) -> type[nn.Module]:
 
 
 class _Describer:
-    """A reader of one model or layer, which checks each part and returns its description.
+    """A builder of layer graphs, which checks each part of one model or layer and returns its description.
 
     Backends read sizes from the configuration, so each part of a model must agree with it. A layer without a model has
     no configuration, and is only checked for known classes. Methods raise an `UnknownError` at the first difference.
@@ -375,7 +375,7 @@ class _Describer:
         return value
 
     def must_be(self, path: str, quantity: str, actual: object, setting: str, expected: object = None) -> None:
-        """Check a value of a module against a setting.
+        """Check that a module's value follows from the configuration, and raise an UnknownError otherwise.
 
         Args:
             path: the module's dotted name.
@@ -391,7 +391,7 @@ class _Describer:
             raise UnknownError(f"{path} has the {quantity} {actual}, but `model.{setting}` is {expected}")
 
     def kind(self, path: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
-        """Return the one of these reference classes whose function a module computes."""
+        """Return which of these reference classes defines the function that a module computes."""
         kind = _computed_class(module)
         if kind not in kinds:
             raise UnknownError(f"{path} is of class {type(module).__name__}")
@@ -419,7 +419,7 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return the properties of the embedding called `name`, and of the positions and final norm of its stack."""
+        """Return the properties of an embedding, and of the positions and the final norm of its encoder or decoder."""
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
@@ -440,7 +440,7 @@ class _Describer:
 
     @property
     def has_final_norm(self) -> bool:
-        """True if the configuration asks for a norm after each stack."""
+        """True if the configuration has a norm after each stack of layers."""
         return self.config is not None and self.config.has_final_norm
 
     def embedding(self, path: str, module: Any) -> str:
@@ -484,7 +484,7 @@ class _Describer:
 
     @property
     def is_shared(self) -> bool:
-        """True if one layer is used for a whole stack."""
+        """True if all layers of each stack are one layer with shared weights."""
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
@@ -605,7 +605,7 @@ _STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
 
 
 def _facts(sublayer: Sublayer) -> Iterator[Fact]:
-    """Yield the properties of a sub-layer that backend tables list."""
+    """Yield the properties of a sub-layer that the tables of backends list."""
     path = sublayer.path
     yield Fact(path, "norm order", sublayer.order)
     for norm in sublayer.norms:

@@ -34,7 +34,7 @@ class Residual(Component):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], present: Tensor | None = None) -> Tensor:
-        """Apply a sub-layer with its residual connection: (B, T, D) to (B, T, D).
+        """Apply a sub-layer with its residual connection, dropout and norm: (B, T, D) to (B, T, D).
 
         `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
         """
@@ -208,7 +208,7 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine two masks, without the first keys if no query's window reaches them; return the first key's index too."""
+    """Combine two masks without the first keys that no query's window reaches; also return the first key's index."""
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
     allowed = near.allowed[..., first:]

@@ -50,11 +50,11 @@ class AttentionMask:
 
 
 class LookAheadMask(AttentionMask):
-    """The lower triangle: each position attends to itself and its past, and no key is padding."""
+    """A lower triangular mask: each position attends to itself and to earlier positions; no key is padding."""
 
 
 class BiasedMask(AttentionMask):
-    """A mask with another term to add to the scores where it allows attention, such as T5's bias by distance."""
+    """A mask with an additional term for the scores where attention is allowed, such as T5's relative bias."""
 
     def __init__(self, allowed: Tensor, term: Tensor) -> None:
         """Combine a boolean mask and a term of the model's dtype, both broadcastable to (B, H, Q, K)."""
@@ -64,7 +64,7 @@ class BiasedMask(AttentionMask):
 
     @property
     def lengths(self) -> None:
-        """None, because lengths cannot express the bias."""
+        """None, since key lengths cannot express the mask's bias."""
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:

@@ -95,7 +95,7 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
-    """Build the norm that a configuration names."""
+    """Build the norm that a model configuration names, such as LayerNorm."""
     return NORMS[config.norm](config.d_model, config.norm_epsilon)
 
 

@@ -78,7 +78,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return an upper bound of all positions; without `end`, it is read from the GPU, which stalls the CPU."""
+    """Return an upper bound of all positions: `end` if it is known, else read from the GPU, which stalls the CPU."""
     if positions is None:
         return x.shape[1]
     return int(positions.max()) + 1 if end is None else end
@@ -118,7 +118,7 @@ class LearnedPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """The module for embeddings without positions; an encoder without any positions sees a bag of tokens."""
+    """A module in place of position encodings that adds none; such an encoder does not see the order of tokens."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:  # noqa: ARG002
         """Return the embeddings unchanged."""
@@ -210,7 +210,7 @@ class RotaryPositions(nn.Module):
 
 
 def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Return frequencies for a longer context: low ones are divided by the factor, high ones kept (Llama 3.1)."""
+    """Return the frequencies of rotary embeddings for a longer context: low ones divided by a factor (Llama 3.1)."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     rotations = scaling.original_length * frequency / (2.0 * math.pi)  # rotations within the original context
     share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)

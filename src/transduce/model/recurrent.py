@@ -150,7 +150,7 @@ class Recurrent(VocabularyModel):
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
     def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
-        """Return the cache; if it is empty, store the decoder's initial state in it first."""
+        """Return the cache, with the decoder's initial state stored in it if it was empty."""
         if cache.layers:
             return cache
         summary = self._summary(memory, mask)
@@ -227,7 +227,7 @@ class Recurrent(VocabularyModel):
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
-    """Append the attention weights of several calls through all layers to a trace, as those of a single call."""
+    """Append the attention weights of several decoder steps to a trace, as those of a single call."""
     for of_calls, whole in ((steps.decoder, trace.decoder), (steps.memory, trace.memory)):
         layers = len(of_calls) // calls
         joined = [join_step_weights(of_calls[layer::layers]) for layer in range(layers)]

@@ -73,7 +73,7 @@ class PastAttention(nn.Module):
     def forward(
         self, x: Tensor, average: Tensor, states: Tensor, values: Tensor, weights_out: list[Tensor] | None = None
     ) -> Tensor:
-        """Return the average that a step starts from.
+        """Return the average of past states from which the next step of the cell starts.
 
         Args:
             x: the step's input, (N, input width).
@@ -92,7 +92,7 @@ class PastAttention(nn.Module):
 
 
 def join_step_weights(steps: list[Tensor]) -> Tensor:
-    """Join the weights of several steps as those of one attention, (B, 1, T, longest).
+    """Join the attention weights of several steps to those of a single call, (B, 1, T, longest).
 
     The weights of each step are (B, 1, 1, t) or (B, 1, Q, S).
     """
@@ -121,7 +121,7 @@ class CellState(NamedTuple):
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """Build one recurrent layer in one direction."""
+    """Build one layer of LSTM or GRU cells that runs in one direction."""
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 
@@ -199,7 +199,7 @@ class RecurrentDecoderLayer(nn.Module):
     def _step_with_past(
         self, attention: PastAttention, x: Tensor, state: CellState, weights_out: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
-        """Compute one step, (N, 1, input width), that starts from an average over the past, not from the last state."""
+        """Compute one step, (N, 1, input width), that starts from an average of all past states."""
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]

@@ -22,7 +22,7 @@ _LOG_DEVIATIONS = (-7.0, 7.0)
 
 
 class SeriesPrediction(NamedTuple):
-    """A predicted distribution of the next value of each series at each time step."""
+    """A predicted distribution of each series' next value, at each time step."""
 
     means: Tensor
     """(B, T, C)."""

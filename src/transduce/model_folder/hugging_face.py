@@ -18,7 +18,7 @@ from transduce.interop.hugging_face.import_families import FAMILIES, check_confi
 from transduce.interop.hugging_face.import_settings import ConfigReader, Settings
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.config import Kind
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, file_inside, read_bounded, read_json
 from transduce.search.settings import SearchSettings
@@ -36,7 +36,7 @@ class HuggingFaceFolder(NamedTuple):
     model_type: str
     """The `model_type` of config.json, such as "marian"."""
     model: ImportedModel
-    tokenizer: ForeignTokenizer
+    tokenizer: ImportedTokenizer
     languages: tuple[str | None, str | None]
     """Source and target language codes, as far as the folder names them."""
 
@@ -79,7 +79,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     elif not isinstance(config.get("bos_token_id"), int):
         ids["start_id"] = ids["eos_id"]
     model = import_model(config, _stored_tensors(folder), ids)
-    tokenizer = ForeignTokenizer(record)
+    tokenizer = ImportedTokenizer(record)
     tokenizer_config = files.json("tokenizer_config.json")
     languages = (
         _text(tokenizer_config.get("src_lang") or tokenizer_config.get("source_lang")),
@@ -206,7 +206,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return all end-of-text token ids in a folder's configuration, the main one first."""
+    """Return all token ids that end a text in a folder's configuration, the main one first."""
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))

@@ -9,7 +9,7 @@ import torch
 
 from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, quantize
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
 from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.decoder import Decoder
@@ -154,7 +154,7 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
     if source is None and target is None:
         return content
     tokenizer = content.tokenizer
-    if not isinstance(tokenizer, ForeignTokenizer) or tokenizer.record.languages is None:
+    if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.languages is None:
         raise TransduceError(
             f"The model has a fixed language pair and no language tags, but `{target or source}` was asked for: leave "
             "it out."

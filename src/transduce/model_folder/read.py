@@ -11,9 +11,9 @@ from torch import Tensor
 
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import Place, derived_names, places
+from transduce.interop.hugging_face.export import StoredParameter, places, redundant_names
 from transduce.interop.hugging_face.import_settings import check_sizes
-from transduce.interop.hugging_face.imported_tokenizer import FOREIGN_TOKENIZER, load_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
@@ -41,7 +41,7 @@ Built = TypeVar("Built", bound=AnyModel)
 FORMAT_VERSION = 1
 CONFIG = "config.json"
 TOKENIZER_CARD = "tokenizer_settings.json"
-VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", FOREIGN_TOKENIZER)
+VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKENIZER_FILE)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 DIRECTIONS = "directions.json"
@@ -173,7 +173,7 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
         TransduceError: the folder is missing, incomplete or damaged, or its kind or version is not supported.
     """
     if is_hugging_face_folder(_checked_folder(folder)):
-        return _read_foreign(folder)
+        return _read_imported(folder)
     config = _read_config(folder)
     if config.kind == "series":
         raise _other_kind(folder, config, "a model of text")
@@ -249,20 +249,20 @@ def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig]
     return model
 
 
-def _read_foreign(folder: Path) -> ModelFolder[Model]:
+def _read_imported(folder: Path) -> ModelFolder[Model]:
     """Read a Hugging Face folder that transduce did not write."""
-    foreign = read_hugging_face_folder(folder)
-    model = _empty_model(folder, foreign.model.config, build_model)
-    model.load_state_dict(foreign.model.weights, assign=True)
+    imported = read_hugging_face_folder(folder)
+    model = _empty_model(folder, imported.model.config, build_model)
+    model.load_state_dict(imported.model.weights, assign=True)
     compute_unstored_buffers(model, build_model)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={},
-        source_language=foreign.languages[0],
-        target_language=foreign.languages[1],
+        source_language=imported.languages[0],
+        target_language=imported.languages[1],
         sha256={},
     )
-    return ModelFolder(model.eval(), foreign.tokenizer, manifest)
+    return ModelFolder(model.eval(), imported.tokenizer, manifest)
 
 
 def _read_config(folder: Path) -> ModelConfig:
@@ -364,13 +364,13 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
             present = set(file.keys())
             locations = places(outline, config, present)
             missing = [part for location in locations.values() for part in location.names if part not in present]
-            expected = {part for location in locations.values() for part in location.names} | derived_names(
+            expected = {part for location in locations.values() for part in location.names} | redundant_names(
                 config, present
             )
             if missing or present - expected:
                 raise TransduceError(
-                    f"{path} does not hold the weights of its config.json: missing {_some(missing)}, "
-                    f"unexpected {_some(sorted(present - expected))}."
+                    f"{path} does not hold the weights of its config.json: missing {_shorten_list(missing)}, "
+                    f"unexpected {_shorten_list(sorted(present - expected))}."
                 )
             for name, location in locations.items():
                 parts = {part: file.get_tensor(part) for part in location.names}
@@ -382,12 +382,12 @@ def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str,
     return weights
 
 
-def _some(names: list[str]) -> str:
-    """Format a list of names for a message, shortened if it is long."""
+def _shorten_list(names: list[str]) -> str:
+    """Format a list of names for a message; a long list is shortened."""
     return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
-def _restore(path: Path, location: Place, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+def _restore(path: Path, location: StoredParameter, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     """Return a parameter or buffer of the model, joined from its stored parts.
 
     Floating-point numbers come back as float32; others, such as a buffer of indices, with the model's `dtype`.

@@ -15,7 +15,7 @@ from torch import Tensor
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import config_json, generation_config, to_folder_names
+from transduce.interop.hugging_face.export import config_json, generation_config, to_stored_names
 from transduce.interop.hugging_face.tokenizer_files import tokenizer_files
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -122,7 +122,7 @@ def write_model_folder(
         write_file(folder / name, text.encode())
     partial = folder / f".partial-{WEIGHTS}"
     try:
-        save_file(to_folder_names(weights, config), partial, metadata={"format": "pt"})
+        save_file(to_stored_names(weights, config), partial, metadata={"format": "pt"})
     except SafetensorError as error:  # also raised if the disk is full
         partial.unlink(missing_ok=True)
         raise TransduceError(

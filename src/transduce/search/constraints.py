@@ -21,7 +21,7 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class Edges(NamedTuple):
-    """Tokens grouped by how they join words in scripts with spaces; a phrase must end at the end of a word."""
+    """The tokens that join words in scripts with spaces, grouped by how they join; phrases end at the end of a word."""
 
     continuing: frozenset[int] = frozenset()
     """Tokens that continue the preceding word."""
@@ -96,7 +96,7 @@ def _is_proper_prefix(spelling: tuple[int, ...], tail: tuple[int, ...]) -> bool:
 
 
 class _Option(NamedTuple):
-    """A candidate continuation for a sentence with phrases."""
+    """A candidate continuation of a hypothesis in a sentence with required phrases."""
 
     column: int
     """The index of the candidate."""
@@ -143,7 +143,7 @@ class ConstrainedSelection(Selection):
         return choice
 
     def _select(self, step: Step, sentence: int, choice: Choice) -> None:
-        """Overwrite the choice for one sentence and store the progress of its live hypotheses."""
+        """Replace the selected candidates of one sentence, and store the progress of its live hypotheses."""
         candidates = self._candidates(step, sentence, choice)
         options = list(self._options(candidates, sentence, step.tokens.shape[-1] + 1))
         stages: dict[int, list[_Option]] = {}
@@ -209,12 +209,12 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
 
 
 def _one_row(choice: Choice, row: int) -> Choice:
-    """Return views of one sentence's row of a choice; writing to the views changes the choice."""
+    """Return views of one sentence's row of the selected candidates; writing to the views changes the selection."""
     return Choice(*(Candidates(*(values[row : row + 1] for values in each)) for each in choice))
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Write the selected candidates to the first slots, and mark the remaining slots as impossible."""
+    """Write the selected candidates to the first slots; empty slots get a total of minus infinity."""
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -229,7 +229,7 @@ _MAX_OPENED = 12
 
 
 class BracketToken(NamedTuple):
-    """A token of a linearized tree by its effects, in this order: closes constituents, opens some, writes a word."""
+    """The effects of a token of a linearized tree: it closes constituents, opens others, or writes a word."""
 
     closed: int = 0
     opened: int = 0
@@ -317,6 +317,6 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents the newest tokens open without a word after them, (B, W)."""
+    """Return how many constituents the newest tokens have opened since the last word, (B, W)."""
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

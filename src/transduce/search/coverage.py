@@ -14,7 +14,7 @@ _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infini
 
 
 class Coverage:
-    """The sum over the steps of each hypothesis' attention to each source token."""
+    """The attention that each source token has received so far, summed over the steps of each hypothesis."""
 
     def __init__(self, scorer: AttentiveScorer, beta: float) -> None:
         self.scorer = scorer

@@ -29,7 +29,7 @@ class Rule(Protocol):
 
 
 class Forbid(Rule):
-    """A rule that forbids tokens."""
+    """A rule that forbids certain tokens at every step."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = list(ids)

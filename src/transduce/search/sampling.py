@@ -17,7 +17,7 @@ _GROWTH = 16  # factor by which their number grows, up to all
 
 
 class Draw:
-    """A sampler of tokens. Reported log-probabilities are the model's, before temperature, top-k and top-p."""
+    """A sampler of tokens; the log-probabilities that it reports are before temperature, top-k and top-p."""
 
     def __init__(self, sampling: SamplingSettings, indices: Sequence[int], *, samples: int) -> None:
         """Create each sentence's random generator.

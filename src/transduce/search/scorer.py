@@ -73,7 +73,7 @@ class Bounds(NamedTuple):
 
 
 class Hypothesis(msgspec.Struct, frozen=True):
-    """A target sequence found by search."""
+    """A target sequence that search found, with its log-probability and score."""
 
     ids: tuple[int, ...]
     """The tokens, without start and end symbols."""
@@ -124,7 +124,7 @@ class Search(Protocol):
         """The indices of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int = 1) -> None:
-        """Take one step, or up to `steps` if that is faster.
+        """Run one step, or up to `steps` steps if that is faster.
 
         In a step every hypothesis grows by one token, and finished sentences leave the batch.
         """

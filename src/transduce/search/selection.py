@@ -47,19 +47,19 @@ class Reductions(Protocol):
 
 
 class _Kernels:
-    """The global variable that holds the process's vocabulary kernels."""
+    """The process-wide variable that holds the reductions by compiled kernels."""
 
     reductions: Reductions | None = None
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use these kernels from now on for all logits they support; return the previous ones."""
+    """Use these reductions from now on for all logits that they support; return the previous reductions."""
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return kernels that find the `count` greatest logits of each row; None if unsupported or not faster."""
+    """Return reductions that find the `count` greatest logits of each row; None if unsupported or not faster."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -127,7 +127,7 @@ IMPOSSIBLE = float("-inf")
 
 
 class Step:
-    """The hypotheses and logits of one step, among whose continuations a selection chooses."""
+    """A decoding step: the hypotheses and the logits of their next tokens, from which a selection chooses."""
 
     def __init__(
         self, logits: Tensor, scores: Tensor, tokens: Tensor, rows: Tensor, normalizer: Tensor | None = None
@@ -182,7 +182,7 @@ class Candidates(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The candidates that continue as live hypotheses, and the candidates that end."""
+    """The selected candidates: those that continue as live hypotheses, and those that end."""
 
     live: Candidates
     """Hypotheses that continue, (B, W)."""

@@ -31,7 +31,7 @@ _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would e
 
 
 def _check_numbers(settings: msgspec.Struct) -> None:
-    """Check that number fields are numbers, since Python callers may pass anything; convert NumPy numbers."""
+    """Check that numeric fields hold numbers, since Python callers may pass any type; convert NumPy numbers."""
     for name, hint in _numbers_of(type(settings)).items():
         value, is_whole = getattr(settings, name), hint is not float
         if value is None and hint not in (int, float):

@@ -22,6 +22,7 @@ from transduce.serving.openai import OpenAIHandlers
 from transduce.serving.openapi import Operation, document
 from transduce.serving.responses import ResponseMiddleware, error_response, json_response
 from transduce.serving.service import RequestChecks, Service
+from transduce.serving.uploads import DocumentStore
 
 OPERATIONS = (
     *libretranslate.OPERATIONS,
@@ -94,22 +95,28 @@ class Application:
         return shutdown_error() if self.is_draining else None
 
     def _routes(self) -> list[Route]:
-        libre_handlers, deepl_handlers, chat_handlers = (
-            LibreTranslateHandlers(self.checks),
-            DeepLHandlers(self.checks),
-            OpenAIHandlers(self.checks),
-        )
+        documents = DocumentStore(self.service)
+        libre_handlers = LibreTranslateHandlers(self.checks, documents)
+        deepl_handlers = DeepLHandlers(self.checks, documents)
+        chat_handlers = OpenAIHandlers(self.checks)
         return [
             _get("/", self.page),
             _post("/translate", libre_handlers.translate),
             _post("/detect", libre_handlers.detect),
             _get("/languages", libre_handlers.languages),
             _get("/frontend/settings", libre_handlers.frontend_settings),
-            _post("/translate_file", libre_handlers.disabled),
-            _get("/download_file/{name}", libre_handlers.disabled),
-            _post("/suggest", libre_handlers.disabled),
+            _post("/translate_file", libre_handlers.translate_file),
+            _get("/download_file/{key}/{name}", libre_handlers.download_file),
+            _post("/suggest", libre_handlers.suggest),
             _post("/v2/translate", deepl_handlers.translate),
             Route("/v2/languages", deepl_handlers.languages, methods=["GET", "POST"]),
+            _get("/v2/glossary-language-pairs", deepl_handlers.glossary_pairs),
+            Route("/v2/glossaries", deepl_handlers.glossaries, methods=["GET", "POST"]),
+            Route("/v2/glossaries/{id}", deepl_handlers.glossary, methods=["GET", "DELETE"]),
+            _get("/v2/glossaries/{id}/entries", deepl_handlers.glossary_entries),
+            _post("/v2/document", deepl_handlers.document),
+            _post("/v2/document/{id}", deepl_handlers.document_status),
+            _post("/v2/document/{id}/result", deepl_handlers.document_result),
             Route("/v2/usage", deepl_handlers.usage, methods=["GET", "POST"]),
             _post("/v1/chat/completions", chat_handlers.completions),
             _get("/v1/models", chat_handlers.models),

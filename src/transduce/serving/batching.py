@@ -302,7 +302,7 @@ class BatchObserver:
         metrics: Metrics,
         adapt_threads: Callable[[], None] = lambda: None,
     ) -> None:
-        """Observe a batch; `adapt_threads` is called at each step to adapt the number of threads."""
+        """Create an observer of a batch; `adapt_threads` is called at each step to adapt the number of threads."""
         self.batch = batch
         self.batcher = batcher
         self.metrics = metrics
@@ -388,7 +388,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count this thread as decoding during the body of `with`."""
+        """Count the calling thread as one that decodes, in the body of `with`."""
         with self._lock:
             self._decoding += 1
         self._adapt_threads()

@@ -1,5 +1,11 @@
-"""The part of DeepL's API (version 2) that its official clients need to translate text."""
+"""DeepL's API (version 2): texts, documents, glossaries, languages and usage, for its official clients.
 
+A request field that would change the result and is not implemented is refused; one that cannot change it is accepted.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -7,29 +13,57 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from transduce.serving.languages import AUTO, base, language_name
-from transduce.serving.messages import invalid_request
+from transduce.errors import TransduceError
+from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
+from transduce.serving.languages import AUTO, base, canonical, language_name
+from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import json_response
-from transduce.serving.service import RequestChecks, TranslationRequest, watch_disconnect
+from transduce.serving.responses import file_response, json_response
+from transduce.serving.service import Answer, RequestChecks, TranslationRequest, warning_headers, watch_disconnect
+from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
+from transduce.text.glossary import Glossary
+from transduce.text.text_settings import TextSettings
 
-# --- deepl messages ---
-# Typed messages for the part of DeepL's API (version 2) that this server implements.
+# --- messages ---
+
+Formality = Literal["default", "more", "less", "prefer_more", "prefer_less"]
+Tags = Annotated[str | list[str], Meta(description="Names of tags, as a list or separated by commas.")]
 
 
-class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /v2/translate`; DeepL's further options are ignored."""
+class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v2/translate`."""
 
     text: Annotated[str | list[str], Meta(description="A text, or several.")]
     target_lang: str
     source_lang: Annotated[str | None, Meta(description="Detected if it is not set.")] = None
+    split_sentences: Annotated[
+        Literal["0", "1", "nonewlines"] | None,
+        Meta(description="`0`: no splitting; `1`: at punctuation and line ends; `nonewlines`: at punctuation."),
+    ] = None
     tag_handling: Annotated[
         Literal["html", "xml"] | None, Meta(description="Keep the tags and translate the text between them.")
     ] = None
-    glossary_id: Annotated[
-        str | None, Meta(description="Refused: the server's own glossary applies to all requests.")
+    tag_handling_version: Annotated[
+        Literal["v1", "v2"] | None, Meta(description="Accepted; both versions are the same here.")
     ] = None
+    outline_detection: Annotated[bool | None, Meta(description="XML: find the tags that divide sentences.")] = None
+    non_splitting_tags: Tags | None = None
+    splitting_tags: Tags | None = None
+    ignore_tags: Tags | None = None
+    glossary_id: Annotated[str | None, Meta(description="From `POST /v2/glossaries`; needs `source_lang`.")] = None
+    glossary_ids: Annotated[list[str] | None, Meta(description="At most one is possible.")] = None
+    formality: Annotated[Formality | None, Meta(description="`more` and `less` are refused.")] = None
+    custom_instructions: Annotated[list[str] | None, Meta(description="Refused unless empty.")] = None
+    style_id: Annotated[str | None, Meta(description="Refused.")] = None
+    translation_memory_id: Annotated[str | None, Meta(description="Refused.")] = None
+    translation_memory_threshold: Annotated[float | None, Meta(description="Accepted without effect.")] = None
+    context: Annotated[str | None, Meta(description="Accepted without effect: the models translate sentences.")] = None
+    model_type: Annotated[str | None, Meta(description="Accepted without effect.")] = None
+    preserve_formatting: Annotated[bool | None, Meta(description="Accepted: formatting is always preserved.")] = None
+    show_billed_characters: Annotated[bool | None, Meta(description="Add the number of characters.")] = None
+    enable_beta_languages: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
+    auth_key: Annotated[str | None, Meta(description="The API key; a header is better.")] = None
 
 
 class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
@@ -37,7 +71,7 @@ class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
 
     detected_source_language: str
     text: str
-    billed_characters: int
+    billed_characters: int | UnsetType = UNSET
 
 
 class DeepLResponse(msgspec.Struct, kw_only=True, frozen=True):
@@ -67,11 +101,104 @@ class DeepLUsage(msgspec.Struct, kw_only=True, frozen=True):
     character_limit: int
 
 
+class DeepLGlossaryPair(msgspec.Struct, kw_only=True, frozen=True):
+    """A language pair that glossaries may have."""
+
+    source_lang: str
+    target_lang: str
+
+
+class DeepLGlossaryPairs(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `GET /v2/glossary-language-pairs`."""
+
+    supported_languages: list[DeepLGlossaryPair]
+
+
+class DeepLGlossaryRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v2/glossaries`."""
+
+    name: str
+    source_lang: str
+    target_lang: str
+    entries: Annotated[str, Meta(description="A term and its translation per line.")]
+    entries_format: Literal["tsv", "csv"] = "tsv"
+
+
+class DeepLGlossary(msgspec.Struct, kw_only=True, frozen=True):
+    """A glossary that a client created."""
+
+    glossary_id: str
+    name: str
+    ready: bool
+    source_lang: str
+    target_lang: str
+    creation_time: str
+    """Time in UTC, in ISO 8601."""
+    entry_count: int
+
+
+class DeepLGlossaries(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `GET /v2/glossaries`."""
+
+    glossaries: list[DeepLGlossary]
+
+
+class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The multipart form of `POST /v2/document`."""
+
+    file: UploadedFile
+    target_lang: str
+    source_lang: str | None = None
+    filename: Annotated[str | None, Meta(description="Replaces the name of the uploaded file.")] = None
+    output_format: Annotated[str | None, Meta(description="Refused unless it is the format of the file.")] = None
+    glossary_id: str | None = None
+    glossary_ids: Annotated[str | None, Meta(description="At most one is possible.")] = None
+    formality: Annotated[Formality | None, Meta(description="`more` and `less` are refused.")] = None
+    style_id: Annotated[str | None, Meta(description="Refused.")] = None
+    translation_memory_id: Annotated[str | None, Meta(description="Refused.")] = None
+    translation_memory_threshold: Annotated[float | None, Meta(description="Accepted without effect.")] = None
+    enable_beta_languages: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
+    enable_document_minification: Annotated[bool | None, Meta(description="Accepted without effect.")] = None
+    auth_key: str | None = None
+
+
+class DeepLDocumentHandle(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `POST /v2/document`, with which a client asks for the document's state and result."""
+
+    document_id: str
+    document_key: str
+
+
+class DeepLDocumentKey(msgspec.Struct, kw_only=True, frozen=True):
+    """The body of `POST /v2/document/{id}` and `POST /v2/document/{id}/result`."""
+
+    document_key: str
+    auth_key: str | None = None
+
+
+class DeepLDocumentStatus(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `POST /v2/document/{id}`."""
+
+    document_id: str
+    status: DocumentState
+    seconds_remaining: int | UnsetType = UNSET
+    billed_characters: int | UnsetType = UNSET
+    error_message: str | UnsetType = UNSET
+
+
 # --- handlers ---
 
 _NO_LIMIT = 10**12
 # DeepL's clients reject these target languages without a region, so both regions of each are offered.
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}
+_TAG = re.compile(r"[\w:.-]{1,100}")
+_MAX_TAGS = 200
+_TAG_FIELDS = ("ignore_tags", "non_splitting_tags", "splitting_tags")
+_SPLITTING = {
+    "0": TextSettings(split_sentences="never", lines="join"),
+    "1": TextSettings(split_sentences="auto"),
+    "nonewlines": TextSettings(split_sentences="auto", lines="join"),
+}
 
 OPERATIONS = (
     Operation(
@@ -79,30 +206,52 @@ OPERATIONS = (
     ),
     Operation("get", "/v2/languages", "Source or target languages.", list[DeepLLanguage], DeepLLanguagesRequest),
     Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True),
+    Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs),
+    Operation("get", "/v2/glossaries", "List your glossaries.", DeepLGlossaries, needs_key=True),
+    Operation("post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True),
+    Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True),
+    Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True),
+    Operation(
+        "get", "/v2/glossaries/{id}/entries", "Return a glossary's terms.", "text/tab-separated-values", needs_key=True
+    ),
+    Operation("post", "/v2/document", "Upload a document.", DeepLDocumentHandle, DeepLDocumentRequest, needs_key=True),
+    Operation(
+        "post", "/v2/document/{id}", "State of a document.", DeepLDocumentStatus, DeepLDocumentKey, needs_key=True
+    ),
+    Operation(
+        "post",
+        "/v2/document/{id}/result",
+        "Download a translated document, which is then deleted.",
+        "application/octet-stream",
+        DeepLDocumentKey,
+        needs_key=True,
+    ),
 )
 
 
 class DeepLHandlers:
     """Handlers of the routes under `/v2`, for DeepL's clients."""
 
-    def __init__(self, checks: RequestChecks) -> None:
+    def __init__(self, checks: RequestChecks, documents: DocumentStore) -> None:
         self.checks = checks
         self.service = checks.service
+        self.documents = documents
+
+    # --- texts ---
 
     async def translate(self, request: Request) -> Response:
         """Answer `POST /v2/translate`."""
         message = await self.checks.read(request, DeepLRequest)
-        self.checks.check_key(request)
-        if message.glossary_id is not None:  # ignoring it silently would give wrong terms
-            raise invalid_request(
-                f"there is no glossary `{message.glossary_id}`: the server's own glossary applies to all requests; "
-                "to send terms with a request, use POST /translate"
-            )
+        owner = self.checks.check_key(request, message.auth_key)
+        _refuse(message, ("style_id", "translation_memory_id", "custom_instructions", *_TAG_FIELDS))
+        _check_formality(message.formality)
         translation_request = TranslationRequest(
             texts=as_list(message.text),
             source=message.source_lang or AUTO,
             target=message.target_lang,
-            format="html" if message.tag_handling else "text",
+            format=message.tag_handling or "text",
+            glossary=self._glossary(message, owner),
+            text_settings=_SPLITTING[message.split_sentences or "1"],
         )
         disconnected = watch_disconnect(request)
         try:
@@ -111,11 +260,34 @@ class DeepLHandlers:
             disconnected.cancel()
         translations = [
             DeepLTranslation(
-                detected_source_language=base(answer.source).upper(), text=answer.text, billed_characters=len(text)
+                detected_source_language=_detected_language(answer),
+                text=answer.text,
+                billed_characters=len(text) if message.show_billed_characters else UNSET,
             )
             for answer, text in zip(answers, translation_request.texts, strict=True)
         ]
-        return json_response(DeepLResponse(translations=translations))
+        return json_response(DeepLResponse(translations=translations), headers=warning_headers(answers))
+
+    def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
+        """Return the stored glossary that a request names, or None.
+
+        Raises:
+            RequestError: it does not exist, or is for other languages.
+        """
+        ids = _split(message.glossary_ids) or ([message.glossary_id] if message.glossary_id else [])
+        if not ids:
+            return None
+        if len(ids) > 1 or (message.glossary_id and message.glossary_ids):
+            raise invalid_request("only one glossary can be used at once: combine them into one")
+        if not message.source_lang:
+            raise invalid_request("`glossary_id` needs `source_lang`")
+        stored = self.service.glossaries.get(ids[0], owner)
+        pair = base(canonical(message.source_lang)), base(canonical(message.target_lang))
+        if pair != (stored.source, stored.target):
+            raise invalid_request(
+                f"the glossary is for {stored.source} → {stored.target}, but the request for {pair[0]} → {pair[1]}"
+            )
+        return self.service.glossaries.glossary(stored)
 
     async def languages(self, request: Request) -> Response:
         """Answer `GET` or `POST /v2/languages`; DeepL's official client sends a GET with a form as its body."""
@@ -137,6 +309,158 @@ class DeepLHandlers:
         self.checks.check_key(request)
         count = int(self.service.metrics.value("transduce_characters_total"))
         return json_response(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
+
+    # --- glossaries ---
+
+    async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
+        """Answer `GET /v2/glossary-language-pairs`."""
+        pairs = sorted({(base(source), base(target)) for source, target in self.service.routes.pairs})
+        return json_response(
+            DeepLGlossaryPairs(
+                supported_languages=[
+                    DeepLGlossaryPair(source_lang=source, target_lang=target) for source, target in pairs
+                ]
+            )
+        )
+
+    async def glossaries(self, request: Request) -> Response:
+        """Answer `GET /v2/glossaries` with the client's glossaries, and `POST` by creating one."""
+        if request.method != "POST":
+            owner = self.checks.check_key(request)
+            return json_response(
+                DeepLGlossaries(glossaries=[_describe(stored) for stored in self.service.glossaries.list(owner)])
+            )
+        self.checks.take_from_rate(request)
+        message = await self.checks.read_message(request, DeepLGlossaryRequest)
+        owner = self.checks.check_key(request)
+        terms = parse_entries(message.entries, message.entries_format)
+        routes = self.service.routes
+        source, target = routes.find(message.source_lang), routes.find(message.target_lang)
+        model = routes.model(source, target)
+        if model is None:
+            raise invalid_request("`source_lang` and `target_lang` must differ")
+        stored = self.service.glossaries.add(message.name, base(source), base(target), terms, owner)
+        try:
+            model.check(self.service.glossaries.glossary(stored), model.search)
+        except TransduceError as error:
+            self.service.glossaries.delete(stored.id, owner)
+            raise invalid_request(str(error)) from None
+        return json_response(_describe(stored), 201)
+
+    async def glossary(self, request: Request) -> Response:
+        """Answer `GET` or `DELETE /v2/glossaries/{id}`."""
+        owner, id = self.checks.check_key(request), request.path_params["id"]
+        if request.method == "DELETE":
+            self.service.glossaries.delete(id, owner)
+            return Response(status_code=204)
+        return json_response(_describe(self.service.glossaries.get(id, owner)))
+
+    async def glossary_entries(self, request: Request) -> Response:
+        """Answer `GET /v2/glossaries/{id}/entries` with tab-separated lines."""
+        owner = self.checks.check_key(request)
+        stored = self.service.glossaries.get(request.path_params["id"], owner)
+        return Response(entries_as_tsv(stored), media_type="text/tab-separated-values")
+
+    # --- documents ---
+
+    async def document(self, request: Request) -> Response:
+        """Answer `POST /v2/document` by starting the translation of the document."""
+        message = await self.checks.read_upload(request, DeepLDocumentRequest)
+        owner = self.checks.check_key(request, message.auth_key)
+        _refuse(message, ("style_id", "translation_memory_id"))
+        _check_formality(message.formality)
+        name = message.filename or message.file.name
+        suffix = name.rpartition(".")[2].lower()
+        if message.output_format and message.output_format.lower() != suffix:
+            raise invalid_request(
+                f"`output_format` must be the format of the file, {suffix}: documents are not converted"
+            )
+        order = DocumentOrder(
+            UploadedFile(name, message.file.content),
+            message.source_lang or AUTO,
+            message.target_lang,
+            self._glossary(message, owner),
+        )
+        translation = self.documents.start(order)
+        return json_response(DeepLDocumentHandle(document_id=translation.id, document_key=translation.key))
+
+    async def document_status(self, request: Request) -> Response:
+        """Answer `POST /v2/document/{id}` with the state of the translation."""
+        message = await self.checks.read_message(request, DeepLDocumentKey)
+        self.checks.check_key(request, message.auth_key)
+        translation = self.documents.get(request.path_params["id"], message.document_key)
+        error = translation.error
+        return json_response(
+            DeepLDocumentStatus(
+                document_id=translation.id,
+                status=translation.state,
+                seconds_remaining=1 if translation.state == "translating" else UNSET,
+                billed_characters=translation.characters if translation.state == "done" else UNSET,
+                error_message=UNSET if error is None else error.sentence,
+            )
+        )
+
+    async def document_result(self, request: Request) -> Response:
+        """Answer `POST /v2/document/{id}/result` with the translated document, and delete it."""
+        message = await self.checks.read_message(request, DeepLDocumentKey)
+        self.checks.check_key(request, message.auth_key)
+        translation = self.documents.get(request.path_params["id"], message.document_key)
+        if translation.error is not None:
+            raise translation.error
+        if translation.state != "done":
+            raise RequestError(503, "The document is not translated yet: ask for its status.", retry_after_seconds=1)
+        self.documents.delete(translation)
+        return file_response(translation.result, translation.target_name)
+
+
+def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:
+    """Refuse a request that sets one of these fields, which would change the result.
+
+    Raises:
+        RequestError: one of them is set and not empty.
+    """
+    for name in fields:
+        if getattr(message, name):
+            raise invalid_request(f"`{name}` is not supported by this server: leave it out")
+
+
+def _check_formality(formality: Formality | None) -> None:
+    if formality in ("more", "less"):
+        raise invalid_request(f"`formality` must be `default` or `prefer_{formality}`: no model here knows formality")
+
+
+def _split(value: str | Sequence[str] | None) -> list[str]:
+    """Return the names in a list, each of which may be several, separated by commas."""
+    return [name.strip() for each in as_list(value or []) for name in each.split(",") if name.strip()]
+
+
+def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of tags in a field.
+
+    Raises:
+        RequestError: a name is not one, or there are too many.
+    """
+    names = _split(value)
+    if len(names) > _MAX_TAGS or not all(map(_TAG.fullmatch, names)):
+        raise invalid_request(f"`{field}` must have at most {_MAX_TAGS} names of tags")
+    return tuple(names)
+
+
+def _detected_language(answer: Answer) -> str:
+    return base(answer.source).upper()
+
+
+def _describe(stored: StoredGlossary) -> DeepLGlossary:
+    created = datetime.fromtimestamp(stored.created_at, UTC)
+    return DeepLGlossary(
+        glossary_id=stored.id,
+        name=stored.name,
+        ready=True,
+        source_lang=stored.source,
+        target_lang=stored.target,
+        creation_time=created.isoformat(timespec="milliseconds"),
+        entry_count=len(stored.terms),
+    )
 
 
 def _target_codes(target: str) -> tuple[str, ...]:

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transduce.documents.formats import known_suffixes
 from transduce.errors import TransduceError
 from transduce.inference.glossary_search import as_glossary
 from transduce.inference.quality_estimation import QualityWarning
@@ -20,18 +23,24 @@ from transduce.serving.messages import (
     LanguageChoice,
     LanguageChoices,
     RequestError,
+    SuggestRequest,
+    SuggestResponse,
+    TranslateFileRequest,
+    TranslateFileResponse,
     TranslateRequest,
     TranslateResponse,
     invalid_request,
 )
 from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import json_response
+from transduce.serving.responses import file_response, json_response
 from transduce.serving.service import Answer, RequestChecks, TranslationRequest, language_warnings, watch_disconnect
 from transduce.serving.streaming import ProgressBuffer, stream_response
+from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.text.glossary import Glossary
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
+_MAX_SUGGESTIONS_BYTES = 64 << 20
 
 OPERATIONS = (
     Operation(
@@ -42,26 +51,33 @@ OPERATIONS = (
     ),
     Operation("get", "/languages", "List the languages with their target languages.", list[Language]),
     Operation("get", "/frontend/settings", "Return the settings for a web page.", FrontendSettings),
+    Operation(
+        "post", "/translate_file", "Translate a document.", TranslateFileResponse, TranslateFileRequest, needs_key=True
+    ),
+    Operation("get", "/download_file/{key}/{name}", "Download a translated document.", "application/octet-stream"),
+    Operation("post", "/suggest", "Suggest a better translation.", SuggestResponse, SuggestRequest),
 )
 
 
 class LibreTranslateHandlers:
     """Handlers of LibreTranslate's routes."""
 
-    def __init__(self, checks: RequestChecks) -> None:
+    def __init__(self, checks: RequestChecks, documents: DocumentStore) -> None:
         self.checks = checks
         self.service = checks.service
+        self.documents = documents
 
     async def translate(self, request: Request) -> Response:
         """Answer `POST /translate`."""
         message = await self.checks.read(request, TranslateRequest)
         self.checks.check_key(request, message.api_key)
+        _check_set(message, ("q", "source", "target"))
         translation_request = TranslationRequest(
             texts=as_list(message.q),
             source=message.source,
             target=message.target,
             format=message.format or "text",
-            alternatives=message.alternatives or 0,
+            alternatives=max(0, message.alternatives or 0),
             timeout_seconds=message.timeout,
             quality_warnings=message.doubts,
             glossary=_glossary(message),
@@ -99,6 +115,7 @@ class LibreTranslateHandlers:
         """Answer `POST /detect`."""
         message = await self.checks.read(request, DetectRequest)
         self.checks.check_key(request, message.api_key)
+        _check_set(message, ("q",))
         if len(message.q) > self.service.settings.max_characters:
             raise RequestError(
                 400,
@@ -132,9 +149,9 @@ class LibreTranslateHandlers:
                 frontend_timeout=_FRONTEND_TIMEOUT_MILLISECONDS,
                 api_keys=keys,
                 key_required=keys,
-                suggestions=False,
-                files_translation=False,
-                supported_files_format=[],
+                suggestions=self.service.settings.suggestions is not None,
+                files_translation=True,
+                supported_files_format=known_suffixes().split(),
                 language=LanguageChoices(source=self._language_choice(source), target=self._language_choice(target)),
             )
         )
@@ -142,9 +159,77 @@ class LibreTranslateHandlers:
     def _language_choice(self, code: str) -> LanguageChoice:
         return LanguageChoice(code=self.service.routes.own_code(code), name=language_name(code))
 
-    async def disabled(self, request: Request) -> Response:
-        """Refuse a request to one of LibreTranslate's optional routes, which this server does not offer."""
-        raise RequestError(403, f"{request.url.path} is not offered by this server: POST /translate takes texts.")
+    async def translate_file(self, request: Request) -> Response:
+        """Answer `POST /translate_file` with the address of the translated document."""
+        message = await self.checks.read_upload(request, TranslateFileRequest)
+        self.checks.check_key(request, message.api_key)
+        _check_set(message, ("source", "target"))
+        if not message.file.name:
+            raise invalid_request("empty file")
+        translation = self.documents.start(DocumentOrder(message.file, message.source, message.target))
+        disconnected = watch_disconnect(request)
+        try:
+            await self.documents.wait(translation, disconnected)
+        finally:
+            disconnected.cancel()
+        address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"
+        url = request.url.replace(path=f"{address}/{quote(translation.target_name)}", query="")
+        return json_response(TranslateFileResponse(translated_file_url=str(url)))
+
+    async def download_file(self, request: Request) -> Response:
+        """Answer `GET /download_file/{key}/{name}` with a translated document."""
+        id, _, key = request.path_params["key"].partition("-")
+        translation = self.documents.get(id, key)
+        if translation.state != "done":
+            raise RequestError(404, "The document is not translated.")
+        return file_response(translation.result, translation.target_name)
+
+    async def suggest(self, request: Request) -> Response:
+        """Answer `POST /suggest` by appending the suggestion to the file of suggestions."""
+        self.checks.take_from_rate(request)
+        message = await self.checks.read_message(request, SuggestRequest)
+        _check_set(message, ("q", "s", "source", "target"))
+        path = self.service.settings.suggestions
+        if path is None:
+            raise RequestError(403, "Suggestions are disabled on this server.")
+        self.checks.check_key(request, message.api_key)
+        routes = self.service.routes
+        source, target = (routes.own_code(routes.find(code)) for code in (message.source, message.target))
+        stored = {"q": message.q, "s": message.s, "source": source, "target": target}
+        characters = len(message.q) + len(message.s)
+        if characters > self.service.settings.max_characters:
+            limit = self.service.settings.max_characters
+            raise invalid_request(f"request ({characters}) exceeds text limit ({limit} characters)")
+        _append_line(Path(path), msgspec.json.encode(stored))
+        return json_response(SuggestResponse())
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    """Append a line to a file.
+
+    Raises:
+        RequestError: status 507, the file is full or cannot be written.
+    """
+    try:
+        with path.open("ab") as file:
+            is_full = file.tell() + len(line) > _MAX_SUGGESTIONS_BYTES
+            if not is_full:
+                file.write(line + b"\n")
+    except OSError:
+        is_full = True
+    if is_full:
+        raise RequestError(507, "The server cannot store more suggestions.")
+
+
+def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:
+    """Refuse a request in which a required field is empty, as LibreTranslate does.
+
+    Raises:
+        RequestError: one of these fields is empty.
+    """
+    for name in names:
+        if not getattr(message, name):
+            raise invalid_request(f"missing {name} parameter")
 
 
 def _glossary(message: TranslateRequest) -> Glossary | None:

@@ -120,15 +120,19 @@ class ApiKeys:
         """True if requests need a key."""
         return bool(self._digests)
 
-    def check(self, headers: Mapping[str, str], key: str | None = None) -> None:
-        """Check the API key of a request; it comes from the request's fields (`key`) or its Authorization header.
+    def check(self, headers: Mapping[str, str], key: str | None = None) -> str:
+        """Check the API key of a request, and return its digest, or an empty text if no keys are required.
+
+        The key comes from the request's fields (`key`) or its Authorization header.
 
         Raises:
             RequestError: status 403, the key is missing or invalid.
         """
         key = key or _authorization(headers)
-        if not self._digests or (key is not None and _digest(key) in self._digests):
-            return
+        if not self._digests:
+            return ""
+        if key is not None and (digest := _digest(key)) in self._digests:
+            return digest.hex()
         if key is None:
             raise RequestError(403, "An API key is needed here: send it as api_key, or in the Authorization header.")
         raise RequestError(403, "The API key is not valid: ask the operator of this server for one.")

@@ -20,6 +20,14 @@ Alternatives = Annotated[
 ]
 
 
+class UploadedFile(msgspec.Struct, frozen=True):
+    """A file in a multipart form."""
+
+    name: str
+    """The file name that the client sent; only its suffix may be trusted to mean anything."""
+    content: bytes
+
+
 class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
     """The body of `POST /translate`."""
 
@@ -27,11 +35,10 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
     source: Annotated[str, Meta(description="A language code, or `auto`.", examples=["auto"])]
     target: Annotated[str, Meta(description="A language code.")]
     format: Annotated[
-        Literal["text", "html"] | None, Meta(description="`html` keeps the tags and translates the text between them.")
+        Literal["text", "html", "markdown", ""] | None,
+        Meta(description="`html` keeps the tags and translates the text between them; `markdown` keeps the markup."),
     ] = "text"
-    alternatives: (
-        Annotated[int, Meta(ge=0, le=1000, description="Number of further translations of each text.")] | None
-    ) = 0
+    alternatives: Annotated[int, Meta(le=1000, description="Number of further translations of each text.")] | None = 0
     api_key: Annotated[str, Meta(description="Required if the server has API keys.")] | None = None
     stream: Annotated[
         bool, Meta(description="Answer with server-sent events: `progress` with the final text so far, then `result`.")
@@ -99,6 +106,38 @@ class Language(msgspec.Struct, kw_only=True, frozen=True):
     name: str
     targets: list[str]
     """Codes of the languages that it can be translated to."""
+
+
+class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """The multipart form of `POST /translate_file`."""
+
+    file: Annotated[UploadedFile, Meta(description="The document; its suffix names the format.")]
+    source: Annotated[str, Meta(description="A language code, or `auto`.")]
+    target: str
+    api_key: str | None = None
+
+
+class TranslateFileResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
+    """The response of `POST /translate_file`."""
+
+    translated_file_url: str
+    """Address of the translated document, which is kept for some minutes."""
+
+
+class SuggestRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """The body of `POST /suggest`: a better translation of a text."""
+
+    q: Annotated[str, Meta(description="The source text.")]
+    s: Annotated[str, Meta(description="The suggested translation.")]
+    source: str
+    target: str
+    api_key: str | None = None
+
+
+class SuggestResponse(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `POST /suggest`."""
+
+    success: Literal[True] = True
 
 
 class LanguageChoice(msgspec.Struct, kw_only=True, frozen=True):

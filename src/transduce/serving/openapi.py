@@ -1,12 +1,13 @@
 """Generate the OpenAPI 3.1 document from the typed messages and the table of operations."""
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
-from transduce.serving.messages import ErrorMessage
+from transduce.serving.messages import ErrorMessage, UploadedFile
 from transduce.serving.settings import ServingSettings
 
 _JSON = "application/json"
@@ -17,6 +18,7 @@ _TEXTS = (
     ("TranslateRequest", "q"),
     ("DetectRequest", "q"),
     ("DeepLRequest", "text"),
+    ("SuggestRequest", "q"),
     ("ChatMessage", "content"),
     ("ChatPart", "text"),
     ("InspectRequest", "q"),
@@ -25,10 +27,13 @@ _TEXTS = (
 )
 
 
+_PATH_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
 class Operation(NamedTuple):
     """A path and method of the API, with the types of its request and its response."""
 
-    method: Literal["get", "post"]
+    method: Literal["delete", "get", "post"]
     path: str
     summary: str
     answer: type | str
@@ -50,6 +55,7 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
     schemas, components = msgspec.json.schema_components(message_types, ref_template=_TEMPLATE)
     by_type = dict(zip(message_types, schemas, strict=True))
     _apply_limits(components, settings)
+    components[UploadedFile.__name__] = {"type": "string", "format": "binary"}
     paths: dict[str, Any] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type, components, settings)
@@ -88,12 +94,19 @@ def _operation(
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"summary": operation.summary, "operationId": _identifier(operation)}
     if operation.message is not None and operation.method == "post":
-        content = {content_type: {"schema": schemas[operation.message]} for content_type in (_JSON, *_FORMS)}
+        hints = get_type_hints(operation.message).values()
+        kinds = _FORMS[1:] if UploadedFile in hints else (_JSON, *_FORMS)
+        content = {content_type: {"schema": schemas[operation.message]} for content_type in kinds}
         result["requestBody"] = {"required": True, "content": content}
     elif operation.message is not None:
         properties = components[operation.message.__name__]["properties"]
         result["parameters"] = [
             {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()
+        ]
+    names = _PATH_PARAMETER.findall(operation.path)
+    if names:
+        result["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if operation.needs_key and settings.api_keys:
         result["security"] = [{"key": []}]
@@ -117,5 +130,5 @@ def _success(operation: Operation, schemas: dict[type, Any]) -> dict[str, Any]:
 
 
 def _identifier(operation: Operation) -> str:
-    words = operation.path.strip("/").replace("/", "_").replace("-", "_") or "page"
+    words = re.sub(r"\W+", "_", operation.path).strip("_") or "page"
     return f"{operation.method}_{words}"

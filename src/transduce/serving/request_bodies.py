@@ -3,16 +3,15 @@
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from transduce.serving.messages import RequestError, invalid_request
-from transduce.serving.settings import ServingSettings
+from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _Message = TypeVar("_Message")
+
 
 _MAX_FIELDS = 1000
 _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
@@ -43,12 +43,14 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "application/json" or kind.endswith("+json") or (not kind and body.lstrip()[:1] == b"{"):
         return read_json(body, message)
+    fields: _Fields
     if not body:
-        fields = read_form(query.encode())
+        fields = _with_query({}, query)
     elif kind == "application/x-www-form-urlencoded":
         fields = _with_query(read_form(body), query)
     elif kind == "multipart/form-data":
-        fields = _with_query(read_multipart(body, content_type), query)
+        files = [name for name, hint in get_type_hints(message).items() if UploadedFile in (hint, *get_args(hint))]
+        fields = _with_query(read_multipart(body, content_type, files), query)
     else:
         raise RequestError(
             415,
@@ -58,9 +60,12 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
 
 def read_json(body: bytes, message: type[_Message]) -> _Message:
-    """Return the typed message in a JSON object, in which no key may occur twice."""
+    """Return the typed message in a JSON object, in which no key may occur twice.
+
+    Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
+    """
     try:
-        result = msgspec.json.decode(body, type=message)
+        result = msgspec.json.decode(body, type=message, strict=False)
         compact = msgspec.json.format(body, indent=-1)
         keys = msgspec.json.decode(compact, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
@@ -75,7 +80,7 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
     return result
 
 
-def read_form(body: bytes) -> dict[str, list[str]]:
+def read_form(body: bytes) -> "_Fields":
     """Return the fields of an URL-encoded form."""
     try:
         pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
@@ -83,14 +88,17 @@ def read_form(body: bytes) -> dict[str, list[str]]:
         raise invalid_request("the form is not UTF-8.") from None
     except ValueError:
         raise invalid_request(f"the form has more than {_MAX_FIELDS} fields.") from None
-    fields: dict[str, list[str]] = {}
+    fields: _Fields = {}
     for name, value in pairs:
         fields.setdefault(name.removesuffix("[]"), []).append(value)
     return fields
 
 
-def read_multipart(body: bytes, content_type: str) -> dict[str, list[str]]:
-    """Return the fields of a multipart form as texts, files included (RFC 7578).
+_Fields = dict[str, list[str | UploadedFile]]
+
+
+def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] = ()) -> _Fields:
+    """Return the fields of a multipart form (RFC 7578): files under the names `file_fields`, all others as texts.
 
     Raises:
         RequestError: the form is broken, has too many parts, or is not UTF-8.
@@ -107,22 +115,37 @@ def read_multipart(body: bytes, content_type: str) -> dict[str, list[str]]:
         raise invalid_request("the multipart form is broken.") from None
     if not collector.has_ended:
         raise invalid_request("the multipart form must end with its boundary.")
-    fields: dict[str, list[str]] = {}
-    for name, content in collector.parts:
+    fields: _Fields = {}
+    for part in collector.parts:
         try:
-            fields.setdefault(name.decode("utf-8").removesuffix("[]"), []).append(content.decode("utf-8"))
+            name = part.name.decode("utf-8").removesuffix("[]")
+            is_file = name in file_fields
+            value = UploadedFile(part.file_name(), bytes(part.content)) if is_file else part.content.decode("utf-8")
+            fields.setdefault(name, []).append(value)
         except UnicodeDecodeError:
             raise invalid_request("the multipart form is not UTF-8.") from None
     return fields
+
+
+class _Part(NamedTuple):
+    """A part of a multipart form."""
+
+    name: bytes
+    raw_file_name: bytes
+    content: bytearray
+
+    def file_name(self) -> str:
+        """Return the name of the uploaded file without its folders."""
+        return re.split(r"[/\\]", self.raw_file_name.decode("utf-8"))[-1]
 
 
 class _Parts:
     """Collects the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[bytes, bytearray]] = []
+        self.parts: list[_Part] = []
         self.has_ended = False
-        self._name: bytes | None = None
+        self._options: Mapping[bytes, bytes] = {}
         self._header, self._value = bytearray(), bytearray()
 
     def callbacks(self) -> "MultipartCallbacks":
@@ -144,30 +167,31 @@ class _Parts:
 
     def _end_header(self) -> None:
         if self._header.lower() == b"content-disposition":
-            self._name = parse_options_header(bytes(self._value))[1].get(b"name")
+            self._options = parse_options_header(bytes(self._value))[1]
         self._header.clear()
         self._value.clear()
 
     def _begin_content(self) -> None:
-        if self._name is None:
+        name = self._options.get(b"name")
+        if name is None:
             raise invalid_request("every part of the multipart form must have a name.")
         if len(self.parts) == _MAX_FIELDS:
             raise invalid_request(f"the multipart form has more than {_MAX_FIELDS} parts.")
-        self.parts.append((self._name, bytearray()))
-        self._name = None
+        self.parts.append(_Part(name, self._options.get(b"filename", b""), bytearray()))
+        self._options = {}
 
     def _add_to_content(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1][1].extend(data[start:end])
+        self.parts[-1].content.extend(data[start:end])
 
     def _end(self) -> None:
         self.has_ended = True
 
 
-def _with_query(fields: dict[str, list[str]], query: str) -> dict[str, list[str]]:
+def _with_query(fields: _Fields, query: str) -> _Fields:
     return (read_form(query.encode("latin-1")) if query else {}) | fields
 
 
-def _convert(fields: dict[str, list[str]], message: type[_Message]) -> _Message:
+def _convert(fields: _Fields, message: type[_Message]) -> _Message:
     """Convert the fields of a form, whose values are all texts, to a typed message.
 
     A field that occurs several times becomes a list if the message has a list there. An empty field counts as unset if
@@ -224,29 +248,31 @@ class ReadableRequest(Protocol):
         """Yield the body in chunks as they arrive."""
 
 
-async def read_body(request: ReadableRequest, settings: ServingSettings) -> bytes:
+async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) -> bytes:
     """Return the whole body of a request, decompressed.
+
+    Args:
+        request: the request.
+        max_bytes: maximum size of the body, both compressed and decompressed.
+        seconds: time in which it must arrive.
 
     Raises:
         RequestError: the body is too large, arrives too slowly, or is not compressed as its header says.
     """
     chunks = request.stream()
     try:
-        async with asyncio.timeout(settings.read_seconds):
-            return await _collect(chunks, _make_decoder(request.headers), _content_length(request.headers), settings)
+        async with asyncio.timeout(seconds):
+            return await _collect(chunks, _make_decoder(request.headers), _content_length(request.headers), max_bytes)
     except TimeoutError:
-        error = RequestError(408, f"The request's body must arrive within {settings.read_seconds:g} seconds.")
+        error = RequestError(408, f"The request's body must arrive within {seconds:g} seconds.")
         error.close_connection = True
         raise error from None
     except RequestError as error:
-        error.close_connection = not await _drain(chunks, settings.read_seconds)
+        error.close_connection = not await _drain(chunks, seconds)
         raise
 
 
-async def _collect(
-    chunks: AsyncIterator[bytes], decoder: "Decoder", announced: int, settings: ServingSettings
-) -> bytes:
-    max_bytes = settings.max_body_bytes
+async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: int, max_bytes: int) -> bytes:
     body, received = bytearray(), 0
     if announced > max_bytes:
         raise body_too_large_error(max_bytes)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import MutableHeaders
@@ -21,6 +22,16 @@ from transduce.serving.metrics import Metrics
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response whose body is the message as JSON in UTF-8."""
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
+
+
+def file_response(content: bytes, name: str) -> Response:
+    """Return a response that a browser saves as a file and never shows, whatever the file contains."""
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+    return Response(content, headers=headers, media_type="application/octet-stream")
 
 
 def error_response(error: RequestError, path: str) -> Response:
@@ -45,7 +56,7 @@ _LOG = logging.getLogger("transduce.serving")
 # Pages of any origin may send requests: there are no cookies that they could abuse.
 _CROSS_ORIGIN = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "Transduce-Warning"}
 _PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Methods": "DELETE, GET, POST",
     "Access-Control-Allow-Headers": "Authorization, Content-Type",
     "Access-Control-Max-Age": "86400",
 }

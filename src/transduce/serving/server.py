@@ -89,7 +89,7 @@ class LimitedConnection(H11Protocol):
                 self._start_timer()
 
     def _admits(self, data: bytes) -> bool:
-        """Return whether to read a new request now; if not, it has been refused or postponed to the next iteration."""
+        """Return whether to read a new request now; otherwise it was refused, or waits for the event loop."""
         path = decoding_path(data)
         if path is None:
             return True

@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from transduce.documents.formats import read_document
+from transduce.documents.limits import Limits
 from transduce.documents.markup import Plan, plan
+from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
 from transduce.inference.quality_estimation import (
@@ -19,6 +24,7 @@ from transduce.inference.quality_estimation import (
 from transduce.inference.translation import Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
+from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Job, Model
 from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
@@ -29,10 +35,15 @@ from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles
 from transduce.text.text_settings import TextSettings
+from transduce.text.word_spans import Span
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
 _MAX_WARNINGS = 3  # in a header
+_FORM_BYTES = 64 << 10  # of a multipart form, besides the document in it
 _MAX_TERMS = 500  # in a request's glossary, which the event loop searches while other requests wait
+
+
+TextFormat = Literal["text", "html", "xml", "markdown"]
 
 
 class TranslationRequest(NamedTuple):
@@ -41,7 +52,7 @@ class TranslationRequest(NamedTuple):
     texts: list[str]
     source: str
     target: str
-    format: str = "text"
+    format: TextFormat = "text"
     alternatives: int = 0
     timeout_seconds: float | None = None
     """The client's own time limit, which can only shorten the server's deadline."""
@@ -51,6 +62,8 @@ class TranslationRequest(NamedTuple):
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
+    is_document: bool = False
+    """True for texts of an uploaded document, which has limits of its own."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
         """Return the glossary that this model uses for the request, or None."""
@@ -119,6 +132,7 @@ class Service:
         known = [common_profiles()] if profiles is None else [profiles, common_profiles()]
         self.detector = Detector(self.routes.codes, merge_profiles(known))
         self.keys = ApiKeys(settings.api_keys)
+        self.glossaries = GlossaryStore(None if settings.glossary_folder is None else Path(settings.glossary_folder))
         self.engine = Engine(settings, self.metrics, threads=threads)
 
     def page_settings(self) -> PageSettings:
@@ -144,7 +158,8 @@ class Service:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
-        self._check_limits(request)
+        if not request.is_document:
+            self._check_limits(request)
         planned_texts = self._plan_texts(request)
         self.metrics.characters.inc(sum(map(len, request.texts)))
         models = list(
@@ -198,7 +213,8 @@ class Service:
             for line in range(len(planned.plan.sentences))
         ]
         sentences = [planned_texts[index].plan.sentences[line] for index, line in positions]
-        seconds, glossary = self.settings.deadline_seconds, request.glossary_for(model)
+        glossary = request.glossary_for(model)
+        seconds = self.settings.document_seconds if request.is_document else self.settings.deadline_seconds
         search = with_alternatives(model.search, request.alternatives)
         if request.glossary is not None:
             _check_glossary(model, request.glossary, search)
@@ -208,7 +224,7 @@ class Service:
             search,
             seconds=min(seconds, request.timeout_seconds or seconds),
             progress=None
-            if report is None or request.format == "html"
+            if report is None or request.format != "text"
             else _reporter(model, positions, report, _without_progress(model, sentences, request, glossary)),
             glossary=glossary,
             text_settings=request.text_settings,
@@ -224,7 +240,35 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
     if request.format == "text" and request.text_settings.lines == "join" and text.strip():
         return Plan([text], lambda translations, _: translations[0])
-    return plan(text, request.format, spaced=spaced)
+    if request.format == "markdown":
+        return _plan_document(text, "text.md", spaced=spaced)
+    return plan(text, "text" if request.format == "text" else "html", spaced=spaced)
+
+
+def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
+    """Return the plan of a text that is a document, such as Markdown; its name shows the format.
+
+    Raises:
+        TransduceError: the package that reads the format is not installed.
+    """
+    document = read_document(name, text.encode("utf-8", "surrogatepass"), DocumentSettings(), Limits())
+    plans = [plan(unit.text, "text" if unit.kind == "text" else "html", spaced=spaced) for unit in document.units]
+    starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
+    numbered = list(zip(starts, plans, strict=False))
+
+    def assemble(translations: Sequence[str], spans: Mapping[int, Sequence[Span]]) -> str:
+        units = [
+            each.assemble(
+                translations[start : start + len(each.sentences)],
+                {number: spans[start + number] for number in each.marks},
+            )
+            for start, each in numbered
+        ]
+        return document.write(units).decode("utf-8", "surrogatepass")
+
+    sentences = [sentence for each in plans for sentence in each.sentences]
+    marks = {start + number: own for start, each in numbered for number, own in each.marks.items()}
+    return Plan(sentences, assemble, marks)
 
 
 def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
@@ -309,7 +353,7 @@ def _quality_warnings(
             translation,
             source_language=planned.source,
             target_language=request.target,
-            unread=model.unknown_characters(translation.source),
+            unknown_characters=model.unknown_characters(translation.source),
             glossary=request.glossary_for(model),
         )
     )
@@ -361,27 +405,57 @@ class RequestChecks:
         Raises:
             RequestError: a limit is exceeded, the queue is full, or the message is invalid.
         """
-        self.limiter.take(request.client.host if request.client else "")
+        self.take_from_rate(request)
         self.service.engine.check_queue()
         return await self.read_message(request, message)
 
-    async def read_message(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request that costs almost nothing to answer, without a rate limit.
+    async def read_message(
+        self, request: Request, message: type[_Message], *, max_bytes: int | None = None
+    ) -> _Message:
+        """Return the typed message of a request that is so cheap to answer that no rate limit applies.
+
+        Args:
+            request: the request.
+            message: the type of its message.
+            max_bytes: maximum size of the body; None: that of the settings.
 
         Raises:
             RequestError: the body is too large, too slow, or invalid.
         """
-        body = await read_body(request, self.service.settings)
+        settings = self.service.settings
+        body = await read_body(request, max_bytes or settings.max_body_bytes, settings.read_seconds)
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
-    def check_key(self, request: Request, key: str | None = None) -> None:
-        """Check the API key of a request; `key` is the key in its fields, if any.
+    async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
+        """Return the typed message of a request with a document, after checking the rate limit.
+
+        Raises:
+            RequestError: a limit is exceeded, or the message is invalid.
+        """
+        self.take_from_rate(request)
+        max_bytes = self.service.settings.max_upload_bytes + _FORM_BYTES
+        return await self.read_message(request, message, max_bytes=max_bytes)
+
+    def take_from_rate(self, request: Request) -> None:
+        """Count a request against the rate limit of its client.
+
+        Raises:
+            RequestError: the client has sent too many requests.
+        """
+        self.limiter.take(request.client.host if request.client else "")
+
+    def check_key(self, request: Request, key: str | None = None) -> str:
+        """Check the API key of a request, and return its digest, or an empty text if the server has no keys.
+
+        Args:
+            request: the request.
+            key: the key in its fields, if any.
 
         Raises:
             RequestError: the key is missing or invalid.
         """
-        self.service.keys.check(request.headers, key)
+        return self.service.keys.check(request.headers, key)
 
 
 def watch_disconnect(request: Request) -> asyncio.Future[None]:

@@ -1,12 +1,15 @@
 """Settings of the server: address, API keys and limits, whose defaults suit a public server."""
 
 import ipaddress
+import re
 
 import msgspec
 
 from transduce.errors import TransduceError
 
 _MAX_WORKERS = 256  # more than useful on any machine; some ten thousand threads could not be started
+
+_ROOT_PATH = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,6 +59,25 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_inspection_tokens: int = 256
     """Tokens of a sentence to inspect: the attention weights of all layers and heads take memory."""
 
+    max_upload_bytes: int = 10 << 20
+    """Size of an uploaded document."""
+    max_expanded_bytes: int = 100 << 20
+    """Size of all files in an uploaded archive, such as .docx, after decompression."""
+    max_document_characters: int = 1_000_000
+    """Characters of a document's text."""
+    max_documents: int = 16
+    """Uploaded documents in memory, with their translations; further ones are refused."""
+    document_seconds: float = 600.0
+    """Time in which a document must be translated."""
+    file_seconds: float = 600.0
+    """Time for which a translated document is kept after it was last asked for."""
+    glossary_folder: str | None = None
+    """Folder for the glossaries that clients create; None: in memory, until the server ends."""
+    suggestions: str | None = None
+    """File to which suggested translations are appended; None: suggestions are refused."""
+    root_path: str = ""
+    """Path under which a proxy offers the server, such as `/translate`."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise TransduceError(f"`port` must be between 0 and 65535, but is {self.port}.")
@@ -71,6 +93,11 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 raise TransduceError(f"`{name}` must not be negative, but is {value}.")
         if self.gather_milliseconds < 0:
             raise TransduceError(f"`gather_milliseconds` must not be negative, but is {self.gather_milliseconds}.")
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise TransduceError(
+                f"`root_path` must be a path such as `/translate`, without a slash at its end, but is "
+                f"{self.root_path!r}."
+            )
         if any(not key.strip() for key in self.api_keys):
             raise TransduceError("`api_keys` must not hold an empty key: remove it.")
 
@@ -88,6 +115,12 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "max_texts": self.max_texts,
             "max_characters": self.max_characters,
             "max_inspection_tokens": self.max_inspection_tokens,
+            "max_upload_bytes": self.max_upload_bytes,
+            "max_expanded_bytes": self.max_expanded_bytes,
+            "max_document_characters": self.max_document_characters,
+            "max_documents": self.max_documents,
+            "document_seconds": self.document_seconds,
+            "file_seconds": self.file_seconds,
         }
 
     @property

@@ -33,6 +33,7 @@ from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import fallback_ids
@@ -49,7 +50,7 @@ _NAMES = ("source", "target", "dev_source", "dev_target", "back_translated")  # 
 
 
 class _TextFile(msgspec.Struct, frozen=True):
-    """A file's properties at the start of the run."""
+    """The properties of a text file at the start of a run, by which later changes are detected."""
 
     path: str
     """The path."""
@@ -273,7 +274,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Update the display to a number of pairs read."""
+        """Show a new number of pairs that have been read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
@@ -295,7 +296,7 @@ _CARD_COPY = "prepared_corpus.json"
 
 
 class TaskText(msgspec.Struct, frozen=True, kw_only=True):
-    """The text files that a task reads, and how they are filtered."""
+    """The text files of a task, with the filters that apply to them."""
 
     files: CorpusFiles
     """Files of the training text."""
@@ -448,7 +449,10 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     prepared.verify()
     saved = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if saved.get(name) is not None]
-    tokenizer_settings = TokenizerSettings(**{name: saved[name] for name in names}, user_symbols=text.marks)
+    tokenizer_settings = TokenizerSettings(
+        **{name: saved[name] for name in names},
+        user_symbols=(*text.marks, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0]),
+    )
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
 
@@ -559,6 +563,7 @@ def learn_tokenizer(
             "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
         )
     # A chosen size covers the words only; the task's special tokens are added to it.
+    marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
     num_special = len(marks) if adjust else 0
     tokenizer_settings = msgspec.structs.replace(
         tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
@@ -647,7 +652,7 @@ def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """Return a run's settings with the files of the prepared corpus, whose names give the languages."""
+    """Return a run's settings with the files of the prepared corpus, whose suffixes give the languages."""
     data = settings.data
     target = () if files.is_text_alone else files.target
     with_files = msgspec.structs.replace(

@@ -98,7 +98,7 @@ def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[in
 
 
 def _partition(taken: int, mean: float, most: int, generator: np.random.Generator) -> list[int]:
-    """Partition `taken` tokens into at most `most` spans of about `mean` tokens, at least 1, as in T5."""
+    """Partition `taken` tokens into at most `most` spans of about `mean` tokens, at least one each, as in T5."""
     if not taken:
         return []
     count = min(max(1, round(taken / mean)), most)
@@ -107,7 +107,7 @@ def _partition(taken: int, mean: float, most: int, generator: np.random.Generato
 
 
 def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Return the start and end of spans with these lengths, at random positions that do not touch."""
+    """Return random positions (start, end) of spans with these lengths, such that no two spans touch."""
     rest = num_tokens - sum(lengths)
     # Each span is put into its own gap between the remaining tokens; without enough gaps, the last spans are merged.
     gaps = np.sort(generator.permutation(rest + 1)[: len(lengths)]).tolist()
@@ -120,7 +120,7 @@ def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator)
 
 
 def _spans(ids: Ids, spans: list[tuple[int, int]], marks: Sequence[int]) -> Noised:
-    """Return the text with a sentinel for each span, and the spans after their sentinels with a final sentinel."""
+    """Return the text with a sentinel in place of each span, and the target: the spans, each after its sentinel."""
     source: list[Ids | list[int]] = []
     target: list[Ids | list[int]] = []
     position = 0

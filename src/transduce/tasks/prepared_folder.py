@@ -13,6 +13,7 @@ from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.settings.structs import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import (
     PieceType,
     TokenizerSettings,
@@ -101,6 +102,7 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
         ("joint", specified.joint, defaults.joint, actual.joint),
         ("byte_fallback", specified.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
         ("nfc", specified.nfc, defaults.nfc, actual.nfc),
+        ("placeholders", specified.placeholders, defaults.placeholders, actual.placeholders),
     ):
         if value not in (default, existing):
             raise TransduceError(
@@ -113,6 +115,7 @@ def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
     """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
     model = tokenizer.source.model_bytes
     tokens = read_pieces(model)
+    symbols = tuple(token.text for token in tokens if token.type is PieceType.USER_DEFINED)
     return TokenizerSettings(
         kind="bpe" if is_bpe(model) else "character" if is_by_character(model) else "unigram",
         vocabulary_size=tokenizer.source.size,
@@ -120,7 +123,8 @@ def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
         byte_fallback=any(token.type is PieceType.BYTE for token in tokens),
         nfc=tokenizer.source.nfc,
         keep_spaces=keeps_spaces(model),
-        user_symbols=tuple(token.text for token in tokens if token.type is PieceType.USER_DEFINED),
+        user_symbols=symbols,
+        placeholders=sum(symbol in PLACEHOLDER_TOKENS for symbol in symbols),
     )
 
 

@@ -249,7 +249,7 @@ def _back_translation_files(request: RunRequest, data: DataSettings) -> list[Tra
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
-    """Return the final model's settings, whose corpus is the original pairs plus the back-translated ones."""
+    """Return the final model's settings: the corpus is the original pairs and the back-translated pairs."""
     data, translated = settings.data, [str(file.path) for file in _back_translation_files(request, settings.data)]
     content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["monolingual"]
@@ -286,11 +286,11 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
     _check(settings, request)
     if request.resume and (request.out / SETTINGS_FILE).exists():
         return train_run(_training_request(request, None))
-    return train_run(_have_translated(request, settings.data))
+    return train_run(_translate_with_teacher(request, settings.data))
 
 
-def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
-    """Translate the sources with the teacher, and return the request of the training run on the translations."""
+def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunRequest:
+    """Translate the sources with the teacher, and return the training run's request with these translations."""
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)
     translator = open_translator(data.distill_from, device=request.device, threads=request.threads)
@@ -303,7 +303,7 @@ def _have_translated(request: RunRequest, data: DataSettings) -> RunRequest:
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
-    """Refuse settings with which a teacher cannot translate the sources (distillation)."""
+    """Check that a teacher can translate the sources before training (distillation), and refuse other settings."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "distill_from", by_hand)

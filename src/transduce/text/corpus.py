@@ -61,7 +61,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def thing(self) -> str:
-        """The noun for one example in messages: "line" or "pair"."""
+        """The noun for one example in messages: "line" for text alone, otherwise "pair"."""
         return "line" if self.is_text_alone else "pair"
 
 
@@ -79,7 +79,7 @@ class PairBlock(NamedTuple):
     """The index of the file in `CorpusFiles.source`."""
 
     def pair(self, row: int) -> Pair:
-        """Return the pair at a row of the block."""
+        """Return the pair at a row of the block, with its file and line number."""
         return Pair(self.sources[row], self.targets[row], self.first_line + row, self.path)
 
 
@@ -131,7 +131,7 @@ class PairReader:
                     break
                 if isinstance(sides[0], list) and isinstance(sides[1], list):
                     yield PairBlock(self.blocks, source, line, sides[0], sides[1], file)
-                line = self._pass(line, source_lines)
+                line = self._count_block(line, source_lines)
             self.checksums |= {source: left.checksum, target: right.checksum}
         if line == 1:
             raise _empty(source)
@@ -150,7 +150,7 @@ class PairReader:
                     count = stream.skip(BLOCK_LINES)
                 if not count:
                     break
-                line = self._pass(line, count)
+                line = self._count_block(line, count)
             self.checksums[path] = stream.checksum
         if line == 1:
             raise _empty(path)
@@ -159,8 +159,8 @@ class PairReader:
         """Open a file; lines that are not UTF-8 are kept, so that the filters can drop and count them."""
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
-    def _pass(self, line: int, count: int) -> int:
-        """Add a block to the counts of blocks and pairs, and return the number of the line after the block."""
+    def _count_block(self, line: int, count: int) -> int:
+        """Count a block and its pairs, and return the line number after the block."""
         self.blocks += 1
         self.pairs += count
         return line + count

@@ -52,7 +52,7 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Numbers of pairs read, kept and dropped by reason, with the location of the first pair of each reason."""
+    """Counts of pairs read, kept and dropped by reason, with the location of each reason's first pair."""
 
     read: int = 0
     kept: int = 0

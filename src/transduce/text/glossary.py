@@ -128,7 +128,7 @@ class Glossary:
         return normalize_for_comparison(rest + text[before:])
 
     def places(self, text: str) -> Iterator[tuple[int, int, Term]]:
-        """Yield start, end and term of each match in a text from `normalize_for_comparison`."""
+        """Yield start, end and term of each glossary match in a text that is normalized for comparison."""
         start = 0
         while start < len(text):
             term, length = self._term_at(text, start)

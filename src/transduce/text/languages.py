@@ -467,7 +467,7 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the language with the most frequent words in a text, or None if many are of the expected language.
+    """Return the language of a text in Latin script by its frequent words; None if it may be the expected language.
 
     Words that both languages have do not count, and repeated words count once.
     """

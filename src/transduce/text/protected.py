@@ -1,32 +1,227 @@
-"""Spans of texts that translation must not change: placeholders of programs, URLs, e-mail addresses, file names."""
+"""Find spans of texts that translation must not change: placeholders, tags, URLs, file names, long numbers, emoji.
+
+Every expression is linear in the length of a text: it starts only where a run of its characters starts, and repeats
+are possessive or bounded. Servers search texts of unknown origin.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from transduce.errors import TransduceError
 from transduce.text.word_spans import Span
 
-# Format strings: {name}, {{var}}, ${x}, %s, %(count)d; tags such as <0> and </b>.
-_PLACEHOLDER = (
-    r"\$?\{\{?[^{}\s][^{}]*\}\}?|%\(\w+\)[#0 +-]*\d*(?:\.\d+)?[a-z]|%(?:\d+\$)?[#0+-]?\d*(?:\.\d+)?[sdifgeuxXcq@]\b"
+PLACEHOLDER_TOKENS = tuple(f"<placeholder-{number}>" for number in range(1, 9))
+"""Reserved tokens that stand for protected spans in the source and in the translation of a model trained with them."""
+
+# --- expressions ---
+
+
+_URL_CHARACTERS = r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]"
+# Letters of scripts without spaces end a URL or a name, as in 访问https://example.com看看.
+_LATER_SCRIPTS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\uffff\U00010000-\U0010ffff"
+_NO_LATER_SCRIPT = rf"(?![{_LATER_SCRIPTS}])"
+_BEGINS = r"(?<![A-Za-z0-9_])"
+_ENDS = r"(?![A-Za-z0-9_])"
+_EXTENSIONS = (
+    "7z aac apk avi bash bat bin bmp bz2 c cc cfg class conf cpp cs css csv dat db deb dll dmg doc docx env epub exe "
+    "flac flv gif git go gz h hpp htm html ico ini ipynb iso jar java jpeg jpg js json jsx key kt less lock log lua "
+    "m4a md mkv mov mp3 mp4 mpeg mpg msi odp ods odt ogg otf pdf pem php pkl png po pot ppt pptx properties ps1 psd py "
+    "pyc rar rb rpm rs rst rtf scss sh so sql srt svg swift tar tex tgz tif tiff toml ts tsv tsx ttf txt vtt vue wav "
+    "webm webp whl woff woff2 xhtml xlf xliff xls xlsx xml xz yaml yml zip com org net edu gov io dev info"
 )
-_ADDRESS = r"(?:https?|ftp)://[^\s<>\"]*[\w/]|www\.[\w-]+(?:\.[\w-]+)+[^\s<>\"]*|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
-_PATTERN = re.compile(f"{_ADDRESS}|{_PLACEHOLDER}", re.ASCII)
+_UNITS = (
+    "km mm cm nm µm μm m ft mi yd kg mg µg μg g t lb lbs oz l ml cl dl kB KB MB GB TB PB kb Mb Gb KiB MiB GiB TiB bit "
+    "Hz kHz MHz GHz THz W kW MW GW Wh kWh MWh mAh Ah V kV mV mA Ω kΩ Pa hPa kPa MPa bar psi kN kJ MJ cal kcal "
+    "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² %"
+)
+_EMOJI = (
+    r"(?:[\U0001f1e6-\U0001f1ff]{2}"  # flags of two letters
+    r"|[0-9#*]\ufe0f?\u20e3"  # keycaps
+    r"|(?:[\U0001f000-\U0001f1e5\U0001f200-\U0001faff\u2600-\u27bf\u2b05-\u2b55\u2300-\u23ff\u2934\u2935\u3030\u303d"
+    r"\u3297\u3299\u203c\u2049\u2139\u2194-\u21aa]|[\u00a9\u00ae\u2122](?=\ufe0f))"
+    r"[\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*+"
+    r"(?:\u200d[\U0001f000-\U0001faff\u2600-\u27bf\u2b05-\u2b55]"
+    r"[\ufe0e\ufe0f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]*+)*+)"
+)
+_ATTRIBUTE = r"""\s++[\w:.-]++(?:\s*+=\s*+(?:"[^"<>]*+"|'[^'<>]*+'|[^\s"'<>=]++))?+"""
+
+
+def _any_of(words: str) -> str:
+    """Return an expression that matches any of the words, longer ones first."""
+    return "|".join(map(re.escape, sorted(words.split(), key=len, reverse=True)))
+
+
+_KINDS = {
+    "code": r"(`{1,3})(?!`)[^`\n]{1,1000}+\1(?!`)",
+    "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
+    "url": rf"(?:{_BEGINS}(?:https?|ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
+    rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
+    "mail": r"(?<![\w.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
+    r"(?:\.[A-Za-z0-9-]++)++",
+    "format": r"%\([A-Za-z0-9_.]{1,100}\)[#0+-]?+\d*+(?:\.\d++)?+[A-Za-z]"
+    rf"|%(?:\d++\$)?+[#0+-]?+\d*+(?:\.\d++)?+(?:hh|ll|[hlzjt])?+[sdifgeuxXcpo@]{_ENDS}|%%{_ENDS}",
+    "variable": r"(?<![A-Za-z0-9_$])\$[A-Za-z_][A-Za-z0-9_]*+|\$\([A-Za-z_][A-Za-z0-9_]*+\)",
+    "windows path": rf"{_BEGINS}[A-Za-z]:\\(?:{_NO_LATER_SCRIPT}[^\s<>:\"|?*,;])++",
+    "escape": r"\\(?:[nrtbfav0\"'\\]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})",
+    "path": rf"(?<![\w./~])(?:~|\.{{1,2}})?+(?:/(?:{_NO_LATER_SCRIPT}[\w.@+-])++){{2,}}+/?+"
+    rf"|(?<![\w./~])(?:~|\.{{1,2}})/(?:{_NO_LATER_SCRIPT}[\w.@+-])++",
+    "file": rf"(?<![A-Za-z0-9_./@-])(?:[A-Za-z0-9_-]++[./])+(?<=\.)(?:{_any_of(_EXTENSIONS)})(?![A-Za-z0-9_@])"
+    rf"(?:/(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})*+)?+",
+    "handle": rf"(?<![\w.@/])@(?:{_NO_LATER_SCRIPT}\w)++(?:[.-](?:{_NO_LATER_SCRIPT}\w)++)*+",
+    "topic": rf"(?<![\w#&/])#(?:[^\s#，。！？,.!?]{{1,30}}+#(?!\w)|(?:{_NO_LATER_SCRIPT}\w)++)",
+    "entity": r"&(?:[A-Za-z]{2,31}+|#\d{1,7}+|#x[0-9a-fA-F]{1,6}+);",
+    "keycap or emoji": rf"{_EMOJI}++",
+    "identifier": r"(?<![\w-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
+    rf"{_ENDS}|(?<![A-Za-z0-9_.])[A-Za-z]{{1,20}}+(?:_[A-Za-z0-9]++)++(?:\(\))?+{_ENDS}|{_BEGINS}[A-Za-z_]{{2,40}}+\(\)",
+    "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+{_ENDS}",
+    "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+(?:[-+][A-Za-z0-9.]++)?+{_ENDS}"
+    rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}",
+    "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³/°])",
+    "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
+}
+# The digits of a number that a model would change; shorter numbers stay words of the sentence.
+_MANY_DIGITS = 5
+_PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in _KINDS.values()))
+# Texts without any of these characters have no protected span, so that most sentences are not searched.
+_TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\(\)")
+_TRAILING = ".,;:!?'\"*"
+_BRACKETS = {")": "(", "]": "["}
+
+# --- braces ---
+
+
+_MAX_BRACES = 2_000
+_TOKEN = r"[^\s{}]{1,200}+"
+_SIMPLE = re.compile(rf"\{{\s?(?:{_TOKEN})?+\s?\}}")
+_MESSAGE = re.compile(
+    r"\{\s*+[\w.-]++\s*+,\s*+(?:plural|select|selectordinal|choice|number|date|time|ordinal|duration)\b"
+)
+_TEMPLATE = re.compile(r"\{[{%#].*[}%#]\}", re.DOTALL)
+_BRACE = re.compile("[{}]")
+_BEFORE_BRACES = "$#%@"
+
+
+def _brace_spans(text: str) -> Iterator[Span]:
+    """Yield the outermost braces of placeholders, templates and ICU messages, with a sign such as $ before them."""
+    opened: list[int] = []
+    balanced: list[Span] = []
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            balanced.append(Span(opened.pop(), match.end()))
+    end = 0
+    for span in sorted(balanced, key=lambda span: (span.start, -span.end)):
+        if span.start >= end and _is_placeholder(text, span):
+            before = span.start > end and text[span.start - 1] in _BEFORE_BRACES
+            yield Span(span.start - before, span.end)
+            end = span.end
+
+
+def _is_placeholder(text: str, span: Span) -> bool:
+    if span.end - span.start > _MAX_BRACES:
+        return False
+    braces = text[span.start : span.end]
+    return any(pattern.match(braces) for pattern in (_MESSAGE, _TEMPLATE)) or _SIMPLE.fullmatch(braces) is not None
+
+
+# --- search ---
+
+
+def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
+    """Return a user's regular expressions, compiled.
+
+    Raises:
+        TransduceError: an expression is invalid, or matches an empty text.
+    """
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(re.compile(pattern))
+        except re.error as error:
+            raise TransduceError(
+                f"`protect` takes regular expressions, but `{pattern}` is none: {error}. Escape special characters "
+                "with a backslash."
+            ) from None
+        if compiled[-1].fullmatch("") is not None:
+            raise TransduceError(
+                f"`protect` takes regular expressions that match some text, but `{pattern}` matches an empty one: "
+                "require at least one character."
+            )
+    return compiled
 
 
 def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     """Return the spans of a text that translation must copy unchanged, in order and disjoint.
 
+    A longer span takes precedence over shorter ones that begin at the same character or inside it.
+
     Args:
         text: a text of any length.
-        patterns: further regular expressions whose matches are protected.
+        patterns: further regular expressions whose matches are protected; these take precedence.
+
+    Raises:
+        TransduceError: an expression is invalid, or matches an empty text.
     """
-    expressions = [_PATTERN, *map(re.compile, patterns)]
-    matches = sorted(
-        (match.span() for expression in expressions for match in expression.finditer(text) if match[0]),
-        key=lambda span: (span[0], -span[1]),
-    )
-    spans: list[Span] = []
-    for start, end in matches:
-        if not spans or start >= spans[-1].end:
-            spans.append(Span(start, end))
-    return spans
+    specified = [
+        Span(*match.span()) for each in compile_patterns(patterns) for match in each.finditer(text) if match[0]
+    ]
+    found = disjoint(specified)
+    if _TRIGGER.search(text) is None:
+        return found
+    spans = [*_brace_spans(text), *_matches(text)]
+    return merge_spans(found, spans)
+
+
+def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
+    """Return the first spans, which are disjoint, and those of the others that overlap none of them, in order."""
+    kept, free = list(first), disjoint(others)
+    if not kept:
+        return free
+    position = 0
+    merged: list[Span] = []
+    for span in free:
+        while position < len(kept) and kept[position].end <= span.start:
+            position += 1
+        if position == len(kept) or span.end <= kept[position].start:
+            merged.append(span)
+    return sorted([*kept, *merged])
+
+
+def disjoint(spans: Iterable[Span]) -> list[Span]:
+    """Return spans in order without those that begin inside an earlier one; of several at an offset, the longest."""
+    kept: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if not kept or span.start >= kept[-1].end:
+            kept.append(span)
+    return kept
+
+
+def _matches(text: str) -> Iterator[Span]:
+    for match in _PATTERN.finditer(text):
+        start, end = match.span()
+        while end > start + 1 and _is_trailing(text, start, end):
+            end -= 1
+        if text[start] in "+0123456789" and _is_short_number(text[start:end]):
+            continue
+        yield Span(start, end)
+
+
+def _is_trailing(text: str, start: int, end: int) -> bool:
+    """Return whether the last character of a match is punctuation of the sentence around it."""
+    last = text[end - 1]
+    if last in _BRACKETS:
+        return text.count(last, start, end) > text.count(_BRACKETS[last], start, end)
+    return last in _TRAILING and text[start] not in "`<\\$%{&"
+
+
+def _is_short_number(number: str) -> bool:
+    """Return whether a match is a number that a model translates well, such as 30 or 2,500."""
+    digits = sum(character.isdigit() for character in number)
+    is_plain = all(character.isdigit() or character in "+.,:/-" for character in number)
+    return is_plain and digits < _MANY_DIGITS
+
+
+def is_inline_tag(text: str) -> bool:
+    """Return whether a protected span is markup between words, such as `<0>` or `</b>`, which replaces no word."""
+    return text.startswith("<") and text.endswith(">")

@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """The number of a field and the range of its value in the file."""
+    """A field of a protobuf message: its number and the range of its value in the file."""
 
     number: int
     start: int
@@ -87,7 +87,7 @@ def _model_type(model_bytes: bytes) -> bytes | None:
 
 
 def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
-    """Return the raw values of a submessage of the model."""
+    """Return the raw values of the fields in a submessage of the sentencepiece model; empty if it is missing."""
     for field in _fields(model_bytes, 0, len(model_bytes)):
         if field.number == number:
             return _values(model_bytes, field)
@@ -117,7 +117,7 @@ def _piece(model_bytes: bytes, field: _Field) -> Piece:
 
 
 def _values(message: bytes, outer: _Field) -> dict[int, bytes]:
-    """Return the raw values of the fields in a submessage; varints as their bytes."""
+    """Return the raw values of all fields of a protobuf message by field number; varints as their bytes."""
     return {field.number: message[field.start : field.stop] for field in _fields(message, outer.start, outer.stop)}
 
 
@@ -189,6 +189,8 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """
     user_symbols: tuple[str, ...] = ()
     """Tokens without spaces that are never split, such as tags of the target language."""
+    placeholders: int = 0
+    """How many of `user_symbols` are placeholder tokens, which stand for spans that translation copies."""
 
     def __post_init__(self) -> None:
         if self.vocabulary_size < 4:

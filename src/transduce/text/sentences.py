@@ -6,7 +6,7 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -47,41 +47,53 @@ _SENTENCE_END = re.compile(rf"(?:{UNSPACED}|[{CALLS}])+[”’\"'」』）)\]]*|
 _SPLIT_POINTS = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
 
 
-def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False) -> list[str]:
+def split_text(
+    text: str, fits: Callable[[str], bool], *, gathers: bool = False, protected: Sequence[Span] = ()
+) -> list[str]:
     """Split a text into parts that are short enough; joined, the parts are the text except for spaces between them.
 
     Args:
         text: a text of any length.
         fits: returns whether a part is short enough; a single character is assumed to fit.
         gathers: whether consecutive sentences form one part as far as they fit; otherwise each sentence is a part.
+        protected: spans of the text that are only split if one of them is too long.
     """
     if fits(text):
         return [text]
-    sentences = [text] if gathers else _cut(text, _SENTENCE_END)
-    parts = (part for sentence in sentences for part in _split(sentence, fits, 0 if gathers else 1))
-    return [part.strip() for part in parts if part.strip()]
+    whole, inside = Span(0, len(text)), {offset for start, end in protected for offset in range(start + 1, end)}
+    sentences = [whole] if gathers else _cut(text, whole, _SENTENCE_END, inside)
+    parts = (part for sentence in sentences for part in _split(text, sentence, fits, 0 if gathers else 1, inside))
+    return [text[start:end].strip() for start, end in parts if text[start:end].strip()]
 
 
-def _split(text: str, fits: Callable[[str], bool], level: int) -> Iterator[str]:
-    """Yield as few parts as splitting at the best points permits."""
-    if len(text) == 1 or fits(text.strip()):
-        yield text
+def _split(text: str, span: Span, fits: Callable[[str], bool], level: int, inside: Collection[int]) -> Iterator[Span]:
+    """Yield the smallest number of parts that splitting a span of a text at its best points permits.
+
+    Offsets in `inside` are avoided.
+    """
+    start, end = span
+    if end - start == 1 or fits(text[start:end].strip()):
+        yield span
         return
-    halves = [text[: len(text) // 2], text[len(text) // 2 :]]
-    gathered = ""
-    for piece in _cut(text, _SPLIT_POINTS[level]) if level < len(_SPLIT_POINTS) else halves:
-        if gathered and not fits((gathered + piece).strip()):
-            yield from _split(gathered, fits, level + 1)
-            gathered = ""
-        gathered += piece
-    yield from _split(gathered, fits, level + 1)
+    middle = start + (end - start) // 2
+    gathered = Span(start, start)
+    for piece in (
+        _cut(text, span, _SPLIT_POINTS[level], inside)
+        if level < len(_SPLIT_POINTS)
+        else [Span(start, middle), Span(middle, end)]
+    ):
+        if gathered.end > gathered.start and not fits(text[gathered.start : piece.end].strip()):
+            yield from _split(text, gathered, fits, level + 1, inside)
+            gathered = piece
+        gathered = Span(gathered.start, piece.end)
+    yield from _split(text, gathered, fits, level + 1, inside)
 
 
-def _cut(text: str, points: re.Pattern[str]) -> list[str]:
-    """Split a text after each match; the parts concatenated are the text."""
-    ends = [match.end() for match in points.finditer(text)]
-    parts = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-    return [part for part in parts if part]
+def _cut(text: str, span: Span, points: re.Pattern[str], inside: Collection[int]) -> list[Span]:
+    """Split a span of a text after each match outside the offsets in `inside`."""
+    ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
+    edges = [span.start, *(end for end in ends if end not in inside), span.end]
+    return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
 
 
 # --- documents of running text ---
@@ -137,7 +149,7 @@ def sentences_of(text: str) -> list[str]:
 
 def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Return the sentences of a hard-wrapped text; its first lines determine the width."""
-    paragraphs = join_lines(lines, _width(_followed(first)))
+    paragraphs = join_lines(lines, _width(_consecutive_lines(first)))
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
 
@@ -163,26 +175,26 @@ def is_hard_wrapped(lines: Sequence[str]) -> bool:
 
     Sentences that end within lines distinguish prose from a list, whose lines may be about equally long.
     """
-    followed = _followed(lines)
+    followed = _consecutive_lines(lines)
     if len(followed) < 2:
         return False
     width = _width(followed)
     full = sum(len(line) + 1 + _first_word(after) > width for line, after in followed)
-    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _runs_on(followed)
+    return width <= _WIDEST and full >= _FULL_SHARE * len(followed) and _continues_across_lines(followed)
 
 
-def _followed(lines: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of consecutive lines of which neither is empty."""
+def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of consecutive lines in which neither line is empty."""
     return [(line.rstrip(), after.strip()) for line, after in pairwise(lines) if line.strip() and after.strip()]
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
-    """Return the width that most lines keep within, as typesetters permit slightly longer or shorter lines."""
+    """Return the line width that most lines of a hard-wrapped text keep to; some lines may be slightly longer."""
     return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
 
 
-def _runs_on(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether sentences continue from line to line: more of them end within lines than at their ends."""
+def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
+    """Return whether sentences continue across lines: more of them end within lines than at line ends."""
     within = at_end = large = 0
     for line, after in followed:
         ends = list(_find_ends(f"{line} ", before_small=True))
@@ -218,13 +230,18 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
             yield paragraph
             paragraph = text
         elif paragraph:
-            joins_directly = paragraph.endswith(("-", "—")) or (_is_unspaced(paragraph[-1]) and _is_unspaced(text[0]))
-            paragraph += text if joins_directly else f" {text}"
+            paragraph += line_separator(paragraph, text) + text
         else:
             paragraph = text
         last = line.rstrip()
     if paragraph:
         yield paragraph
+
+
+def line_separator(before: str, after: str) -> str:
+    """Return the text that replaces the end of a line when it is joined with the next one: a space, or nothing."""
+    joins_directly = before.endswith(("-", "—")) or (_is_unspaced(before[-1]) and _is_unspaced(after[0]))
+    return "" if joins_directly else " "
 
 
 def _ends_early(line: str, after: str, width: int) -> bool:
@@ -277,17 +294,205 @@ def _ends_sentence(text: str, after: str) -> bool:
 
 
 # --- sentences to translate ---
+# A split in the wrong position costs a little quality, and a missing one may cost a whole sentence, because models
+# trained on single sentences often translate only the first. So doubtful positions are split.
 
 
-def find_sentences(text: str) -> list[Span]:
-    """Return the spans of a text's sentences without the spaces around them, in order."""
-    spans = []
-    for start, stop in pairwise([0, *_find_ends(text), len(text)]):
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_CLOSERS = "”’\"'»«)\\]」』）》】〉"
+# Quotation marks of French stand after a space: « Quoi ? »
+_CLOSING_MARKS = rf"(?P<closers>[{_CLOSERS}]*(?:[“‘](?=\s|$)|[ \u00a0\u202f]»[{_CLOSERS}]*)?)"
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_CANDIDATE = re.compile(
+    rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+)[!?…{WIDE}]*)"
+    rf"|(?P<spaced>[{STOPS}{CALLS}]+(?=[{_CLOSERS}]*[“‘]?(?:\s|$)))"
+    r"|(?P<joined>[!?]+(?=[^\W\d_])|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
+    rf"{_CLOSING_MARKS}"
+)
+# Titles and connectives, after which no sentence ends.
+_NEVER_ENDS = _words(
+    """mr mrs ms messrs mme mlle mm mgr dr dra drs prof profs rev hon capt col gen lieut lt sergt sgt maj gov pres sen
+    rep hr fr frl herr dipl ing med phil mag sr sra srta srs dña sig sigg sig.ra dott avv dhr mevr mw ste insp supt cmdr
+    adm mt vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl
+    max min mind o.ä p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е им ул проф см акад гр"""
+)
+# Abbreviations that may end a sentence: they do before a word that often begins one.
+_MAY_END = _words(
+    """etc usw etw al jr esq inc ltd co corp llc plc bros st ave blvd rd dept univ ft ecc itd itp a.m p.m a.d b.c u.s
+    u.k u.n ph.d m.a b.a d.c u.s.a u.dgl dgl u.s.w v.chr n.chr ggmbh т.д т.п др г гг в вв н.э"""
+)
+# Abbreviations only before a number: "No. 5".
+_BEFORE_NUMBER = _words(
+    """no nos nr nrn núm num vol vols fig figs eq eqs p pp pg ch chap sec art arts par abs abb bd bde kap tab tel
+    ed eds op ser ss s str § st art cap pág págs t"""
+)
+_MONTHS = re.compile(
+    r"(?:jan|feb|febr|mar|apr|jun|jul|aug|sep|sept|okt|oct|nov|dez|dec)\b|jänner|januar|februar|märz|april|mai|may|juni|"
+    r"june|juli|july|august|september|o[kc]tober|november|de[zc]ember",
+    re.IGNORECASE,
+)
+_ORDINAL_LANGUAGES = _words("de da nb nn no is fo fi et lv cs sk pl sl hr sr bs hu tr lb")
+# Frequent first words of sentences.
+_STARTERS = _words(
+    """the a an i he she it we they you this that these those there here my your his her our their but and so if when
+    what who how why where in on at for as then not no yes i'm i've i'll it's he's she's that's don't let's is are do
+    der die das den dem ein eine ich er sie es wir ihr du und aber doch denn wenn was wer wie wo warum hier da dort im
+    am an auf mit für nach nun jetzt dann ja nein mein meine sein seine ihre kein keine nicht man dies diese dieser
+    le la les un une je tu il elle nous vous ils elles on ce cette c'est mais et ou si quand que qui dans j'ai
+    el los las una unos yo tú él ella nosotros ellos es pero y cuando no lo gli uno io lui lei noi e ma o os
+    het een ik jij hij zij wij en maar niet"""
+)
+_SAYS = re.compile(
+    r"(?:[\w.’'-]+\s){1,3}(?:said|says|asked|cried|shouted|replied|answered|exclaimed|whispered|yelled|added)\b"
+)
+_SAYS_CJK = re.compile(
+    r"[\u3400-\u9fff·]{0,6}?(?:说|說|问|問|道|喊|叫|答|骂|罵|想|笑|嚷)(?![\u3400-\u9fff]{8})|と|って"
+)
+_LAST = re.compile(r"(?:^|[\s\"“„‘'(\[«»—–…])([^\s\"“„‘(\[«»—–…]+?)\.$")
+_INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
+_ROMAN = re.compile("[IVXLCDM]{1,6}")
+_NEXT_WORD = re.compile(r"[^\W\d_][\w’']*")
+_REACH = 60
+"""Number of characters inspected on each side of a mark."""
+_MIN_DOTS_WORD = 4
+_MIN_CJK_ELLIPSIS = 4
+
+
+def find_sentences(text: str, language: str | None = None, protected: Sequence[Span] = ()) -> list[Span]:
+    """Return the spans of a text's sentences without the spaces around them, in order.
+
+    Unlike `split_sentences`, which defines sentences of training documents, this function also splits texts without
+    capital letters and without spaces after marks, and knows abbreviations of several languages.
+
+    Args:
+        text: a text, usually one line.
+        language: code of its language, which decides on ordinals such as "5. Mai"; None: unknown.
+        protected: spans in which no sentence ends, in order and disjoint.
+    """
+    finder = _SentenceFinder(text, None if language is None else re.split("[-_]", language)[0].lower())
+    spans: list[Span] = []
+    start = inside = 0
+    for match in [*_CANDIDATE.finditer(text), None]:
+        stop = len(text) if match is None else match.end()
+        while inside < len(protected) and match is not None and protected[inside].end <= match.start():
+            inside += 1
+        if match is not None:
+            is_inside = inside < len(protected) and protected[inside].start < stop
+            if is_inside or not finder.is_end(match, start):
+                continue
+            stop -= len(match["closers"]) if _opens(text[start : match.start()], match["closers"]) else 0
         sentence = text[start:stop]
-        if sentence.strip():
-            begin = start + len(sentence) - len(sentence.lstrip())
-            spans.append(Span(begin, begin + len(sentence.strip())))
+        begin = start + len(sentence) - len(sentence.lstrip())
+        span = Span(begin, begin + len(sentence.strip()))
+        if any(map(is_word_character, sentence)) or not spans:
+            spans.append(span)
+        elif span.end > span.start:
+            spans[-1] = Span(spans[-1].start, span.end)
+        start = stop
+    return _with_first_marks(text, [span for span in spans if span.end > span.start])
+
+
+def _with_first_marks(text: str, spans: list[Span]) -> list[Span]:
+    """Return spans of which the first, if it has only punctuation, is merged with the second."""
+    if len(spans) > 1 and not any(map(is_word_character, text[slice(*spans[0])])):
+        return [Span(spans[0].start, spans[1].end), *spans[2:]]
     return spans
+
+
+def _opens(before: str, closers: str) -> bool:
+    """Return whether a quotation mark after a space opens the next sentence, as » does in German."""
+    return closers[:1].isspace() and before.count("«") <= before.count("»")
+
+
+class _SentenceFinder:
+    """A judge of whether a mark in a text ends a sentence."""
+
+    def __init__(self, text: str, language: str | None) -> None:
+        self.text = text
+        self.language = language
+
+    def is_end(self, match: re.Match[str], start: int) -> bool:
+        """Return whether a candidate of `_CANDIDATE` ends the sentence that begins at offset `start`."""
+        before = self.text[max(start, match.start() - _REACH) : match.start()]
+        after = self.text[match.end() : match.end() + _REACH].lstrip()
+        if match["wide"] is not None:
+            return self._is_wide_end(match, before, after)
+        following = after.lstrip(_OPENING + "”’»")
+        word = _NEXT_WORD.match(following)
+        is_starter = word is not None and word[0].lower().replace("’", "'") in _STARTERS
+        if match["joined"] is not None:
+            is_upper = following[:1].isupper() or is_unspaced(following[:1] or " ")
+            return is_upper and (match["joined"] != "." or is_starter)
+        if following[:1].islower() and not following.startswith(("i ", "i'm ")):
+            return self._ends_before_small(match, start, before, following)
+        if match["closers"] and _SAYS.match(after):
+            return False
+        if not match["spaced"].endswith("."):
+            return True
+        if len(match["spaced"]) > 1 or match["closers"].strip("'’"):
+            return bool(before.strip()) or len(match["spaced"]) == 1
+        return self._stop_ends(before, start, following, is_starter=is_starter)
+
+    def _is_wide_end(self, match: re.Match[str], before: str, after: str) -> bool:
+        marks = match["wide"]
+        if match["closers"] and _SAYS_CJK.match(after):
+            return False
+        if marks.strip("…"):
+            return True
+        return min(_count_cjk(before), _count_cjk(after)) >= _MIN_CJK_ELLIPSIS
+
+    def _ends_before_small(self, match: re.Match[str], start: int, before: str, following: str) -> bool:
+        """Return whether a mark before a small letter ends a sentence, as in texts without capital letters."""
+        if match["closers"] or match["spaced"].startswith(("..", "…")):
+            return False
+        first = self.text[start : start + _REACH].lstrip(_OPENING + " \t")[:1]
+        words = before.split()
+        last = words[-1].lower() if words else ""
+        if last in _NEVER_ENDS | _MAY_END | _BEFORE_NUMBER or "." in last or last.isdigit():
+            return False
+        if first.islower() and len(last) > 1:
+            return True
+        is_long = min(len(words), len(following.split())) >= _MIN_WORDS
+        return is_long and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))
+
+    def _stop_ends(self, before: str, start: int, following: str, *, is_starter: bool) -> bool:
+        """Return whether a full stop before a capital letter, a digit or a mark ends a sentence."""
+        last = _LAST.search(f"{before}.")
+        if last is None:
+            return True
+        word, small = last[1], last[1].lower()
+        if small in _NEVER_ENDS:
+            return False
+        if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not is_starter:
+            return False
+        if word.isdigit():
+            return self._number_ends(word, start, before, following, is_starter=is_starter)
+        if small in _MAY_END:
+            return is_starter
+        if _INITIALS.fullmatch(word):
+            is_initial = word[0].isupper() or "." in word or len(word) == 1
+            return is_starter or word == "I" or not is_initial
+        if self.language in _ORDINAL_LANGUAGES and _ROMAN.fullmatch(word):
+            return is_starter
+        return True
+
+    def _number_ends(self, number: str, start: int, before: str, following: str, *, is_starter: bool) -> bool:
+        """Return whether the full stop after a number ends a sentence, and marks no ordinal or list item."""
+        if len(number) > 3:
+            return True
+        is_first = self.text[start : start + _REACH].lstrip().startswith(f"{number}.") and not before.strip(
+            " " + number
+        )
+        if is_first or (_MONTHS.match(following) and len(number) <= 2):
+            return False
+        return is_starter or self.language not in _ORDINAL_LANGUAGES or len(number) > 2
+
+
+def _count_cjk(text: str) -> int:
+    return sum(map(is_unspaced, text))
 
 
 # --- lost sentences ---

@@ -67,7 +67,7 @@ class SymbolSplitter:
 
 
 class _Pattern:
-    """A set of symbols by the text that they match."""
+    """A pattern that matches a set of symbols in a text, with the rules for the spaces around them."""
 
     def __init__(self, symbols: dict[str, Symbol]) -> None:
         self.symbols = {written: symbol for written, symbol in symbols.items() if written}
@@ -107,7 +107,7 @@ def _expression(written: str, symbol: Symbol) -> str:
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of the special tokens."""
+    """The ids of an encoder's special tokens: [CLS], [SEP] and [MASK]."""
 
     cls: int
     """Begins a text; its hidden state represents the whole text."""

@@ -11,6 +11,7 @@ from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings, train_model
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
@@ -118,6 +119,12 @@ class Tokenizer:
     def _card(self) -> bytes:
         card = _Card(format_version=_FORMAT_VERSION, joint=self.joint, nfc=self.source.nfc)
         return msgspec.json.format(msgspec.json.encode(card)) + b"\n"
+
+
+def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the placeholder tokens that both vocabularies of a tokenizer have."""
+    sides = {id(side): side for side in (tokenizer.source, tokenizer.target)}.values()
+    return tuple(token for token in PLACEHOLDER_TOKENS if all(side.has_special_token(token) for side in sides))
 
 
 def _sample(pairs: Iterable[Pair], count: int, most: int) -> Iterator[Pair]:

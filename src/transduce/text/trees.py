@@ -30,7 +30,7 @@ class Tree(NamedTuple):
     word: str | None = None
 
     def leaves(self) -> "Iterator[Tree]":
-        """Yield the tagged words from left to right."""
+        """Yield the words of the tree with their tags, from left to right."""
         if self.word is not None:
             yield self
         for child in self.children:
@@ -112,7 +112,7 @@ class _Reader:
 
     @property
     def is_inside(self) -> bool:
-        """True if a tree is open."""
+        """True if the brackets of a tree are open."""
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:
@@ -273,7 +273,7 @@ def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
-    """Return the words with the runs that lead up to them, as a model learns to write them.
+    """Return one target line of a parser: the words of a sentence with the runs of tree symbols before them.
 
     Args:
         words: the words of the sentence.
@@ -288,7 +288,7 @@ def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
 
 
 def plain(word: str) -> str:
-    """Return a word in which the mark character is replaced."""
+    """Return a word without the mark character that tree symbols use."""
     return word.replace(MARK, _SUBSTITUTE)
 
 
@@ -339,7 +339,7 @@ class _Builder:
 
     @property
     def _closes_too_early(self) -> bool:
-        """True if the only open constituent is the root while words are left."""
+        """True if a closing bracket would complete the tree while words are left."""
         return len(self._open) == 1 and self._used < len(self._words)
 
     def _add_word(self, tag: str) -> None:

@@ -116,7 +116,7 @@ def _is_complete(content: bytes) -> bool:
 
 
 def _take(text: str, position: int, token_text: str) -> tuple[int, int]:
-    """Return the span of a token's text from a position on; a token of spaces only has an empty span."""
+    """Return the span of a token's text, from a position of the sentence on; empty for a token of spaces only."""
     start = _skip_spaces(text, position) if token_text else position
     end = start
     for character in token_text:
@@ -134,7 +134,7 @@ def _skip_spaces(text: str, position: int) -> int:
 
 
 def _next_known(following: Sequence[str], text: str, start: int) -> int:
-    """Return where the token after an unknown one starts; the unknown one covers at least a character."""
+    """Return the start of the token that follows an unknown token; the unknown token covers at least a character."""
     if not following or following[0] == _END:
         return len(text.rstrip())
     token = following[0].removeprefix("▁")

@@ -90,6 +90,10 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The contribution of each dev sentence to `best_value`, by which later differences are judged."""
     elapsed_seconds: float
     """Training time over all processes that have continued this run."""
+    overhead_seconds: float = 0.0
+    """The time of preparations, which counts against `training.minutes`, over the same processes."""
+    time_plan: list[tuple[int, int, int]] = []
+    """The decisions of the clock so far in a run with `training.minutes` (training/schedule.py)."""
     validation_due: bool = False
     """Whether a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False

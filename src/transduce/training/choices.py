@@ -35,7 +35,7 @@ class Choice(msgspec.Struct, Generic[T], frozen=True):
 
 
 class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a corpus, known before it is tokenized."""
+    """The number of pairs in a corpus, and of distinct characters in scripts without spaces."""
 
     pairs: int
     unspaced_characters: int
@@ -43,7 +43,7 @@ class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a model (Table 3 of the paper)."""
+    """The sizes of a model, such as its layers and width, as in Table 3 of the paper."""
 
     num_encoder_layers: int
     num_decoder_layers: int
@@ -150,7 +150,7 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
 
 
 def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
-    """Choose the target tokens per step: 2,048 on a CPU and the paper's 25,000 on a GPU (section 5.1).
+    """Choose the target tokens per step: 2,048 on a CPU, and the paper's 25,000 on a GPU (section 5.1).
 
     A CPU has little time: with the same arithmetic, half as many steps of twice the size gave 41.5 BLEU instead of
     42.8 after two epochs, and smaller ones keep several threads waiting (docs/results.md). If an epoch would have

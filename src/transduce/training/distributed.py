@@ -58,9 +58,9 @@ class Processes:
             return value
         content = torch.frombuffer(bytearray(msgspec.json.encode(value)), dtype=torch.uint8)
         size = torch.tensor(len(content))
-        dist.broadcast(size, src=0, group=_patient_group())
+        dist.broadcast(size, src=0, group=_group_with_long_timeout())
         received = content if self.is_first else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(received, src=0, group=_patient_group())
+        dist.broadcast(received, src=0, group=_group_with_long_timeout())
         return msgspec.json.decode(received.numpy().tobytes(), type=kind)
 
     def start_broadcast(self, tensor: Tensor, source: int) -> dist.Work | None:
@@ -78,7 +78,7 @@ class Processes:
     def wait(self) -> None:
         """Wait until every process has called this method (a barrier)."""
         if self.count > 1:
-            dist.barrier(group=_patient_group())
+            dist.barrier(group=_group_with_long_timeout())
 
     def leave(self) -> None:
         """Leave the process group, and close the connections to the other processes."""
@@ -149,8 +149,8 @@ def _is_lost_connection(error: BaseException) -> bool:
 _groups: list[dist.ProcessGroup] = []
 
 
-def _patient_group() -> dist.ProcessGroup:
-    """Return a gloo group with a long timeout; waiting in NCCL would keep the GPU busy."""
+def _group_with_long_timeout() -> dist.ProcessGroup:
+    """Return a gloo process group with a long timeout, since waiting in NCCL would keep the GPU busy."""
     if not _groups:
         _groups.append(dist.new_group(backend="gloo", timeout=_MAX_WAIT))
     return _groups[0]

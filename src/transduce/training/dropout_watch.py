@@ -20,7 +20,7 @@ _HARM = 1.05
 
 
 class DropoutMonitor:
-    """A switch for all dropout modules of a model, which can be disabled during a run."""
+    """A monitor of dropout that can disable all dropout modules of a model during a run."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]

@@ -83,7 +83,7 @@ class StepTotals(NamedTuple):
     """The number of processes that were asked to stop."""
 
     def plus(self, loss: Loss) -> "StepTotals":
-        """Return these totals plus the loss of one more micro-batch."""
+        """Return these totals plus the loss sums of one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
             self.total + float(loss.total.detach()),
@@ -91,7 +91,7 @@ class StepTotals(NamedTuple):
         )
 
     def over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Return the totals summed over all processes, equal in each of them."""
+        """Return the totals summed over all processes of the run, equal in each process."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])

@@ -63,7 +63,7 @@ class TensorBoardWriter:
         self.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
-        """Add one point to the curve `tag`."""
+        """Add one point to the TensorBoard curve with the name `tag`."""
         field = _field(VALUE_SIMPLE_VALUE, FIXED32) + struct.pack("<f", _within_float32(value))
         self._write_summary(tag, field, step)
 
@@ -116,7 +116,7 @@ def _open_new_file(folder: Path, started_at: float) -> BinaryIO:
 
 
 def frame_record(data: bytes) -> bytes:
-    """Return data as a TFRecord record."""
+    """Return data in the framing of a TFRecord: length, checksums and content."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
@@ -148,7 +148,7 @@ _CRC32C_TABLE = tuple(_crc32c_of_byte(byte) for byte in range(256))
 
 
 def _event(wall_time: float, step: int, content: bytes) -> bytes:
-    """Encode an `Event`: seconds since 1970, the training step, and one content field."""
+    """Encode TensorBoard's `Event` message: seconds since 1970, the training step, and one content field."""
     return _field(EVENT_WALL_TIME, FIXED64) + struct.pack("<d", wall_time) + _integer(EVENT_STEP, step) + content
 
 
@@ -187,7 +187,7 @@ def _within_float32(value: float) -> float:
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """A report: means over the steps since the last report that changed the weights; NaN (null in JSON) if none did."""
+    """A training report: means over the steps since the last report that changed the weights; NaN if none did."""
 
     step: int
     epoch: float
@@ -205,7 +205,7 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
 
 
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
-    """A validation: measures of the dev set at a step, with the weights that would be kept."""
+    """A validation report: the scores on the dev set at a step, for the weights that would be kept."""
 
     step: int
     loss: float
@@ -315,19 +315,19 @@ class _EventKey(msgspec.Struct, frozen=True):
 
 
 def _event_key(line: bytes) -> _EventKey | None:
-    """Return the kind and step of a line; None if a power cut left a broken line."""
+    """Return the kind and step of a line of metrics.jsonl; None if a power cut left a broken line."""
     try:
         return msgspec.json.decode(line, type=_EventKey)
     except msgspec.MsgspecError:
         return None
 
 
-class _LastingStream(io.TextIOBase):
-    """Standard error that ignores a closed terminal or pipe."""
+class _RobustStandardError(io.TextIOBase):
+    """A wrapper of standard error that ignores a closed terminal or pipe."""
 
     @property
     def stream(self) -> TextIO:
-        """Standard error itself, which rich replaces while it draws a bar."""
+        """The current standard error, which rich replaces while it draws a progress bar."""
         return cast("TextIO", sys.stderr.rich_proxied_file) if isinstance(sys.stderr, FileProxy) else sys.stderr
 
     def write(self, text: str) -> int:
@@ -351,7 +351,7 @@ class _LastingStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding, which decides the characters the bar is drawn with."""
+        """The encoding of standard error, which determines the characters that the progress bar uses."""
         return self.stream.encoding
 
 
@@ -359,13 +359,13 @@ class ProgressDisplay:
     """A progress bar on a terminal, or one line per report elsewhere; both go to standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(file=_LastingStream(), highlight=False)  # type: ignore[arg-type]
+        self.console = console or Console(file=_RobustStandardError(), highlight=False)  # type: ignore[arg-type]
         self._bar: Progress | None = None
         self._reported = False
         self._task: TaskID | None = None
 
     def start(self, step: int, steps: int | None) -> None:
-        """Show the bar if standard error is a terminal."""
+        """Show the progress bar if standard error is a terminal."""
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step {task.completed:,.0f}/{task.fields[last]}"),
@@ -378,7 +378,7 @@ class ProgressDisplay:
             self._bar.start()
 
     def advance(self, step: int, steps: int | None, text: str = "") -> None:
-        """Advance the bar by a step; `text` is shown until the first report."""
+        """Advance the progress bar by a step; `text` is shown until the first report."""
         if self._bar is not None and self._task is not None:
             last = f"{steps:,}" if steps else "?"
             self._bar.update(self._task, completed=step, total=steps, last=last)
@@ -406,12 +406,12 @@ class ProgressDisplay:
             self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the progress bar."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
     def stop(self) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -430,7 +430,7 @@ def format_duration(seconds: float) -> str:
 
 
 class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sums over steps, stored in each checkpoint so that a report that spans an interruption covers all its steps."""
+    """Sums over the steps since the last report, stored in checkpoints so that reports survive an interruption."""
 
     steps: int = 0
     skipped: int = 0

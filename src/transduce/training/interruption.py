@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 
 
 class AbandonedError(BaseException):
-    """A signal arrived during work that can be abandoned. Like KeyboardInterrupt, it passes `except Exception`."""
+    """An exception for a signal that arrived during work that can be abandoned."""
 
 
 class Interruption:

@@ -27,7 +27,7 @@ from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatc
 from transduce.training.out_of_memory import explain_step_out_of_memory, tolerate_full_disk, try_batches
 from transduce.training.prefetch import Batches
 from transduce.training.rates import step_rates
-from transduce.training.schedule import StepClock
+from transduce.training.schedule import Decision, StepClock, provisional_steps, validations_until
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 
@@ -45,20 +45,30 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """The run's environment, which is stored and compared on resume."""
 
 
+class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The time that a run with a time budget needs outside its steps and validations."""
+
+    overhead_seconds: float = 0.0
+    """The time that preparations have taken in this process."""
+    end_validations: float = 0.0
+    """How many validations take as long as the final evaluation."""
+
+
 # --- training loop ---
 
 
 CHECKPOINTS = "checkpoints"
-_VALIDATION_SHARE = 0.08  # fraction of a time budget that is reserved for validations
 _VALIDATIONS = 12  # per run by default,
 _MIN_STEPS = 50  # but at least this many steps apart
+_STEPS_BETWEEN_SHARING = 10  # processes exchange the clock's decisions
+_NO_DECISION = Decision(0, 0, 0)
 
 
 class Validator(Protocol):
     """A function that measures a model on the dev set."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Return the scores that a model with these weights has on the dev set at this step."""
+        """Return the dev set scores of a model with these weights, at this step."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +84,8 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The value of the measure at the best validation."""
     elapsed_seconds: float
     """Training time in seconds, over all parts of the run."""
+    time_plan: tuple[Decision, ...] = ()
+    """The decisions of the clock in a run with a time budget."""
     reason: str
     """"finished", why no better model is to be expected, or the name of the signal that stopped the run."""
 
@@ -109,7 +121,9 @@ class Trainer:
         self.elapsed_seconds = 0.0
         self._selection = Selection(settings)
         self._dropout = DropoutMonitor(model)
-        self._clock = StepClock()
+        self.time_use = TimeUse()
+        self._clock: StepClock | None = None
+        self._plan = [Decision(*each) for each in settings.time_plan]
         self._validation_due = False
         self._asked_together = False
         self._report = StepSums()
@@ -136,6 +150,13 @@ class Trainer:
         self.optimizer.load_state(checkpoint.all_tensors, state.updates)
         self.step, self.elapsed_seconds = state.step, state.elapsed_seconds
         self.steps = self.settings.steps or state.steps
+        if self.settings.minutes is not None and not self.settings.time_plan:
+            self.time_use = msgspec.structs.replace(
+                self.time_use, overhead_seconds=self.time_use.overhead_seconds + state.overhead_seconds
+            )
+            self._plan = [Decision(*each) for each in state.time_plan]
+            if not self._plan and self.steps is not None:  # a run of an earlier version
+                self._plan = [Decision(provisional_steps(self.steps), self.steps, _VALIDATIONS)]
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
         self._selection.best = Best(
@@ -193,6 +214,7 @@ class Trainer:
             best_step=best.step,
             best_value=best.value,
             elapsed_seconds=self.elapsed_seconds,
+            time_plan=tuple(self._plan),
             reason=reason,
         )
 
@@ -207,6 +229,7 @@ class Trainer:
 
     def _run_steps(self, log: Log, interruption: Interruption) -> str:
         started_at = time.monotonic() - self.elapsed_seconds
+        self._start_clock()
         if self._validation_due:
             self._validate(log, interruption)
         if (reason := self._selection.stop_reason()) is not None:
@@ -214,9 +237,10 @@ class Trainer:
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
         while self.steps is None or self.step < self.steps:
+            before = time.monotonic()
             parts, sums = self._take_step(interruption)
             self.elapsed_seconds = time.monotonic() - started_at
-            self._decide_steps()
+            self._decide_steps(time.monotonic() - before)
             self.display.advance(self.step, self.steps, self._report.text())
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
@@ -261,14 +285,14 @@ class Trainer:
                 parts.append(part)
                 sums = sums.plus(loss)
         sums = sums.over(self.processes, stop=interruption.requested is not None)
-        rate, weight_decay = step_rates(step, self.settings, self.steps)
+        rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
         mean, limit = sums.total / max(1, sums.tokens), self._watch.limit()
         if high := math.isfinite(mean) and mean > limit:
             self.optimizer.discard_gradient()
         norm = math.nan if high else self.optimizer.step(sums.tokens, rate, weight_decay)
         self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
-            self._watch.learnt(step, mean)
+            self._watch.record_accepted(step, mean)
         else:
             self._watch.skipped(high=high)
             self._note_skip(SkippedStep(step, parts, mean, limit, gradient_norm=norm, learning_rate=rate))
@@ -321,22 +345,51 @@ class Trainer:
                 f"`training.warmup_steps` ({self.settings.warmup_steps})."
             )
 
-    def _decide_steps(self) -> None:
-        """Convert the time budget `minutes` into a number of steps, once the speed is known; the run stores it."""
-        if self.steps is None and self.settings.minutes is not None:
-            budget_seconds = self.settings.minutes * 60.0 * (1.0 - (_VALIDATION_SHARE if self.validate else 0.0))
-            within = self._clock.steps_within(budget_seconds, self.step, self.elapsed_seconds)
-            self.steps = self.processes.share(within or 0, int) or None
-            if self.steps is not None:
-                self.display.say(f"{self.settings.minutes:g} minutes are {self.steps:,} steps at the current speed.")
+    def _start_clock(self) -> None:
+        """Start the clock of a run with a time budget, unless its decisions are known already."""
+        settings = self.settings
+        if settings.minutes is not None and not settings.time_plan:
+            self._clock = StepClock(
+                60.0 * settings.minutes,
+                validates=self.validate is not None or not self.processes.is_first,
+                every=settings.validate_every,
+                end_validations=self.time_use.end_validations,
+            )
+
+    def _decide_steps(self, step_seconds: float) -> None:
+        """Plan the number of steps that fit into the time budget `minutes`, and store the plan."""
+        if self.settings.time_plan:
+            self.steps = next((each.steps for each in reversed(self._plan) if each.step <= self.step), None)
+        if self._clock is None:
+            return
+        self._clock.add_step(step_seconds)
+        if self._plan and self.processes.count > 1 and self.step % _STEPS_BETWEEN_SHARING:
+            return
+        decision = self._clock.decide(self.step, self.elapsed_seconds + self.time_use.overhead_seconds, self._plan)
+        decision = self.processes.share(decision or _NO_DECISION, Decision)
+        if decision == _NO_DECISION:
+            return
+        if not self._plan:
+            self.display.say(
+                f"{self.settings.minutes:g} minutes are about {decision.steps:,} steps at the current speed."
+            )
+        self._plan.append(decision)
+        self.steps = decision.steps
 
     def _is_due(self, every: int | None, last: bool) -> bool:
         """Return whether a periodic action is due; every=None means twelve times per run, at least 50 steps apart."""
         if every is None:
             if self.steps is None:
                 return False
+            if self._plan:
+                return last or validations_until(self.step, self._plan) > self._validations_before()
             every = max(_MIN_STEPS, math.ceil(self.steps / _VALIDATIONS))
         return last or self.step % every == 0
+
+    def _validations_before(self) -> int:
+        """Return how many validations were due up to the step before, by the number that is now planned."""
+        known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
+        return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
 
     def _write_report(self, log: Log) -> None:
         batches_done = self.step * self.settings.accumulate
@@ -355,6 +408,7 @@ class Trainer:
         self._validation_due = True
         if self._asked_together:
             raise AbandonedError
+        started_at = time.monotonic()
         weights = self.optimizer.weights_to_keep()
         is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
@@ -362,6 +416,8 @@ class Trainer:
             raise AbandonedError
         self._selection.best = self.processes.share(self._selection.best, Best)
         self._validation_due = False
+        if self._clock is not None:
+            self._clock.add_validation(time.monotonic() - started_at)
 
     def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
         """Validate in the first process; return False if a signal interrupted the validation."""
@@ -385,7 +441,7 @@ class Trainer:
         self._selection.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the model folder; return False if the disk is full. At the last step, a full disk raises an error."""
+        """Write the best model's folder; return False if the disk is full (at the last step, raise an error)."""
         if self.keep_model is None:
             return True
         if self.step == self.steps:
@@ -412,6 +468,8 @@ class Trainer:
             lowest_loss=best.lowest_loss,
             best_contributions=best.contributions,
             elapsed_seconds=self.elapsed_seconds,
+            overhead_seconds=self.time_use.overhead_seconds,
+            time_plan=list(self._plan),
             validation_due=self._validation_due,
             dropout_off=self._dropout.is_off,
             report=self._report,

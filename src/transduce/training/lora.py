@@ -29,7 +29,7 @@ _ORIGINAL = "parametrizations.weight.original"
 
 
 class LowRankSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of LoRA."""
+    """The settings of LoRA: rank, alpha and the projections to adapt."""
 
     rank: int = 8
     """R: the width of the narrow matrices."""
@@ -130,7 +130,7 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return the number of trainable parameters, and of all parameters without the LoRA updates."""
+    """Return two counts: the trainable parameters, and all parameters of the original model."""
     parameters = dict(model.named_parameters())
     learning = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     return learning, sum(parameter.numel() for name, parameter in parameters.items() if _ADAPTED not in name)

@@ -73,7 +73,7 @@ def row_cross_entropy(
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
 ) -> Loss:
-    """Compute the cross-entropy with smoothed labels of rows (N, D) and labels (N,) without padding.
+    """Compute the cross-entropy of hidden states (N, D) and labels (N,) without padding, with smoothed labels.
 
     If `present` (N,) is set, only those rows count, but all are computed, so that a GPU need not report their number;
     `tokens` then counts all rows. Rows that are not present must be finite, with valid token ids as labels.
@@ -101,7 +101,7 @@ class _Options(NamedTuple):
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """The fused cross-entropy, which computes gradients in its forward pass.
+    """The fused output projection and cross-entropy, which computes gradients in its forward pass.
 
     The gradient of the logits is softmax - (1 - ε) one-hot - ε / V; only softmax needs a pass over the logits. The
     one-hot term selects rows of the weight, and the constant term is a sum of its rows. Both are of size N × D, as
@@ -169,7 +169,7 @@ def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:
-    """Split positions into chunks of equal size, so that no chunk is too small for the kernels."""
+    """Split N positions into chunks of equal size, large enough for the kernels."""
     if weight.device.type != "cpu":
         most = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
@@ -225,7 +225,7 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
 
 
 def _sum_rows(x: Tensor) -> Tensor:
-    """Sum the rows of (N, D) to (D,)."""
+    """Return the sum of the rows of a matrix: (N, D) to (D,)."""
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)

@@ -73,8 +73,8 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         deviation = math.sqrt(fmean((loss - mean) ** 2 for loss in self.losses))
         return mean + max(_DEVIATIONS * deviation, _JUMP_MEANS * mean, _MIN_JUMP_NATS)
 
-    def learnt(self, step: int, loss: float) -> None:
-        """Record the loss of a step that changed the weights."""
+    def record_accepted(self, step: int, loss: float) -> None:
+        """Record the loss of a step that changed the weights, for the limit of later losses."""
         if self.refused_in_a_row >= _MAX_SKIPPED_HIGH:
             self.losses = []
         self.refused_in_a_row = self.skipped_in_a_row = 0
@@ -93,7 +93,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
-        """Return the reason to stop the run, as the first half of a sentence; None if it should continue."""
+        """Return the reason to stop the run, as a clause for a message; None if the run should continue."""
         if self.skipped_in_a_row >= _MAX_SKIPPED:
             return f"No gradient was finite over the last {self.skipped_in_a_row} steps (until step {step})"
         level, lowest = self.level(), self.lowest_mean
@@ -124,7 +124,7 @@ class MicroBatch(NamedTuple):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The first non-finite numbers found when a batch was computed once more."""
+    """The first module output and gradients that were not finite when a batch was computed once more."""
 
     module: str | None = None
     """The name of the first module whose output was not finite."""
@@ -177,13 +177,14 @@ class SkippedStep(NamedTuple):
         content = {
             "step": self.step,
             "reason": self.reason,
-            "limit": _shown(self.limit),
-            "gradient_norm": _shown(self.gradient_norm),
+            "limit": _json_number(self.limit),
+            "gradient_norm": _json_number(self.gradient_norm),
             "learning_rate": self.learning_rate,
             "first_module_not_finite": origin.module,
             "first_gradients_not_finite": origin.parameters,
             "micro_batches": [
-                {"position": part.position, "loss": _shown(part.loss)} | (describe(part.batch) if describe else {})
+                {"position": part.position, "loss": _json_number(part.loss)}
+                | (describe(part.batch) if describe else {})
                 for part in self.suspects
             ],
         }
@@ -197,8 +198,8 @@ class SkippedStep(NamedTuple):
         return path
 
 
-def _shown(number: float) -> float | str:
-    """Return a number in a form that JSON can hold, which has no NaN or infinity."""
+def _json_number(number: float) -> float | str:
+    """Return a number in a form that JSON can hold, since JSON has no NaN or infinity."""
     return number if math.isfinite(number) else f"{number:g}"
 
 

@@ -36,7 +36,7 @@ Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
 class Weight(NamedTuple):
-    """A parameter that consists of matrices stacked by rows."""
+    """A parameter that Muon updates: one or several matrices, stacked by rows."""
 
     local_shape: torch.Size
     """The shape of the part that this process holds."""
@@ -57,7 +57,7 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> None:
-    """Orthogonalize matrices (R, C) of equal shape in place, with singular values close to `scale`.
+    """Replace matrices (R, C) of equal shape by orthogonalized ones, with singular values close to `scale`.
 
     The computation uses `dtype`.
     """
@@ -143,7 +143,7 @@ class Muon:
             master.device.type == "cpu" and gather is None and self._processes.count == 1
         ):  # several processes must form equal groups
             most = max(most, _MAX_ELEMENTS_OF_THREAD * torch.get_num_threads())
-        self._groups = _some_at_a_time(weights, self._processes.count, most)
+        self._groups = _group_by_memory(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
         """Update the master vector from the gradient with Nesterov momentum."""
@@ -206,8 +206,8 @@ class Muon:
         return {"momentum": self.momentum}
 
 
-def _some_at_a_time(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
-    """Group weight names so that a group's memory is small and the groups can be divided among the processes."""
+def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
+    """Divide weights into groups that need little memory and can be distributed to the processes."""
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

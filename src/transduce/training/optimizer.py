@@ -94,7 +94,7 @@ class Adam:
 
 
 class FlatUpdate:
-    """The master weights, optimizer states and moving average of a run, and their update."""
+    """The update of all weights as one vector, with master weights, optimizer states and moving average."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class FlatUpdate:
 
 
 def _shrink(masters: list[Tensor], factor: float) -> None:
-    """Apply weight decay: multiply the masters by `factor`."""
+    """Multiply the master weights by `factor`, which applies weight decay."""
     if masters and factor != 1.0:
         torch._foreach_mul_(masters, factor)
 
@@ -279,7 +279,7 @@ STATISTICS = "statistics"
 
 
 class RunningStatistics:
-    """The persistent buffers of a model, such as BatchNorm's statistics; without any, every method is a no-op."""
+    """A manager of a model's persistent buffers, such as BatchNorm's statistics, which rejected steps do not change."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
@@ -430,7 +430,7 @@ class FlatOptimizer:
 
     @property
     def rows(self) -> None:
-        """None: each process holds all rows of every tensor."""
+        """None, since each process holds all rows of every tensor."""
         return None
 
     @property

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # search uses this module too and must not import training
 
 
 def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: Sequence[Any]) -> None:
-    """Compute the gradients of batches and discard them, without changing the result of the run."""
+    """Compute and discard the gradients of batches, so that a lack of memory shows before the run starts."""
     try:
         for batch in batches:
             optimizer.begin_batch(last=True)

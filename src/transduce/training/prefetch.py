@@ -30,7 +30,7 @@ class Batches(Protocol):
         """Return the number of micro-batches in an epoch."""
 
     def batch(self, epoch: int, position: int) -> Any:
-        """Return one micro-batch of an epoch."""
+        """Return the micro-batch at a position of an epoch."""
 
 
 @runtime_checkable
@@ -174,7 +174,7 @@ def _lengths(size: PackedSize) -> list[int]:
 
 
 class _Side(NamedTuple):
-    """The tokens of the sources or of the targets of a padded batch."""
+    """The tokens of one side of a batch, sources or targets, without padding."""
 
     offsets: Ids
     """The offset of each token in the flattened padded batch."""
@@ -191,7 +191,7 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return the tokens of a padded array, without the padding, as one vector."""
+        """Return the tokens of an array padded like this side, without padding, as one vector."""
         return ids.ravel()[self.offsets]
 
 
@@ -205,7 +205,7 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
 
 
 def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
-    """Return the padded size of a packed batch, with filler sentences of length `max_length` for the surplus tokens."""
+    """Return the rounded sizes of a packed batch; sentences of padding, at most `max_length` long, fill the surplus."""
     targets = _rounded_up(target, _TARGET_STEPS)
     sources = _rounded_up(source + -(-(targets - target) // max_length), _STEPS)
     fillers = max(-(-left // max_length) for left in (targets - target, sources - source))
@@ -219,7 +219,7 @@ def _rounded_up(tokens: int, steps: int) -> int:
 
 
 def _shares(total: int, count: int) -> Ids:
-    """Split `total` into `count` numbers that differ by at most one, larger ones first."""
+    """Split `total` into `count` integers that differ by at most one, larger ones first."""
     return np.full(count, total // max(1, count)) + (np.arange(count) < total % max(1, count))
 
 
@@ -232,7 +232,7 @@ def _power_of_2(minimum: int) -> int:
 
 
 class _Recording:
-    """A switch that disables recorded CUDA graphs while hooks must see every operation."""
+    """A switch that disables CUDA graphs while hooks must run for every operation."""
 
     is_watched = False
 

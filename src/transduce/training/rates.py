@@ -1,9 +1,10 @@
 """The learning rate and weight decay of a step: pure functions of the settings and the step."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from transduce.training.schedule import ScheduleName, learning_rate, provisional_steps
+from transduce.training.schedule import Decision, ScheduleName, learning_rate, position_of
 from transduce.training.settings import ResolvedTraining
 
 # With Muon, learning rate × weight decay adds up to this over a run,
@@ -21,21 +22,32 @@ class Rates(NamedTuple):
     """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
 
 
-def step_rates(step: int, settings: ResolvedTraining, steps: int | None) -> Rates:
+def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
     """Return the learning rate and weight decay of a step, counted from 1.
 
-    If the settings derive the decay from the number of steps, the decay is 0 while that number is unknown. In a run
-    with a time budget the number counts as unknown during the first `provisional_steps`.
+    In a run with a time budget, they follow the plan of its clock instead of the number of steps. If the settings
+    derive the decay from that number, the decay is 0 while the number is unknown.
     """
-    if settings.minutes is not None and steps is not None and step <= provisional_steps(steps):
-        steps = None
+    position: float = step
+    speed = 1.0
+    if settings.minutes is not None:
+        found = position_of(step, plan)
+        steps = None if found is None else found.steps
+        if found is not None and settings.schedule in ("linear", "cosine"):
+            position, speed = found.step, found.speed
     schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
     decay = settings.weight_decay
     if decay is None:
         decay = (
-            0.0 if steps is None else constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
+            0.0
+            if steps is None
+            # Slower progress through the schedule means more steps, each with less decay.
+            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
         )
-    return Rates(learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps), decay)
+    return Rates(
+        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
+        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
+    )
 
 
 @cache

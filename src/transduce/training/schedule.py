@@ -1,47 +1,157 @@
-"""Learning-rate schedules as pure functions of the step, and the number of steps that fit into a time budget."""
+"""Learning-rate schedules as pure functions of the step, and the plan of a run with a time budget."""
 
 import math
-from typing import Literal
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
-# --- time budget ---
+# --- plan of a run with a time budget ---
+# The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
+# functions of the step and of these decisions, which a run stores. So a resumed or replayed run takes the same steps.
 
 
-_RATE_STEPS = 10
-_RATE_SHARE = 0.05  # fraction of the time budget after which the measured speed is reliable
-# The number of steps becomes known within the first 1 / _SHARES of the run: more than a twentieth, as steps may get
-# faster. No validation is due in that time, since a run has as many validations.
-_SHARES = 12
-_MIN_OPEN = _RATE_STEPS + 1  # a run resumed after nine steps measures one more
+class Decision(NamedTuple):
+    """A decision of the clock in a run with a time budget."""
+
+    step: int
+    """The step after which it was taken."""
+    steps: int
+    """The step at which the run will end."""
+    validations: int
+    """The number of validations of the whole run."""
+
+
+class Position(NamedTuple):
+    """The position of a step in the schedule, which has as many steps as the first decision planned."""
+
+    step: float
+    """The position, from 0 to `steps`."""
+    steps: int
+    """The length of the schedule."""
+    speed: float
+    """How far each step moves the position: 1.0, or less if the run takes more steps than planned at first."""
+
+
+def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
+    """Return the position of a step in the schedule; None if no decision was taken before the step.
+
+    Each decision divides the rest of the schedule evenly among the remaining steps.
+    """
+    taken = [decision for decision in plan if decision.step < step]
+    if not taken:
+        return None
+    position, length = float(taken[0].step), taken[0].steps
+    for before, after in pairwise(taken):
+        position += (after.step - before.step) * (length - position) / (before.steps - before.step)
+    last = taken[-1]
+    speed = (length - position) / (last.steps - last.step)
+    return Position(min(position + (step - last.step) * speed, float(length)), length, speed)
+
+
+def validations_until(step: int, plan: Sequence[Decision]) -> int:
+    """Return how many of the run's validations, which divide it evenly, are due up to a step; 0 without a plan."""
+    if not plan or (position := position_of(step, plan) or Position(step, plan[0].steps, 1.0)).step <= 0:
+        return 0
+    in_effect = [decision for decision in plan if decision.step < step] or plan[:1]
+    return int(in_effect[-1].validations * position.step / position.steps + 1e-9)
+
+
+_FIRST_STEPS = 10
+_FIRST_SHARE = 0.04  # the share of the time whose steps give the first estimate of the speed,
+_LATEST_SHARE = 0.2  # or after this share of the time, however few steps were taken
+_DECISIONS = 50  # at most, evenly over the time
+_RECENT_SHARE = 0.05  # the share of the time whose steps give the current speed
+_VALIDATIONS = 12  # of a run, at most,
+_MIN_STEPS = 50  # at least so many steps apart,
+_VALIDATION_SHARE = 0.1  # in at most this share of the time
+_EXPECTED_SHARE = 0.08 / _VALIDATIONS  # of the time, for a validation before the first one was measured
+_MAX_END_SHARE = 0.3  # the largest share of the time that is kept for the final evaluation
 
 
 class StepClock:
-    """A clock that measures training speed without the process's first step, which compiles kernels."""
+    """A clock that plans how many steps fit into a time budget, and adapts the plan to the measured speed."""
 
-    def __init__(self) -> None:
-        self._since: tuple[int, float] | None = None
+    def __init__(self, budget_seconds: float, *, validates: bool, every: int | None, end_validations: float) -> None:
+        """Create a clock.
 
-    def steps_within(self, budget_seconds: float, step: int, elapsed_seconds: float) -> int | None:
-        """Return the number of steps that fit into a time budget; None while too few steps have been measured.
-
-        Call it after each step. The result is large enough that `step` is among the first `provisional_steps`: if steps
-        suddenly get slower, the run takes longer than its budget.
+        Args:
+            budget_seconds: the time for everything: preparation, steps, validations and the final evaluation.
+            validates: True if the run validates.
+            every: steps between validations; None: the clock plans their number.
+            end_validations: how many validations take as long as the final evaluation.
         """
-        if self._since is None:
-            self._since = (step, elapsed_seconds)
-        steps, seconds = step - self._since[0], elapsed_seconds - self._since[1]
-        if step < _RATE_STEPS or not steps or elapsed_seconds < _RATE_SHARE * budget_seconds:
+        self._budget, self._validates, self._every = budget_seconds, validates, every
+        self._end_validations = end_validations
+        self._recent: deque[float] = deque()
+        self._recent_seconds = self._measured_seconds = 0.0
+        self._count = 0
+        self._validation_seconds = _EXPECTED_SHARE * budget_seconds if validates else 0.0
+        self._decided_at = -math.inf
+
+    def add_step(self, seconds: float) -> None:
+        """Record the duration of a step, except the first of the process, which compiles kernels."""
+        self._count += 1
+        if self._count == 1:
+            return
+        self._measured_seconds += seconds
+        self._recent.append(seconds)
+        self._recent_seconds += seconds
+        while (
+            len(self._recent) > 2 * _FIRST_STEPS
+            and self._recent_seconds - self._recent[0] > _RECENT_SHARE * self._budget
+        ):
+            self._recent_seconds -= self._recent.popleft()
+
+    def add_validation(self, seconds: float) -> None:
+        """Record the duration of a validation."""
+        self._validation_seconds = seconds
+
+    def decide(self, step: int, used_seconds: float, plan: Sequence[Decision]) -> Decision | None:
+        """Return a new decision after a step; None if it is not time for one, or if it would change nothing.
+
+        Args:
+            step: the step that was just taken.
+            used_seconds: the part of the budget that is used up.
+            plan: the decisions so far.
+        """
+        if not self._recent or not self._is_time(used_seconds, first=not plan) or (plan and step >= plan[-1].steps):
             return None
-        least = step + 1 if step <= _MIN_OPEN else step * _SHARES
-        return max(least, step + int((budget_seconds - elapsed_seconds) * steps / max(seconds, 1e-9)))
+        self._decided_at = used_seconds
+        seconds_per_step = max(self._recent_seconds / len(self._recent), 1e-9)
+        end = min(self._end_validations * self._validation_seconds, _MAX_END_SHARE * self._budget)
+        left_seconds = self._budget - used_seconds - end
+        validations = self._plan_validations(step + left_seconds / seconds_per_step, plan)
+        due = self._validations_left(step, plan, validations, left_seconds / seconds_per_step)
+        left = int((left_seconds - due * self._validation_seconds) / seconds_per_step)
+        decision = Decision(step, step + max(1, left), validations)
+        unchanged = plan and (decision.steps, decision.validations) == (plan[-1].steps, plan[-1].validations)
+        return None if unchanged else decision
+
+    def _is_time(self, used_seconds: float, *, first: bool) -> bool:
+        if not first:
+            return used_seconds - self._decided_at >= self._budget / _DECISIONS
+        enough = len(self._recent) >= _FIRST_STEPS - 1 and self._measured_seconds >= _FIRST_SHARE * self._budget
+        return enough or used_seconds >= _LATEST_SHARE * self._budget
+
+    def _plan_validations(self, steps: float, plan: Sequence[Decision]) -> int:
+        most = plan[-1].validations if plan else min(_VALIDATIONS, int(steps) // _MIN_STEPS)
+        in_time = _VALIDATION_SHARE * self._budget / max(self._validation_seconds, 1e-9)
+        return max(1, min(most, int(min(in_time, _VALIDATIONS))))
+
+    def _validations_left(self, step: int, plan: Sequence[Decision], validations: int, steps_left: float) -> int:
+        if not self._validates:
+            return 0
+        if self._every is not None:
+            return 1 + int(steps_left / self._every)
+        if not plan:
+            return validations
+        return validations - validations_until(step + 1, [*plan, Decision(step, plan[-1].steps + 1, validations)])
 
 
 def provisional_steps(steps: int) -> int:
-    """Return how many steps at the start of a run with a time budget must not depend on the total number of steps.
-
-    When the total becomes known depends on the clock, but is always within these steps. So the weights depend only on
-    the total, not on the moment it became known.
-    """
-    return max(_MIN_OPEN, steps // _SHARES)
+    """Return the steps after which runs of earlier versions, which stored no plan, followed the number of steps."""
+    return max(11, steps // 12)
 
 
 # --- schedules ---
@@ -50,14 +160,14 @@ def provisional_steps(steps: int) -> int:
 ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
 
 
-def learning_rate(step: int, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
+def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
     """Return the learning rate of a step.
 
     All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
     and "cosine" fall to 0 at the last step, and "constant" stays.
 
     Args:
-        step: the step about to be taken, counted from 1.
+        step: the step about to be taken, counted from 1, or its position in the schedule.
         schedule: the name of the schedule.
         peak: the highest rate.
         warmup_steps: length of the warm-up; at most half of the steps for schedules that fall to 0.

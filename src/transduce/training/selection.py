@@ -6,15 +6,17 @@ import sys
 import msgspec
 
 from transduce.training.events import ValidationEvent
-from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import BestBy, ResolvedTraining
 
 # A single perfect validation may be luck.
 _PERFECT_VALIDATIONS = 2
+# Near 0, BLEU and chrF come from so few matches that their standard error is far too small.
+_LEAST_NOISE: dict[BestBy, float] = {"bleu": 0.3, "chrf": 0.3}
 _WORST = sys.float_info.max
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The best validation of a run, and how many validations followed it."""
+    """The best validation of a run, and the number of validations since then."""
 
     step: int | None = None
     value: float | None = None
@@ -91,10 +93,11 @@ class Selection:
             return 0.0
         differences = [new - old for new, old in zip(event.contributions, self.best.contributions, strict=True)]
         mean = math.fsum(differences) / count
-        return math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
+        error = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
+        return max(error, _LEAST_NOISE.get(self._by, 0.0))
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
-        """Return the selection metric, greater is better, and the loss, both finite."""
+        """Return the selection metric (higher is better) and the loss of a validation, both finite."""
         scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
         scores.update(event.scores)
         value = scores.get(self._by)

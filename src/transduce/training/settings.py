@@ -25,7 +25,13 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     steps: int | None = None
     """Total number of parameter updates, including those before a resume."""
     minutes: float | None = None
-    """Training time, instead of `steps`; converted into a number of steps once the speed is known."""
+    """Time of the run, instead of `steps`: of preparation, training, validations and the final evaluation. The number
+    of steps follows the speed of the machine until the end.
+    """
+    time_plan: tuple[tuple[int, int, int], ...] = ()
+    """The decisions of the clock in a run with `minutes`: after which step, the last step, and the number of
+    validations. A finished run stores them, and a run that starts with them repeats its steps whatever the clock says.
+    """
     batch_tokens: int | None = None
     """Target tokens of one step without padding, over all micro-batches and processes."""
     accumulate: int | None = None
@@ -95,6 +101,10 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """
     translate_dev: int = 500
     """Dev sentences translated greedily at each validation; 0 translates none."""
+    placeholder_rate: float = 0.05
+    """Share of the pairs of an epoch into which placeholder tokens are put, so that a translation model learns to copy
+    them; without effect if the vocabulary has none (`tokenizer.placeholders`).
+    """
     keep_checkpoints: int = 2
     """Number of newest checkpoints that are kept."""
     lora_rank: int = 0
@@ -134,7 +144,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
-        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2"):
+        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2", "placeholder_rate"):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
@@ -143,17 +153,32 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
                 "raise it, or choose `loss`."
             )
-        if self.steps is not None and self.minutes is not None:
-            raise TransduceError(
-                f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both set when to stop: "
-                "set only one of them."
-            )
+        self._check_length()
         if self.optimizer == "muon" and self.lora_rank:
             raise TransduceError(
                 f"`training.optimizer` is muon, which updates full matrices, but with `training.lora_rank` "
                 f"({self.lora_rank}) only narrow matrices are trained: set only one of them."
             )
         self._check_lora()
+
+    def _check_length(self) -> None:
+        if self.steps is not None and self.minutes is not None:
+            raise TransduceError(
+                f"`training.steps` ({self.steps}) and `training.minutes` ({self.minutes}) both set when to stop: "
+                "set only one of them."
+            )
+        if self.time_plan and self.minutes is None:
+            raise TransduceError(
+                "`training.time_plan` repeats a run with `training.minutes`, which is not set: leave it out."
+            )
+        before, end = 0, None
+        for step, steps, validations in self.time_plan:
+            if not before < step < steps or validations < 1 or (end is not None and step >= end):
+                raise TransduceError(
+                    f"`training.time_plan` holds {[step, steps, validations]}, which no clock decides: copy the plan "
+                    "from the settings of the run."
+                )
+            before, end = step, steps
 
     def _check_lora(self) -> None:
         if not self.lora_rank and self.lora_alpha is not None:
@@ -193,6 +218,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     seed: int
     steps: int | None
     minutes: float | None
+    time_plan: tuple[tuple[int, int, int], ...] = ()
     batch_tokens: int
     accumulate: int
     optimizer: OptimizerName = "adam"
@@ -219,6 +245,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     best_by: BestBy
     patience: int
     translate_dev: int
+    placeholder_rate: float = 0.05
     keep_checkpoints: int
     lora_rank: int = 0
     lora_alpha: float | None = None

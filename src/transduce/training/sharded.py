@@ -152,6 +152,6 @@ class ShardedOptimizer:
 
 
 def _own_gradient(parameter: DTensor) -> Tensor:
-    """Return the flat gradient of this process's rows; zeros for an unused parameter."""
+    """Return the flat gradient of the rows that this process holds; zeros for an unused parameter."""
     gradient = cast("DTensor | None", parameter.grad)
     return torch.zeros_like(parameter.to_local()).flatten() if gradient is None else gradient.to_local().flatten()

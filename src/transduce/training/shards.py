@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The position, in a complete tensor, of the rows that one file holds."""
+    """The range of a complete tensor's rows that one file or process holds."""
 
     start: int
     whole: list[int]
@@ -23,10 +23,10 @@ class Sliceable(Protocol):
 
     @property
     def shape(self) -> Sequence[int]:
-        """The shape of the tensor."""
+        """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of rows."""
+        """Return a range of the tensor's rows."""
 
 
 class _Part(NamedTuple):

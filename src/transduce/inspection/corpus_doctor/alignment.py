@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from transduce.inspection.corpus_doctor.evidence import Evidence, Floats, Indices, SideFeatures
 
-FEWEST_LINES = 200  # fewer are too few to learn the evidence from
+MIN_LINES = 200  # fewer are too few to learn the evidence from
 _BLOCK = 1024
 _MAX_LAG = 4096
 _TREND = 101  # lines of the moving mean that is subtracted
@@ -32,7 +32,7 @@ _MIN_MEAN_NATS, _MIN_MEAN_NATS_OF_FEW, _FEW_LINES = 0.2, 0.5, 500
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """A range of source lines, from 1 and inclusive, with a constant lag between source and target line numbers."""
+    """A range of source lines, from 1 and inclusive, whose target lines are all shifted by the same lag."""
 
     first_line: int
     last_line: int
@@ -51,7 +51,7 @@ class Alignment(msgspec.Struct, frozen=True):
     """Mean evidence per aligned line; below about 1 it is weak."""
 
     @property
-    def is_of_strangers(self) -> bool:
+    def is_unrelated(self) -> bool:
         """True if the two files seem unrelated."""
         few = self.stretches[-1].last_line < _FEW_LINES
         return self.mean_nats < (_MIN_MEAN_NATS_OF_FEW if few else _MIN_MEAN_NATS)
@@ -65,7 +65,7 @@ class _Path(NamedTuple):
 
 
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
-    """Return how the lines of two files correspond; both need at least `FEWEST_LINES` lines."""
+    """Return how the lines of two files correspond; both need at least `MIN_LINES` lines."""
     lags, proposed = _propose(source, target)
     path = _Path(lags, np.zeros(len(lags), dtype=np.float32))
     for _ in range(2):
@@ -102,7 +102,7 @@ def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[
 
 
 def _signals(side: SideFeatures) -> NDArray[np.float64]:
-    """Return length, question, exclamation, comma and number signals of each line, detrended, variance 1, (5, N)."""
+    """Return five signals of each line: length, question, exclamation, comma and number signs, normalized, (5, N)."""
     rows = [
         np.log(side.length + 1.0),
         side.ending % 2,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from transduce.inspection.corpus_doctor.alignment import FEWEST_LINES, Alignment, Stretch, align
+from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, Stretch, align
 from transduce.inspection.corpus_doctor.evidence import side_features
 from transduce.inspection.corpus_doctor.findings import (
     character_findings,
@@ -13,7 +13,7 @@ from transduce.inspection.corpus_doctor.findings import (
     token_findings,
 )
 from transduce.inspection.corpus_doctor.report import CorpusReport, Finding, severity_of
-from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, examples_of, read_corpus
+from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, first_examples, read_corpus
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 
@@ -83,11 +83,11 @@ def _line_counts(text: CorpusText) -> Finding:
 
 
 def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Finding]]:
-    if text.pairs < FEWEST_LINES:
-        message = f"fewer than {FEWEST_LINES} lines, too few to tell whether they correspond"
+    if text.pairs < MIN_LINES:
+        message = f"fewer than {MIN_LINES} lines, too few to tell whether they correspond"
         return (), [Finding(name="alignment", severity="fine", count=0, share=0.0, message=message)]
     alignment = align(side_features(text.source.lines), side_features(text.target.lines))
-    if alignment.is_of_strangers:
+    if alignment.is_unrelated:
         return (), [_unrelated_files(len(text.source.lines))]
     return alignment.stretches, [_misaligned_lines(text, alignment), _unlikely_pairs(text, alignment)]
 
@@ -106,7 +106,7 @@ def _misaligned_lines(text: CorpusText, alignment: Alignment) -> Finding:
         count=count,
         share=count / len(text.source.lines),
         message="; ".join(descriptions) if misaligned else "the files are aligned from the first line to the last",
-        examples=examples_of((text.source, stretch.first_line - 1) for stretch in misaligned),
+        examples=first_examples((text.source, stretch.first_line - 1) for stretch in misaligned),
     )
 
 

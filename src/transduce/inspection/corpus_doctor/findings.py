@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from transduce.inspection.corpus_doctor.report import Finding, severity_of
-from transduce.inspection.corpus_doctor.text import CorpusText, Side, examples_of, line_finding
+from transduce.inspection.corpus_doctor.text import CorpusText, Side, first_examples, line_finding
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
@@ -161,8 +161,8 @@ def _odd_punctuation(lines: list[str]) -> list[int]:
 _NOT_LETTERS = re.compile(r"[\W_]+")
 
 
-def disguised(line: str) -> str:
-    """Return a line without case, punctuation and spaces, so that lines with the same letters and digits are equal."""
+def normalized_line(line: str) -> str:
+    """Return a line without case, punctuation and spaces, to find lines with equal letters and digits."""
     return _NOT_LETTERS.sub(_keep_word_marks, line).casefold() or line
 
 
@@ -187,7 +187,7 @@ def _pair_finding(text: CorpusText, name: str, numbers: list[int], message: str,
         message=message.format(count=f"{count:,} pair{'s' * (count > 1)}", share=f"{count / text.pairs:.1%}")
         if count
         else "none",
-        examples=examples_of((text.source, number) for number in numbers),
+        examples=first_examples((text.source, number) for number in numbers),
     )
 
 
@@ -229,23 +229,23 @@ def _retranslated(text: CorpusText) -> Finding:
 
 def _overlaps(text: CorpusText, test: CorpusText) -> list[Finding]:
     findings = [_overlap(side, test_side) for side, test_side in zip(text.sides, test.sides, strict=True)]
-    test_pairs = {tuple(map(disguised, pair)) for pair in zip(test.source.lines, test.target.lines, strict=False)}
+    test_pairs = {tuple(map(normalized_line, pair)) for pair in zip(test.source.lines, test.target.lines, strict=False)}
     pairs = [
         number
         for number, pair in enumerate(zip(text.source.lines, text.target.lines, strict=False))
-        if tuple(map(disguised, pair)) in test_pairs
+        if tuple(map(normalized_line, pair)) in test_pairs
     ]
     message = "{count} of the training text are in the test set: they make its score meaningless, so remove them"
     return [*findings, _pair_finding(text, "test pairs", pairs, message, 0.0)]
 
 
 def _overlap(side: Side, test: Side) -> Finding:
-    """Report sentences of the test set that occur in the training text, ignoring case, spaces and punctuation."""
-    test_sentences = {disguised(line) for line in test.lines if line.strip()}
+    """Report test sentences that occur in the training text, where case, spaces and punctuation are ignored."""
+    test_sentences = {normalized_line(line) for line in test.lines if line.strip()}
     line_numbers = [
-        number for number, line in enumerate(side.lines) if line.strip() and disguised(line) in test_sentences
+        number for number, line in enumerate(side.lines) if line.strip() and normalized_line(line) in test_sentences
     ]
-    num_leaked = len({disguised(side.lines[number]) for number in line_numbers})
+    num_leaked = len({normalized_line(side.lines[number]) for number in line_numbers})
     share = num_leaked / max(1, len(test_sentences))
     message = (
         f"{num_leaked:,} of the test set's {len(test_sentences):,} {side.name} sentences ({share:.1%}) are in the "
@@ -257,7 +257,7 @@ def _overlap(side: Side, test: Side) -> Finding:
         count=num_leaked,
         share=share,
         message=message if num_leaked else "none of the test set's sentences is in the training text",
-        examples=examples_of((side, number) for number in line_numbers),
+        examples=first_examples((side, number) for number in line_numbers),
     )
 
 
@@ -448,7 +448,7 @@ def language_findings(text: CorpusText) -> list[Finding]:
 
 
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
-    """Return the lines of each side that are in the other side's main script because they are swapped or copied.
+    """Return the lines of each side that are in the other side's main script: swapped or copied lines.
 
     A line counts if its counterpart is in this side's main script, or is equal to it. Such lines do not make a script
     this side's own, however many they are.

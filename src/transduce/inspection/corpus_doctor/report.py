@@ -59,7 +59,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_seconds: float
 
     def finding(self, name: str) -> Finding:
-        """Return the finding with this name."""
+        """Return the finding of the check with this name."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ def shortened(text: str) -> str:
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """Return the severity of a finding that affects `count` of `total` lines."""
+    """Return the severity of a finding that affects `count` of `total` lines, by the share of these lines."""
     if not count:
         return "fine"
     return "problem" if count >= problem_share * total else "look"

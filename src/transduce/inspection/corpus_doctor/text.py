@@ -111,13 +111,13 @@ def line_finding(
         count=count,
         share=count / total,
         message=message.format(count=f"{count:,} line{'s' * (count > 1)}") if count else "none",
-        examples=examples_of(
+        examples=first_examples(
             (side, number) for side, numbers in zip(text.sides, found, strict=True) for number in numbers
         ),
     )
 
 
-def examples_of(places: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
+def first_examples(places: Iterable[tuple[Side, int]]) -> tuple[Example, ...]:
     """Return the first few lines as examples, from both sides if possible."""
     by_side: dict[str, list[Example]] = {"source": [], "target": []}
     for side, number in places:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from transduce.inspection.doctor.subject import (
     Check,
-    Figure,
+    Measurement,
+    RandomTokens,
     ResidualLayer,
     Subject,
-    Tokens,
     change,
     changed,
     padded,
@@ -25,10 +25,10 @@ from transduce.model.positions import sinusoids
 # Check that step-by-step decoding with the cache computes the same logits as training.
 
 
-def _check_cache(subject: Subject) -> Figure | None:
+def _check_cache(subject: Subject) -> Measurement | None:
     if subject.decode_steps is None:
         return None
-    samples = Tokens(subject)
+    samples = RandomTokens(subject)
     source, target = padded(samples.source(3, 6), subject.pad_id, 2), samples.target_input(3, 21)
     # Decoding may set the logits of special tokens to minus infinity, so these are not compared.
     columns = [id for id in (subject.pad_id, subject.start_id, *subject.reserved_ids) if id != subject.eos_id]
@@ -58,18 +58,18 @@ DECODING_CHECKS = (
 _BATCH, _SOURCE, _TARGET = 3, 7, 9  # different lengths: a model that adds the memory to the target by position fails
 
 
-def _random_batch(subject: Subject) -> tuple[Tokens, Tensor, Tensor]:
+def _random_batch(subject: Subject) -> tuple[RandomTokens, Tensor, Tensor]:
     """Return the generator of random tokens, and a batch of source and target input ids."""
-    samples = Tokens(subject)
+    samples = RandomTokens(subject)
     return samples, samples.source(_BATCH, _SOURCE), samples.target_input(_BATCH, _TARGET)
 
 
-def _check_repeatability(subject: Subject) -> Figure:
+def _check_repeatability(subject: Subject) -> Measurement:
     _, source, target = _random_batch(subject)
     return unchanged(subject, change(subject.logits(source, target), subject.logits(source, target)))
 
 
-def _check_future(subject: Subject) -> Figure:
+def _check_future(subject: Subject) -> Measurement:
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
     worst = 0.0
@@ -80,8 +80,8 @@ def _check_future(subject: Subject) -> Figure:
     return unchanged(subject, worst)
 
 
-def _check_past(subject: Subject) -> Figure | None:
-    if not subject.everything_counts:
+def _check_past(subject: Subject) -> Measurement | None:
+    if not subject.all_tokens_matter:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
@@ -95,8 +95,8 @@ def _check_past(subject: Subject) -> Figure | None:
     return changed(subject, smallest)
 
 
-def _check_source(subject: Subject) -> Figure | None:
-    if not subject.everything_counts:
+def _check_source(subject: Subject) -> Measurement | None:
+    if not subject.all_tokens_matter:
         return None
     samples, source, target = _random_batch(subject)
     before = subject.logits(source, target)
@@ -108,7 +108,7 @@ def _check_source(subject: Subject) -> Figure | None:
     return changed(subject, smallest)
 
 
-def _check_source_padding(subject: Subject) -> Figure:
+def _check_source_padding(subject: Subject) -> Measurement:
     _, source, target = _random_batch(subject)
     before = subject.logits(source, target)
     padded_sources = [padded(source, subject.pad_id, columns) for columns in (1, 4)]
@@ -117,15 +117,15 @@ def _check_source_padding(subject: Subject) -> Figure:
     )
 
 
-def _check_target_padding(subject: Subject) -> Figure:
+def _check_target_padding(subject: Subject) -> Measurement:
     _, source, target = _random_batch(subject)
     before = subject.logits(source, target)
     after = subject.logits(source, padded(target, subject.pad_id, 4))
     return unchanged(subject, change(before, after[:, :_TARGET]))
 
 
-def _check_batch_mates(subject: Subject) -> Figure:
-    """Compare each sentence's logits in a batch of its own with those in a batch with longer sentences."""
+def _check_batch_mates(subject: Subject) -> Measurement:
+    """Compare each sentence's logits when it is alone in the batch with those in a batch with longer sentences."""
     samples, source, target = _random_batch(subject)
     worst = 0.0
     for row in range(_BATCH):
@@ -137,7 +137,7 @@ def _check_batch_mates(subject: Subject) -> Figure:
     return unchanged(subject, worst)
 
 
-def _check_source_positions(subject: Subject) -> Figure | None:
+def _check_source_positions(subject: Subject) -> Measurement | None:
     if not subject.uses_positions:
         return None
     _, source, target = _random_batch(subject)
@@ -145,8 +145,8 @@ def _check_source_positions(subject: Subject) -> Figure | None:
     return changed(subject, change(subject.logits(source, target), subject.logits(reversed_source, target)))
 
 
-def _check_target_positions(subject: Subject) -> Figure | None:
-    """Feed one repeated token: without positions, the decoder's outputs would be equal at all positions."""
+def _check_target_positions(subject: Subject) -> Measurement | None:
+    """Decode one repeated token; the outputs must differ by position, which shows that positions have an effect."""
     if not subject.uses_positions or subject.positions_are_relative:
         return None
     samples, source, target = _random_batch(subject)
@@ -157,7 +157,7 @@ def _check_target_positions(subject: Subject) -> Figure | None:
     )
 
 
-def _check_memory_order(subject: Subject) -> Figure | None:
+def _check_memory_order(subject: Subject) -> Measurement | None:
     """Permute the memory with its mask, which must not change the logits because attention sums over it."""
     if subject.split is None:
         return None
@@ -170,14 +170,14 @@ def _check_memory_order(subject: Subject) -> Figure | None:
     return unchanged(subject, change(before, after))
 
 
-def _check_all_padding(subject: Subject) -> Figure:
+def _check_all_padding(subject: Subject) -> Measurement:
     """Check that the largest logit is finite when one source of the batch consists of padding only."""
     _, source, target = _random_batch(subject)
     source[0] = subject.pad_id
     logits = subject.logits(source, target)
     largest = float(logits.abs().max())
     finite = bool(torch.isfinite(logits).all())
-    return Figure(largest if finite else float("nan"), "finite", finite)
+    return Measurement(largest if finite else float("nan"), "finite", finite)
 
 
 DEPENDENCE_CHECKS = (
@@ -274,12 +274,12 @@ _POSITIONS = 50
 _MAX_DEVIATION = 1e-3
 
 
-def _check_residual(subject: Subject) -> Figure | None:
+def _check_residual(subject: Subject) -> Measurement | None:
     if not subject.layers:
         return None
     parameter = next(subject.module.parameters())
     worst = max(_residual_deviation(layer, parameter) for layer in subject.layers)
-    return Figure(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
+    return Measurement(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
 
 
 def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
@@ -316,7 +316,7 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
     return tuple(_zeros(module, (), part) for part in output) if isinstance(output, tuple) else output
 
 
-def _check_sinusoids(subject: Subject) -> Figure | None:
+def _check_sinusoids(subject: Subject) -> Measurement | None:
     """Check that the model's and the paper's position tables have the same columns, in any order."""
     if subject.position_table is None:
         return None
@@ -324,7 +324,7 @@ def _check_sinusoids(subject: Subject) -> Figure | None:
     expected = sinusoids(_POSITIONS, table.shape[1]).double()
     distances = torch.cdist(expected.t(), table.t(), p=float("inf"))  # (D, D)
     worst = float(torch.maximum(distances.min(dim=0).values, distances.min(dim=1).values).max())
-    return Figure(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
+    return Measurement(worst, f"at most {_MAX_DEVIATION:g}", worst <= _MAX_DEVIATION)
 
 
 STRUCTURE_CHECKS = (
@@ -356,7 +356,7 @@ _GOAL_SHARE = 0.1  # of ln V, the loss of a uniform guess
 _INITIAL_TOLERANCE_NATS = 1.5
 
 
-def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def reference_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy per target token in nats, computed from its definition in float64.
 
     The decoder's input is the target shifted right by the start symbol; padding does not count. With label smoothing,
@@ -379,44 +379,44 @@ def defined_loss(subject: Subject, source: Tensor, target: Tensor, label_smoothi
 
 def _batch(subject: Subject) -> tuple[Tensor, Tensor]:
     """Return four sentence pairs of two different lengths, so that the batch contains padding."""
-    samples = Tokens(subject)
+    samples = RandomTokens(subject)
     sources = [padded(samples.source(2, 4), subject.pad_id, 2), samples.source(2, 6)]
     targets = [samples.target(2, 7), padded(samples.target(2, 5), subject.pad_id, 2)]
     return torch.cat(sources), torch.cat(targets)
 
 
-def _check_loss(subject: Subject) -> Figure | None:
+def _check_loss(subject: Subject) -> Measurement | None:
     if subject.loss is None:
         return None
     source, target = _batch(subject)
-    expected = float(defined_loss(subject, source, target, subject.label_smoothing))
+    expected = float(reference_loss(subject, source, target, subject.label_smoothing))
     difference = abs(float(subject.loss(source, target)) - expected) / max(1.0, abs(expected))
     if math.isnan(difference):
         difference = float("inf")
-    return Figure(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
+    return Measurement(difference, f"at most {subject.tolerance:g}", difference <= subject.tolerance)
 
 
-def _check_first_loss(subject: Subject) -> Figure | None:
+def _check_first_loss(subject: Subject) -> Measurement | None:
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
     fresh.module.eval()
-    nats = float(defined_loss(fresh, *_batch(fresh)))
+    nats = float(reference_loss(fresh, *_batch(fresh)))
     uniform_nats = math.log(subject.target_vocabulary_size)
     bar = f"ln V = {uniform_nats:.2f} ± {_INITIAL_TOLERANCE_NATS:g}"
-    return Figure(nats, bar, abs(nats - uniform_nats) <= _INITIAL_TOLERANCE_NATS)
+    return Measurement(nats, bar, abs(nats - uniform_nats) <= _INITIAL_TOLERANCE_NATS)
 
 
-def _check_gradient(subject: Subject) -> Figure | None:
+def _check_gradient(subject: Subject) -> Measurement | None:
     if subject.fresh is None:
         return None
     fresh = subject.fresh()
     fresh.module.eval()
     with torch.enable_grad():
-        defined_loss(fresh, *_batch(fresh)).backward()
+        reference_loss(fresh, *_batch(fresh)).backward()
     # Vectors may have a zero gradient: a bias of the keys shifts all scores of a query equally.
     without_gradient = [p for p in fresh.module.parameters() if p.requires_grad and not _has_gradient(p)]
-    return Figure(float(len(without_gradient)), "none", not without_gradient)
+    return Measurement(float(len(without_gradient)), "none", not without_gradient)
 
 
 def _has_gradient(parameter: Tensor) -> bool:
@@ -426,7 +426,7 @@ def _has_gradient(parameter: Tensor) -> bool:
     return parameter.dim() < 2 or bool(gradient.any())
 
 
-def _check_overfit(subject: Subject) -> Figure | None:
+def _check_overfit(subject: Subject) -> Measurement | None:
     """Train a new model on one batch in evaluation mode, so without dropout, and measure its final loss."""
     if subject.fresh is None:
         return None
@@ -438,7 +438,7 @@ def _check_overfit(subject: Subject) -> Figure | None:
     nats = float("inf")
     with torch.enable_grad():
         for step in range(1, _MAX_STEPS + 1):
-            loss = defined_loss(fresh, source, target)
+            loss = reference_loss(fresh, source, target)
             nats = float(loss.detach())
             if nats <= goal or not math.isfinite(nats):
                 break
@@ -448,7 +448,7 @@ def _check_overfit(subject: Subject) -> Figure | None:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(fresh.module.parameters(), 1.0)
             optimizer.step()
-    return Figure(nats, f"at most {goal:.2f}, a tenth of ln V", nats <= goal)
+    return Measurement(nats, f"at most {goal:.2f}, a tenth of ln V", nats <= goal)
 
 
 LEARNING_CHECKS = (

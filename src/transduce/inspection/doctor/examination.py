@@ -14,7 +14,7 @@ from transduce.inspection.doctor.subject import Check, Subject
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one check."""
+    """The result of one check of the model doctor, with its message."""
 
     name: str
     """Identifies the check in scripts and tests."""

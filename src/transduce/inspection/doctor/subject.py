@@ -59,7 +59,7 @@ class Subject:
     """False for a model that is meant to treat its input as a bag of tokens."""
     positions_are_relative: bool = False
     """True if only attention sees positions (rotary, bias), so that outputs for one repeated token are all equal."""
-    everything_counts: bool = True
+    all_tokens_matter: bool = True
     """False for hard attention, which selects single tokens and gives the others no influence."""
     reserved_ids: tuple[int, ...] = ()
     """Further special ids that no sentence contains."""
@@ -97,8 +97,8 @@ class Subject:
 _MIN_TOKENS = 4
 
 
-class Figure(NamedTuple):
-    """The value that a check measured, the bound that it must meet, and whether it does so."""
+class Measurement(NamedTuple):
+    """A check's measurement: the value, the bound that it must meet, and whether it does so."""
 
     value: float
     """The measured value."""
@@ -119,11 +119,11 @@ class Check(NamedTuple):
     """What it means if the check passes."""
     if_failed: str
     """What it means if the check fails, and where to look for the fault."""
-    measure: Callable[[Subject], Figure | None]
+    measure: Callable[[Subject], Measurement | None]
     """Runs the check; returns None if the subject lacks the part to test."""
 
 
-class Tokens:
+class RandomTokens:
     """A generator of random token ids without special tokens; the sequence of draws is always the same."""
 
     def __init__(self, subject: Subject) -> None:
@@ -195,12 +195,12 @@ def change(before: Tensor, after: Tensor) -> float:
     return float((after.double() - before.double()).abs().max() / scale)
 
 
-def unchanged(subject: Subject, value: float) -> Figure:
-    """Return a figure for a change that must be zero except for rounding errors."""
-    return Figure(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
+def unchanged(subject: Subject, value: float) -> Measurement:
+    """Return a measurement that passes if a change of the logits is within rounding errors."""
+    return Measurement(value, f"at most {subject.tolerance:g}", value <= subject.tolerance)
 
 
-def changed(subject: Subject, value: float) -> Figure:
-    """Return a figure for a change that must be clearly larger than rounding errors."""
+def changed(subject: Subject, value: float) -> Measurement:
+    """Return a measurement that passes if a change of the logits is clearly larger than rounding errors."""
     bar = 10 * subject.tolerance
-    return Figure(value, f"more than {bar:g}", bar < value < float("inf"))
+    return Measurement(value, f"more than {bar:g}", bar < value < float("inf"))

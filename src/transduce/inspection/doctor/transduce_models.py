@@ -38,7 +38,7 @@ _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
 _RELATIVE = ("rotary", "rotary-interleaved", *BIASES)
 
 
-def subject_of(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
+def subject_from_transformer(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
     """Return a subject for all checks, made from a copy of the model in float64 (float32 if it is very large).
 
     Args:
@@ -65,7 +65,7 @@ def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
         eos_id=config.eos_id,
         uses_positions=config.positions != "none",
         positions_are_relative=config.positions in _RELATIVE,
-        everything_counts=config.attention_kind == "soft",
+        all_tokens_matter=config.attention_kind == "soft",
         decode_steps=lambda source, target: _decode_steps(model, source, target),
         split=_split(model),
         loss=_training_loss(model, label_smoothing),
@@ -152,7 +152,7 @@ def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """Return the residual layers, or none if their norms are not plain pre-norm or post-norm over single positions."""
+    """Return the residual layers to test; empty if their norms are not plain pre-norm or post-norm over positions."""
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":
         return ()
@@ -189,7 +189,7 @@ _SETTINGS_FILE = "settings.toml"
 _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
 
-def open_subject(place: Path, device: str = "cpu") -> Subject:
+def subject_from_path(place: Path, device: str = "cpu") -> Subject:
     """Return the model of a folder, or a newly initialized model from a settings file, as a subject.
 
     Args:
@@ -211,7 +211,7 @@ def open_subject(place: Path, device: str = "cpu") -> Subject:
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.training.seed)
-            model = Transformer(described_model(settings))
+            model = Transformer(config_from_settings(settings))
     else:
         raise TransduceError(f"The doctor examines a model folder or a settings file, but {place} does not exist.")
     smoothing_setting, default_smoothing = (
@@ -219,7 +219,7 @@ def open_subject(place: Path, device: str = "cpu") -> Subject:
         kind_of(settings.task.kind).label_smoothing,
     )
     smoothing = default_smoothing if smoothing_setting is None else smoothing_setting
-    return subject_of(model.to(device), name=str(place), label_smoothing=smoothing)
+    return subject_from_transformer(model.to(device), name=str(place), label_smoothing=smoothing)
 
 
 def _settings_beside(folder: Path) -> Settings:
@@ -228,7 +228,7 @@ def _settings_beside(folder: Path) -> Settings:
     return make_settings(read_settings(path)) if path.is_file() else Settings()
 
 
-def described_model(settings: Settings) -> ModelConfig:
+def config_from_settings(settings: Settings) -> ModelConfig:
     """Return the configuration of the model that training would build from these settings.
 
     The training text is only counted, to choose the preset and the vocabulary's size; nothing is trained.

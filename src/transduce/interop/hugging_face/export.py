@@ -27,7 +27,7 @@ _NATIVE_NAME = "source_weight"
 _NEXT_SENTENCE_HEAD = "cls.seq_relationship"
 
 
-class Place(NamedTuple):
+class StoredParameter(NamedTuple):
     """The names and layout of the stored tensors that hold one parameter of a model."""
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Place(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors back to the parameter."""
+        """Convert the stored tensors of a parameter back to the parameter."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":
@@ -122,7 +122,7 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
     return content | {"num_beams": 4, "max_length": 512}
 
 
-def to_folder_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_stored_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Rename a model's weights to the names used in `model.safetensors`.
 
     If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names.
@@ -155,8 +155,8 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
     )
 
 
-def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, Place]:
-    """Return the stored names and layout of each parameter.
+def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, StoredParameter]:
+    """Return for each parameter the names and layout of the stored tensors that hold it.
 
     Args:
         names: this package's parameter names.
@@ -165,11 +165,11 @@ def places(names: Collection[str], config: ModelConfig, present: Collection[str]
     """
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
-        return {name: Place((name,)) for name in names}
+        return {name: StoredParameter((name,)) for name in names}
     return {name: _place(name, config, family) for name in names}
 
 
-def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
+def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
     """Return the names of stored tensors that duplicate another tensor or are recomputed when a model is loaded."""
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
@@ -180,7 +180,7 @@ def derived_names(config: ModelConfig, present: Collection[str]) -> set[str]:
     return {name for name in present if name in tables or ignored.fullmatch(name)}
 
 
-def surplus_names(config: ModelConfig) -> set[str]:
+def ignored_names(config: ModelConfig) -> set[str]:
     """Return the names of tensors in a model folder that its Hugging Face class ignores because it lacks the head."""
     family = family_for(config)
     if family is None or family.model_type != "bert":
@@ -194,7 +194,7 @@ def surplus_names(config: ModelConfig) -> set[str]:
 # --- one parameter ----------------------------------------------------------------------------------------------
 
 
-def _place(name: str, config: ModelConfig, family: Family) -> Place:
+def _place(name: str, config: ModelConfig, family: Family) -> StoredParameter:
     names = _stored_names(family, config)
     if name == "output_bias":
         return _output_bias_place(names)
@@ -204,18 +204,18 @@ def _place(name: str, config: ModelConfig, family: Family) -> Place:
         "own_output_weight": names.output,
     }.get(name)
     if table is not None:
-        return Place((table,))
+        return StoredParameter((table,))
     if family.architecture == "BertForPreTraining" and name.startswith("classifier."):
-        return Place((name.replace("classifier", _NEXT_SENTENCE_HEAD),), "reversed")
+        return StoredParameter((name.replace("classifier", _NEXT_SENTENCE_HEAD),), "reversed")
     entry: Names | None = find_names(names.names, name)
     if entry is None:
         raise ValueError(f"{family.architecture} has no name for the parameter {name}")
-    return Place(entry.theirs, "transposed" if entry.transposed else "rows")
+    return StoredParameter(entry.theirs, "transposed" if entry.transposed else "rows")
 
 
-def _output_bias_place(names: StoredNames) -> Place:
+def _output_bias_place(names: StoredNames) -> StoredParameter:
     name = names.output_bias[0]
-    return Place((name,), "flat" if name == "final_logits_bias" else "rows")
+    return StoredParameter((name,), "flat" if name == "final_logits_bias" else "rows")
 
 
 def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
@@ -228,7 +228,7 @@ def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Return the number of rows of each tensor that a parameter is split into."""
+    """Return the number of rows of each stored tensor into which a parameter is split."""
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
     heads = config.num_key_value_heads or config.num_heads

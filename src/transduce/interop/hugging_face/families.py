@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.interop.components import MAXIMUM_POSITIONS, READABLE
+from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
@@ -40,7 +40,7 @@ class Family(NamedTuple):
     """The class always stores a bias on the logits, even if it is zero."""
 
 
-def meant_settings(config: ModelConfig) -> dict[str, object]:
+def effective_settings(config: ModelConfig) -> dict[str, object]:
     """Return a configuration's settings by name, with unset ones replaced by their effective values."""
     return msgspec.structs.asdict(config) | {
         "num_key_value_heads": config.num_key_value_heads or config.num_heads,
@@ -76,7 +76,7 @@ def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_config(config: ModelConfig) -> dict[str, Any]:
-    effective = meant_settings(config)
+    effective = effective_settings(config)
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rotary_scaling is not None:
         rope = {
@@ -114,7 +114,7 @@ def _llama_obstacles(config: ModelConfig) -> list[str]:
 
     Llama's config.json has one bias setting for all four projections, and one width for all heads.
     """
-    effective = meant_settings(config)
+    effective = effective_settings(config)
     return [
         *(["d_v"] if config.value_width != config.key_width else []),
         *(["num_heads"] if config.d_model % config.num_heads else []),
@@ -192,7 +192,7 @@ _T5_ACTIVATIONS = {
 
 
 HUGGING_FACE = table(
-    "the export to Hugging Face", **READABLE | {"class_": "Transformer Encoder Decoder", "parametrization": ""}
+    "the export to Hugging Face", **EXPORTABLE | {"class_": "Transformer Encoder Decoder", "parametrization": ""}
 )
 """The components that Hugging Face classes can compute; the model's settings select the class."""
 
@@ -241,7 +241,7 @@ def _required(config: ModelConfig, family: Family) -> dict[str, object]:
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
     """Return the settings that keep a model from being of this class, in the order of the configuration."""
-    effective, required = meant_settings(config), _required(config, family)
+    effective, required = effective_settings(config), _required(config, family)
     differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
     if config.activation not in family.activations:
         differing.add("activation")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Names(NamedTuple):
-    """The stored tensors that form one parameter of a model of this package."""
+    """The names of the stored tensors that form one parameter of this package's models."""
 
     ours: str
     theirs: tuple[str, ...]

@@ -9,14 +9,18 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_families import FAMILIES, ImportFamily
-from transduce.interop.hugging_face.imported_tokenizer import ForeignRecord, Languages, VocabularyRecord
+from transduce.interop.hugging_face.imported_tokenizer import (
+    ImportedTokenizerRecord,
+    ImportedVocabularyRecord,
+    Languages,
+)
 from transduce.interop.hugging_face.token_pipelines import (
-    ByteLevelPairs,
-    Cutting,
-    SentencePieces,
+    ByteLevelBpeRecord,
+    SentencePieceRecord,
+    TokenizationRecord,
     TokenizerJson,
-    WordPieces,
-    has_step,
+    WordPieceRecord,
+    has_pipeline_step,
     open_pipeline,
 )
 from transduce.text.sentencepiece_model import read_pieces
@@ -184,7 +188,7 @@ class AddedToken(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The token's spelling."""
+        """The text of the added token."""
         return self.symbol.text
 
 
@@ -206,7 +210,7 @@ class TokenizerParts(NamedTuple):
     The parts come from tokenizer.json, or from the files of older tokenizers.
     """
 
-    cutting: Cutting
+    cutting: TokenizationRecord
     ids: dict[str, int]
     added: tuple[AddedToken, ...]
     before: tuple[int, ...]
@@ -248,7 +252,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
 
 def merges_characters(content: Mapping[str, Any]) -> bool:
     """Return whether a tokenizer.json is a BPE over characters, as a sentencepiece model may be."""
-    return "merges" in content["model"] and not has_step(content, "pre_tokenizer", "ByteLevel")
+    return "merges" in content["model"] and not has_pipeline_step(content, "pre_tokenizer", "ByteLevel")
 
 
 def _leading_ids(processor: Mapping[str, Any] | None) -> Iterator[int]:
@@ -291,11 +295,11 @@ class ModelIds(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> ImportFamily:
-        """The import rules of the model's family."""
+        """The import rules of the model's Hugging Face family."""
         return FAMILIES[self.model_type]
 
 
-def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
+def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     """Convert a folder's tokenizer to a serializable record in which no language is selected.
 
     Args:
@@ -313,7 +317,7 @@ def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         raise TransduceError(f"The tokenizer's files in {files.place} cannot be read: {error!r}.") from error
 
 
-def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
+def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     if model.model_type == "marian":
         return _marian(files, model)
     parts = _read_parts(files, model.model_type)
@@ -326,7 +330,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
     # Only for decoders: an encoder–decoder may be trained to generate such tokens (T5's sentinels).
     silent_symbols = {token.id for token in symbols if token.special} if is_decoder else set[int]()
     before = () if languages else parts.before
-    record = VocabularyRecord(
+    record = ImportedVocabularyRecord(
         cutting=parts.cutting,
         ids=parts.ids,
         size=model.sizes[0],
@@ -343,11 +347,11 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         keeps_line_feeds=is_decoder,
         marks=_marks(files, parts, special["eos_id"]) if model.family.kind == "encoder" else SPECIAL_TOKENS,
     )
-    return ForeignRecord(source=record, languages=languages)
+    return ImportedTokenizerRecord(source=record, languages=languages)
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """Return an encoder's tokens for the start of a text, its end, and a masked token."""
+    """Return the spelling of an encoder's special tokens: start of text, end of text, and mask."""
     tokens = {id: text for text, id in parts.ids.items()}
     start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")
@@ -355,7 +359,7 @@ def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[s
     return start, tokens.get(eos_id, SPECIAL_TOKENS[1]), default_mask if mask is None else tokens[mask]
 
 
-def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
+def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     """Return the record of a Marian tokenizer: two sentencepiece models, with one table of ids or one for each side."""
     tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
@@ -366,8 +370,8 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
             raise TransduceError(f"{files.place} must specify the ids of padding, end and <unk>, but does not.")
         tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
         sides.append(
-            VocabularyRecord(
-                cutting=SentencePieces(files.needed(name)),
+            ImportedVocabularyRecord(
+                cutting=SentencePieceRecord(files.needed(name)),
                 ids=ids,
                 size=size,
                 pad_id=model.pad_id,
@@ -380,7 +384,7 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ForeignRecord:
         )
     tags_by_language = {tag.strip("<>"): tables[0][tag] for tag in sides[0].first_symbols}
     languages = Languages(tags=tags_by_language, target_tag="source") if tags_by_language else None
-    return ForeignRecord(source=sides[0], target=sides[1], languages=languages)
+    return ImportedTokenizerRecord(source=sides[0], target=sides[1], languages=languages)
 
 
 def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
@@ -392,10 +396,10 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
-        return parts._replace(cutting=SentencePieces(model))
+        return parts._replace(cutting=SentencePieceRecord(model))
     if model is not None:
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
-        parts = _with_added(files, SentencePieces(model), ids)
+        parts = _with_added(files, SentencePieceRecord(model), ids)
         adds_start = FAMILIES[model_type].begins_text and files.json("tokenizer_config.json").get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
@@ -414,7 +418,7 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     )
 
 
-def _with_added(files: TokenizerFiles, cutting: Cutting, ids: dict[str, int]) -> TokenizerParts:
+def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
     """Return the parts of a tokenizer with the tokens that other files add to the learned ones."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     configured = {}
@@ -442,7 +446,7 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
     settings = files.json("tokenizer_config.json")
     lowercase = bool(settings.get("do_lower_case", True))
     strip = settings.get("strip_accents")
-    cutting = WordPieces(
+    cutting = WordPieceRecord(
         unknown=text_of(settings.get("unk_token")) or "[UNK]",
         lowercase=lowercase,
         strip_accents=lowercase if strip is None else bool(strip),
@@ -458,7 +462,7 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
     space_first = bool(files.json("tokenizer_config.json").get("add_prefix_space", False))
-    parts = _with_added(files, ByteLevelPairs(merges=merges, space_first=space_first), ids)
+    parts = _with_added(files, ByteLevelBpeRecord(merges=merges, space_first=space_first), ids)
     return parts._replace(before=(ids["<s>"],) if adds_start and "<s>" in ids else ())
 
 

@@ -88,7 +88,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
 
 
 class _Tables(NamedTuple):
-    """Source embeddings, target embeddings and output projection, (V, D) each; often one tensor."""
+    """The embedding tables of a model: source embeddings, target embeddings and output projection, (V, D) each."""
 
     source: Tensor
     target: Tensor
@@ -116,7 +116,7 @@ def _read_tables(family: Family, stored: StoredTensors, settings: Mapping[str, A
 
 
 def _ties(tables: _Tables, pad_id: int) -> dict[str, bool]:
-    """Return the settings of tied embeddings: tables with equal values are tied."""
+    """Return the settings of tied embeddings; tables with equal values count as tied."""
     source_is_target = _equal(tables.source, tables.target)
     zero_row = all(pad_id < len(table) and not bool(table[pad_id].any()) for table in (tables.source, tables.target))
     return {

@@ -9,32 +9,26 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from transduce.atomic_io import write_file
+from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.token_pipelines import Cutting
+from transduce.interop.hugging_face.token_pipelines import TokenizationRecord
 from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
 
-# --- foreign tokenizer ---
-# Tokenizers imported from other toolkits: they segment text as the toolkit does, and map tokens to the toolkit's
-# ids.
-# An encoded sentence consists of leading special tokens (a language tag, a start symbol), its own tokens, and
-# trailing special tokens (mostly the end symbol).
-
-
-FOREIGN_TOKENIZER = "foreign_tokenizer.json"
+IMPORTED_TOKENIZER_FILE = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1
 
 
-class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A serializable description of the source or target vocabulary of an imported tokenizer."""
 
-    cutting: Cutting
+    cutting: TokenizationRecord
     """The algorithm that splits text into tokens."""
     ids: dict[str, int]
     """The id of each token. No two tokens share an id."""
@@ -75,10 +69,10 @@ class VocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
 
 
-class ForeignVocabulary(Vocabulary):
+class ImportedVocabulary(Vocabulary):
     """The source or target vocabulary of a tokenizer that was imported from another toolkit."""
 
-    def __init__(self, record: VocabularyRecord) -> None:
+    def __init__(self, record: ImportedVocabularyRecord) -> None:
         # The base class's constructor needs a sentencepiece model, which this tokenizer may not have.
         self.record = record
         self.size = record.size
@@ -98,7 +92,7 @@ class ForeignVocabulary(Vocabulary):
         self.model_bytes = b""
         record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
         symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
-        self._cutter = record.cutting.prepare(record.ids, symbols)
+        self._splitter = record.cutting.build_splitter(record.ids, symbols)
 
     @cached_property
     def _pieces(self) -> dict[int, str]:
@@ -114,7 +108,7 @@ class ForeignVocabulary(Vocabulary):
         Line feeds become spaces unless `line_feeds` is set.
         """
         text_tokens = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
-        text = self._cutter.join([piece for piece in text_tokens if piece is not None])
+        text = self._splitter.join([piece for piece in text_tokens if piece is not None])
         return text if line_feeds else text.replace("\n", " ")
 
     def piece(self, id: int) -> str:
@@ -130,7 +124,7 @@ class ForeignVocabulary(Vocabulary):
 
         The bytes may be part of a character, and include the space before a word.
         """
-        content = self._cutter.bytes_of(self.piece(id))
+        content = self._splitter.bytes_of(self.piece(id))
         return super().surface(id) if content is None else content
 
     def unknown_characters(self, text: str) -> str:
@@ -146,7 +140,7 @@ class ForeignVocabulary(Vocabulary):
     def _spelling(self, id: int) -> str:
         if id in (self.eos_id, self.unk_id):
             return "</s>" if id == self.eos_id else "<unk>"
-        return self._cutter.spelling(self.piece(id))
+        return self._splitter.spelling(self.piece(id))
 
     def id(self, piece: str) -> int:
         """Return the id of a token, or the unknown id if the vocabulary lacks the token."""
@@ -157,7 +151,7 @@ class ForeignVocabulary(Vocabulary):
         leading = [self.record.ids[tag]] if tag else []
         ids, unknown = self.record.ids, self.unk_id
         rest = text[len(tag) :]
-        return leading + [ids.get(token, unknown) for token in self._cutter.cut(rest)] if rest else leading
+        return leading + [ids.get(token, unknown) for token in self._splitter.split(rest)] if rest else leading
 
 
 class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -184,22 +178,22 @@ class Languages(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.tags[language]
 
 
-class ForeignRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ImportedTokenizerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A serializable description of an imported tokenizer: both vocabularies and the languages."""
 
     format_version: int = _FORMAT_VERSION
-    source: VocabularyRecord
-    target: VocabularyRecord | None = None
+    source: ImportedVocabularyRecord
+    target: ImportedVocabularyRecord | None = None
     """None if source and target share one vocabulary."""
     languages: Languages | None = None
 
 
-class ForeignTokenizer(Tokenizer):
+class ImportedTokenizer(Tokenizer):
     """A tokenizer imported from another toolkit: its source and target vocabularies and its language tags."""
 
-    def __init__(self, record: ForeignRecord) -> None:
-        source = ForeignVocabulary(record.source)
-        super().__init__(source, None if record.target is None else ForeignVocabulary(record.target))
+    def __init__(self, record: ImportedTokenizerRecord) -> None:
+        source = ImportedVocabulary(record.source)
+        super().__init__(source, None if record.target is None else ImportedVocabulary(record.target))
         self.record = record
 
     @property
@@ -210,18 +204,18 @@ class ForeignTokenizer(Tokenizer):
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002
         """Write the whole tokenizer to foreign_tokenizer.json."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        write_file(Path(folder) / FOREIGN_TOKENIZER, msgspec.json.encode(self.record) + b"\n")
+        write_file(Path(folder) / IMPORTED_TOKENIZER_FILE, msgspec.json.encode(self.record) + b"\n")
 
     @classmethod
-    def load(cls, folder: str | Path) -> "ForeignTokenizer":
+    def load(cls, folder: str | Path) -> "ImportedTokenizer":
         """Load a tokenizer from the folder's foreign_tokenizer.json.
 
         Raises:
             TransduceError: the file is missing, or is not a tokenizer description.
         """
-        path = Path(folder) / FOREIGN_TOKENIZER
+        path = Path(folder) / IMPORTED_TOKENIZER_FILE
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=ForeignRecord)
+            record = msgspec.json.decode(path.read_bytes(), type=ImportedTokenizerRecord)
         except FileNotFoundError:
             raise TransduceError(f"{path} does not exist: a tokenizer needs it, copy it again.") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -233,7 +227,7 @@ class ForeignTokenizer(Tokenizer):
             )
         return cls(record)
 
-    def line_by_line(self) -> "ForeignTokenizer":
+    def line_by_line(self) -> "ImportedTokenizer":
         """Return this tokenizer with the end symbol in place of each line feed.
 
         This package trains language models with such line ends.
@@ -241,15 +235,15 @@ class ForeignTokenizer(Tokenizer):
         if not self.target.keeps_line_feeds:
             return self
 
-        def without_line_feeds(vocabulary: VocabularyRecord) -> VocabularyRecord:
+        def without_line_feeds(vocabulary: ImportedVocabularyRecord) -> ImportedVocabularyRecord:
             return msgspec.structs.replace(vocabulary, keeps_line_feeds=False, other_ends=())
 
         target = None if self.record.target is None else without_line_feeds(self.record.target)
-        return ForeignTokenizer(
+        return ImportedTokenizer(
             msgspec.structs.replace(self.record, source=without_line_feeds(self.record.source), target=target)
         )
 
-    def for_languages(self, source: str | None, target: str | None) -> "ForeignTokenizer":
+    def for_languages(self, source: str | None, target: str | None) -> "ImportedTokenizer":
         """Return this tokenizer with the tags of these languages; None leaves the tag of that side unchanged.
 
         Raises:
@@ -265,10 +259,10 @@ class ForeignTokenizer(Tokenizer):
             record = _tag_source(record, languages, source)
         if target is not None:
             record = _tag_target(record, languages, target)
-        return ForeignTokenizer(record)
+        return ImportedTokenizer(record)
 
 
-def _tag_source(record: ForeignRecord, languages: Languages, language: str) -> ForeignRecord:
+def _tag_source(record: ImportedTokenizerRecord, languages: Languages, language: str) -> ImportedTokenizerRecord:
     tag, vocabulary = languages.id(language), record.source
     if languages.source_tag == "before":
         vocabulary = msgspec.structs.replace(vocabulary, before=(tag,))
@@ -278,7 +272,7 @@ def _tag_source(record: ForeignRecord, languages: Languages, language: str) -> F
     return msgspec.structs.replace(record, source=vocabulary, target=None if vocabulary == target else target)
 
 
-def _tag_target(record: ForeignRecord, languages: Languages, language: str) -> ForeignRecord:
+def _tag_target(record: ImportedTokenizerRecord, languages: Languages, language: str) -> ImportedTokenizerRecord:
     tag = languages.id(language)
     if languages.target_tag == "source":
         return msgspec.structs.replace(
@@ -300,6 +294,15 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     Raises:
         TransduceError: a file is missing or broken.
     """
-    if (Path(folder) / FOREIGN_TOKENIZER).exists():
-        return ForeignTokenizer.load(folder)
+    if (Path(folder) / IMPORTED_TOKENIZER_FILE).exists():
+        return ImportedTokenizer.load(folder)
     return Tokenizer.load(folder)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class under its old name, which the README.md of older exports uses, with a warning."""
+    current_names = {"ForeignTokenizer": "ImportedTokenizer", "ForeignVocabulary": "ImportedVocabulary"}
+    if name not in current_names:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed(name, current_names[name])
+    return globals()[current_names[name]]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transduce.errors import TransduceError, import_extra
 from transduce.interop.components import Ids
-from transduce.interop.hugging_face.export import automatic_class_for, generation_config, surplus_names
+from transduce.interop.hugging_face.export import automatic_class_for, generation_config, ignored_names
 from transduce.model.config import ModelConfig
 
 
@@ -39,7 +39,7 @@ class _OpenedModel:
         with _quiet(transformers):
             self.model, loading_info = automatic.from_pretrained(folder, output_loading_info=True)
         self.model.eval()
-        expected = surplus_names(config)
+        expected = ignored_names(config)
         unexpected = {kind: sorted(set(map(str, names)) - expected) for kind, names in loading_info.items()}
         wrong = {kind: names for kind, names in unexpected.items() if names}
         if wrong:
@@ -47,7 +47,7 @@ class _OpenedModel:
                 f"transformers opens {folder}, but not all of its tensors are what it expects: {wrong}."
             )
 
-    def search_plainly(self, unk_id: int, forced: Sequence[int]) -> None:
+    def use_greedy_search(self, unk_id: int, forced: Sequence[int]) -> None:
         """Make `generate` search as this package's greedy search does, whatever the folder's generation config says.
 
         Args:

@@ -1,8 +1,8 @@
 """Tokenization algorithms of imported tokenizers, by sentencepiece or the `tokenizers` package.
 
-Each algorithm is a record that a model folder stores, and `prepare` builds a tokenizer from the record.
-`ByteLevelPairs`, `WordPieces` and `SpacedPairs` list settings one by one and become a tokenizer.json when a folder is
-opened. They serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
+Each algorithm is a record that a model folder stores, and `build_splitter` builds a tokenizer from the record.
+`ByteLevelBpeRecord`, `WordPieceRecord` and `CharacterBpeRecord` list settings one by one, and become a tokenizer.json
+when a folder is opened. They serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
 """
 
 import base64
@@ -36,10 +36,10 @@ _GAPS = {" ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve", " '
 _UNKNOWN = "\0unknown\0"
 
 
-class TokenCutter(Protocol):
+class TokenSplitter(Protocol):
     """A protocol for tokenizers between text and token strings."""
 
-    def cut(self, text: str) -> list[str]:
+    def split(self, text: str) -> list[str]:
         """Return the tokens of a text, including symbols.
 
         A string outside the vocabulary stands for an unknown token.
@@ -55,7 +55,7 @@ class TokenCutter(Protocol):
         """Return a token in sentencepiece's spelling, where ▁ stands for a space."""
 
 
-class SentencePieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
+class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
     """A sentencepiece model whose tokens have another toolkit's ids."""
 
     model: bytes
@@ -63,9 +63,9 @@ class SentencePieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     spaces: Literal["model", "all"] = "model"
     """`all`: each run of white space is replaced by one space before tokenization."""
 
-    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:  # noqa: ARG002
+    def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
         """Build the tokenizer of this model, which recognizes the symbols."""
-        return _SentencePieceCutter(self, symbols)
+        return _SentencePieceSplitter(self, symbols)
 
 
 class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tokenizer.json"):
@@ -74,12 +74,12 @@ class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     content: dict[str, Any]
     """The JSON object."""
 
-    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:  # noqa: ARG002
+    def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
         """Build the tokenizer of this pipeline, which recognizes the symbols."""
-        return PipelineCutter(self.content, symbols)
+        return PipelineTokenSplitter(self.content, symbols)
 
 
-class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):
+class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):
     """The settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
 
     merges: tuple[tuple[str, str], ...]
@@ -93,7 +93,7 @@ class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     composed: bool = False
     """A text is first normalized to Unicode NFC."""
 
-    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
+    def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
         """Build the byte-level BPE tokenizer with these token ids, which recognizes the symbols."""
         use_regex = self.pattern == "gpt2"
         bytes_of = {"type": "ByteLevel", "add_prefix_space": self.space_first, "trim_offsets": True}
@@ -106,10 +106,10 @@ class ByteLevelPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
             "decoder": bytes_of | {"use_regex": use_regex},
             "model": _bpe(self.merges, ids, symbols) | {"ignore_merges": self.whole_words},
         }
-        return PipelineCutter(content, symbols)
+        return PipelineTokenSplitter(content, symbols)
 
 
-class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="wordpiece"):
+class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="wordpiece"):
     """The settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
 
     unknown: str = "[UNK]"
@@ -127,7 +127,7 @@ class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     longest_word: int = 100
     """Maximum number of characters of a word; a longer word is unknown."""
 
-    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
+    def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
         """Build the WordPiece tokenizer with these token ids, which recognizes the symbols."""
         content = {
             "normalizer": {
@@ -147,10 +147,10 @@ class WordPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                 "vocab": _without_symbols(ids, symbols) | {self.unknown: ids.get(self.unknown, len(ids))},
             },
         }
-        return PipelineCutter(content, symbols)
+        return PipelineTokenSplitter(content, symbols)
 
 
-class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
+class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
     """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models.
 
     Earlier versions of this package stored these settings.
@@ -169,7 +169,7 @@ class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rules: bytes = b""
     """The character map of sentencepiece's normalizer; empty: no normalization."""
 
-    def prepare(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenCutter:
+    def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
         """Build the character BPE tokenizer with these token ids, which recognizes the symbols."""
         steps: list[dict[str, Any]] = []
         if self.rules:
@@ -196,10 +196,10 @@ class SpacedPairs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "decoder": _sequence("decoders", decoders),
             "model": _bpe(self.merges, ids, symbols) | {"fuse_unk": True, "byte_fallback": self.byte_fallback},
         }
-        return PipelineCutter(content, symbols)
+        return PipelineTokenSplitter(content, symbols)
 
 
-Cutting = SentencePieces | TokenizerJson | SpacedPairs | ByteLevelPairs | WordPieces
+TokenizationRecord = SentencePieceRecord | TokenizerJson | CharacterBpeRecord | ByteLevelBpeRecord | WordPieceRecord
 
 
 # --- tokenizer.json -------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def open_pipeline(
     return opened
 
 
-def has_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
+def has_pipeline_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
     """Return whether a part of a tokenizer.json, such as its `pre_tokenizer`, contains a step of a type."""
     step = content.get(part)
     steps = [step] if step else []
@@ -242,8 +242,8 @@ def has_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
     return False
 
 
-class PipelineCutter(TokenCutter):
-    """Implements `TokenCutter` for the pipeline of a tokenizer.json."""
+class PipelineTokenSplitter(TokenSplitter):
+    """Implements `TokenSplitter` for the pipeline of a tokenizer.json."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
         """Build the pipeline, which recognizes the symbols.
@@ -253,12 +253,12 @@ class PipelineCutter(TokenCutter):
         """
         self._pipeline = open_pipeline(content, symbols)
         self._tokens: dict[int, str] = {id: token for token, id in self._pipeline.get_vocab().items()}
-        self._is_byte_level = has_step(content, "pre_tokenizer", "ByteLevel")
+        self._is_byte_level = has_pipeline_step(content, "pre_tokenizer", "ByteLevel")
         is_word_piece = content["model"].get("type") == "WordPiece"
         self._continuing = content["model"]["continuing_subword_prefix"] if is_word_piece else None
 
     @override
-    def cut(self, text: str) -> list[str]:
+    def split(self, text: str) -> list[str]:
         # The encoding's `tokens` may be parts of the text, which can differ from the vocabulary's spelling.
         return [self._tokens[id] for id in self._pipeline.encode(text, add_special_tokens=False).ids]
 
@@ -298,7 +298,7 @@ def _is_step(value: object) -> bool:
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model with an unknown token and consecutive ids.
+    """Return a tokenizer model with an unknown token and consecutive ids, which `tokenizers` needs.
 
     Without both, an added token would replace a later one.
     """
@@ -361,10 +361,10 @@ _BYTES = _byte_alphabet()
 # --- sentencepiece --------------------------------------------------------------------------------------------------
 
 
-class _SentencePieceCutter(TokenCutter):
-    """Implements `TokenCutter` for a sentencepiece model."""
+class _SentencePieceSplitter(TokenSplitter):
+    """Implements `TokenSplitter` for a sentencepiece model."""
 
-    def __init__(self, settings: SentencePieces, symbols: Sequence[Symbol]) -> None:
+    def __init__(self, settings: SentencePieceRecord, symbols: Sequence[Symbol]) -> None:
         """Load the sentencepiece model.
 
         Raises:
@@ -379,7 +379,7 @@ class _SentencePieceCutter(TokenCutter):
             raise TransduceError("The tokenizer's sentencepiece model cannot be read: copy its file again.") from None
 
     @override
-    def cut(self, text: str) -> list[str]:
+    def split(self, text: str) -> list[str]:
         tokens: list[str] = []
         for part, is_symbol in self._finder.parts(text):
             tokens += [part] if is_symbol else self._cut_plain(part)

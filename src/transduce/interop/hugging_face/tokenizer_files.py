@@ -9,7 +9,7 @@ from typing import Any
 
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.families import family_for
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.config import ModelConfig
 from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, find_special_tokens
 from transduce.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ def tokenizer_files(
         config: the model's configuration.
         languages: source and target language; None if unknown.
     """
-    if isinstance(tokenizer, ForeignTokenizer):
+    if isinstance(tokenizer, ImportedTokenizer):
         return {}
     if not tokenizer.joint:
         return _marian_files(tokenizer, languages) if has_tokenizer(tokenizer, config) else {}
@@ -55,7 +55,7 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
 
     For separate vocabularies, only Marian's class exists.
     """
-    if isinstance(tokenizer, ForeignTokenizer):
+    if isinstance(tokenizer, ImportedTokenizer):
         return False
     if tokenizer.joint:
         return True

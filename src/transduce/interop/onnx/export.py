@@ -18,16 +18,16 @@ from typing import cast
 import numpy as np
 
 from transduce.interop.components import (
+    EXPORTABLE,
     MAXIMUM_POSITIONS,
-    READABLE,
     check_components,
     decoder_layers_of,
     encoder_layers_of,
-    linear_of,
+    linear_weights,
 )
 from transduce.interop.onnx.graph import Graph
 from transduce.interop.onnx.layers import (
-    Known,
+    DecoderCaches,
     add_inputs,
     add_outputs,
     build_activation,
@@ -36,13 +36,13 @@ from transduce.interop.onnx.layers import (
     build_decoder_layer,
     build_embedding,
     build_encoder_layer,
-    build_finish,
     build_linear,
     build_memory_projection,
     build_norm,
     build_output,
+    build_output_scale,
+    key_mask,
     key_value_shapes,
-    of_keys,
 )
 from transduce.interop.onnx.recurrent import build_recurrent_decoder, build_recurrent_encoder
 from transduce.model.build import Model
@@ -86,7 +86,7 @@ def build_language_model(model: Decoder) -> Graph:
     for layer, past in zip(each_layer(model.layers, config.num_decoder_layers), pasts, strict=True):
         x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
         caches.append(keys_and_values)
-    x = build_finish(graph, build_norm(graph, x, model.norm), config)
+    x = build_output_scale(graph, build_norm(graph, x, model.norm), config)
     graph.add_output(
         build_output(graph, x, model), "logits", np.float32, ("batch", "length", config.target_vocabulary_size)
     )
@@ -95,7 +95,7 @@ def build_language_model(model: Decoder) -> Graph:
     return graph
 
 
-def build_encoder_alone(model: Encoder) -> Graph:
+def build_encoder_only(model: Encoder) -> Graph:
     """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -119,8 +119,8 @@ def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
     """Add the masked language model's logits at every position as an output."""
     head, config = model.masked_language_head, model.config
     assert head is not None
-    hidden = build_activation(graph, build_linear(graph, states, linear_of(head.dense)), config.activation)
-    hidden = build_finish(graph, build_norm(graph, hidden, head.norm), config)
+    hidden = build_activation(graph, build_linear(graph, states, linear_weights(head.dense)), config.activation)
+    hidden = build_output_scale(graph, build_norm(graph, hidden, head.norm), config)
     shape = ("batch", "length", config.target_vocabulary_size)
     graph.add_output(build_output(graph, hidden, model), "logits", np.float32, shape)
 
@@ -129,10 +129,10 @@ def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
     """Add the pooled first state as an output, and the logits of classes if the model has a classifier."""
     assert model.pooler is not None
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
-    pooled = graph.apply("Tanh", build_linear(graph, first, linear_of(model.pooler)))
+    pooled = graph.apply("Tanh", build_linear(graph, first, linear_weights(model.pooler)))
     graph.add_output(pooled, "pooled", np.float32, ("batch", model.config.d_model))
     if model.classifier is not None:
-        classes = build_linear(graph, pooled, linear_of(model.classifier))
+        classes = build_linear(graph, pooled, linear_weights(model.classifier))
         graph.add_output(classes, "classes", np.float32, ("batch", model.config.num_labels))
 
 
@@ -142,7 +142,7 @@ def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
 ENCODER, DECODER, MODEL = "encoder.onnx", "decoder.onnx", "model.onnx"
 
 
-ONNX = table("the ONNX export", **READABLE)
+ONNX = table("the ONNX export", **EXPORTABLE)
 """The components of models that can be exported to ONNX."""
 
 
@@ -175,7 +175,7 @@ def write_onnx(model: Model, folder: Path) -> None:
 def _graphs(model: Model) -> dict[str, Graph]:
     match model:
         case Encoder():
-            return {MODEL: build_encoder_alone(model)}
+            return {MODEL: build_encoder_only(model)}
         case Decoder():
             return {MODEL: build_language_model(model)}
         case Recurrent():
@@ -223,12 +223,14 @@ def build_decoder(model: Transformer) -> Graph:
     )
     x = build_embedding(graph, ids, positions, model.target_embedding, model.target_weight, config)
     context = build_context(graph, model.decoder_positions, config, positions, all_positions)
-    memory_bias = build_bias(graph, of_keys(graph, mask))
+    memory_bias = build_bias(graph, key_mask(graph, mask))
     caches = []
     for layer, memory, past in zip(layers, memories, pasts, strict=True):
-        x, keys_and_values = build_decoder_layer(graph, x, layer, context, Known(memory, memory_bias, past), config)
+        x, keys_and_values = build_decoder_layer(
+            graph, x, layer, context, DecoderCaches(memory, memory_bias, past), config
+        )
         caches.append(keys_and_values)
-    x = build_finish(graph, build_norm(graph, x, model.decoder_norm), config)
+    x = build_output_scale(graph, build_norm(graph, x, model.decoder_norm), config)
     graph.add_output(
         build_output(graph, x, model), "logits", np.float32, ("batch", "target", config.target_vocabulary_size)
     )

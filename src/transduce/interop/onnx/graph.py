@@ -15,7 +15,7 @@ from transduce.errors import import_extra
 OPSET = 20
 IR_VERSION = 10
 # An ONNX file is limited to 2 GiB; larger weights are stored in a second file.
-MOST_BYTES_INSIDE = 2_000_000_000
+MAX_FILE_BYTES = 2_000_000_000
 
 Shape = Sequence[int | str]
 
@@ -146,7 +146,7 @@ class Graph:
             producer_name="transduce",
         )
         self._onnx.helper.set_model_props(model, dict(metadata))
-        external = sum(len(weight.raw_data) for weight in weights) > MOST_BYTES_INSIDE
+        external = sum(len(weight.raw_data) for weight in weights) > MAX_FILE_BYTES
         self._onnx.save_model(
             model, str(path), save_as_external_data=external, location=f"{path.name}.data" if external else None
         )
@@ -154,5 +154,5 @@ class Graph:
 
 
 def lowest() -> float:
-    """Return the value that is added to a score to mask its key, as in `model.masks`."""
+    """Return the lowest finite float32, which is added to an attention score to mask a key."""
     return torch.finfo(torch.float32).min

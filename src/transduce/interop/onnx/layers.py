@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transduce.interop.components import (
     MAXIMUM_POSITIONS,
     Linear,
-    added_positions,
-    bias_by_distance,
+    attention_projections,
     embedding_scale,
-    has_two_norms,
-    linear_of,
-    projections_of,
+    has_sandwich_norm,
+    linear_weights,
+    position_encoding_table,
+    relative_bias_table,
 )
 from transduce.interop.onnx.graph import Graph, lowest
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
@@ -97,13 +97,13 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
     """Add a plain or gated feed-forward layer: (B, T, D) to (B, T, D)."""
-    inner = build_linear(graph, x, linear_of(layer.inner))
+    inner = build_linear(graph, x, linear_weights(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
         inner = graph.apply("Mul", build_activation(graph, gate, config.activation), linear)
     else:
         inner = build_activation(graph, inner, config.activation)
-    return build_linear(graph, inner, linear_of(layer.outer))
+    return build_linear(graph, inner, linear_weights(layer.outer))
 
 
 def build_embedding(
@@ -131,7 +131,7 @@ def build_embedding(
     scale = embedding_scale(config)
     if scale != 1.0:
         x = graph.apply("Mul", x, graph.number(scale))
-    table = added_positions(embedding, config)
+    table = position_encoding_table(embedding, config)
     if table is not None:
         x = graph.apply("Add", x, graph.apply("Gather", graph.weight(table), positions))
     if embedding.token_types is not None and token_types is not None:
@@ -146,7 +146,7 @@ def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
 
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
     """Add the residual connection of a sub-layer with input x and output y, and the norm after it, if there is one."""
-    if has_two_norms(residual):
+    if has_sandwich_norm(residual):
         return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
     return build_norm(graph, graph.apply("Add", x, y), residual.norm_after)
 
@@ -162,7 +162,7 @@ def build_self_attention(
     Returns:
         The output (B, T, D), and all keys and values.
     """
-    query, key, value = graph.split(build_linear(graph, x, linear_of(attention.projection)), attention.widths)
+    query, key, value = graph.split(build_linear(graph, x, linear_weights(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
     value = _heads(graph, value, attention.d_v)
     query, key = (_rotate(graph, each, context, attention.d_k) for each in (query, key))
@@ -175,7 +175,7 @@ def build_self_attention(
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
     """Add the projections of the encoder output, (B, S, D), to keys and values."""
-    projections = projections_of(attention)
+    projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
 
@@ -184,7 +184,7 @@ def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
     """Add a cross-attention to the encoder output: (B, T, D) to (B, T, D)."""
-    query = _heads(graph, build_linear(graph, x, projections_of(attention).query), attention.d_k)
+    query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
 
@@ -217,7 +217,7 @@ def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHead
     shared = KeysAndValues(*(_share(graph, each, attention) for each in cache))
     heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
     joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
-    return build_linear(graph, joined, linear_of(attention.output))
+    return build_linear(graph, joined, linear_weights(attention.output))
 
 
 def build_attention(
@@ -245,7 +245,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Add a repetition of the keys or values of G heads for all H heads (grouped-query attention)."""
+    """Repeat the keys or values of G key/value heads for all H query heads (grouped-query attention)."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -295,8 +295,8 @@ def build_encoder_layer(
     return after_sublayer(graph, x, y, layer.feed_forward_residual), keys_and_values
 
 
-class Known(NamedTuple):
-    """Inputs of a decoder layer in addition to x.
+class DecoderCaches(NamedTuple):
+    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache.
 
     The inputs are the projected encoder output, its mask as a bias, and the self-attention cache.
     """
@@ -307,7 +307,7 @@ class Known(NamedTuple):
 
 
 def build_decoder_layer(
-    graph: Graph, x: str, layer: DecoderLayer, context: Context, known: Known, config: ModelConfig
+    graph: Graph, x: str, layer: DecoderLayer, context: Context, known: DecoderCaches, config: ModelConfig
 ) -> tuple[str, KeysAndValues]:
     """Add a decoder layer; return its output, and the self-attention cache extended by this call's positions."""
     y = before_sublayer(graph, x, layer.self_attention_residual)
@@ -321,8 +321,8 @@ def build_decoder_layer(
     return after_sublayer(graph, x, y, layer.feed_forward_residual), cache
 
 
-def build_finish(graph: Graph, x: str, config: ModelConfig) -> str:
-    """Add the output scale of `VocabularyModel.finish`."""
+def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
+    """Add a multiplication by the output scale that T5 applies (`VocabularyModel.finish`)."""
     return x if config.output_scale == 1.0 else graph.apply("Mul", x, graph.number(config.output_scale))
 
 
@@ -369,8 +369,8 @@ def build_bias(graph: Graph, allowed: str) -> str:
     return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
 
 
-def of_keys(graph: Graph, present: str) -> str:
-    """Add a reshape of a mask of keys (B, L) that makes it broadcast over heads and queries: (B, 1, 1, L)."""
+def key_mask(graph: Graph, present: str) -> str:
+    """Add a reshape of a key mask (B, L) to (B, 1, 1, L), so that it broadcasts over heads and queries."""
     return graph.unsqueeze(present, 1, 2)
 
 
@@ -388,7 +388,7 @@ def build_context(
         present: a boolean mask of the keys that are not padding, (B, L); None: no key is padding.
     """
     distance = graph.apply("Sub", graph.unsqueeze(keys, 1, 2), graph.unsqueeze(queries, 1, 3))  # (B or 1, 1, T, L)
-    masks = [] if present is None else [of_keys(graph, present)]
+    masks = [] if present is None else [key_mask(graph, present)]
     if stack.causal:
         masks.append(graph.apply("LessOrEqual", distance, graph.integer(0)))
     if config.attention_window is not None:
@@ -411,5 +411,5 @@ def _relative_bias(graph: Graph, relative: RelativePositions, distance: str) -> 
     max_distance = relative.max_distance
     clipped = graph.apply("Clip", distance, graph.integer(-max_distance), graph.integer(max_distance))
     row = graph.apply("Add", clipped, graph.integer(max_distance))
-    bias = graph.apply("Gather", graph.weight(bias_by_distance(relative)), row)  # (B or 1, 1, T, L, H)
+    bias = graph.apply("Gather", graph.weight(relative_bias_table(relative)), row)  # (B or 1, 1, T, L, H)
     return graph.apply("Squeeze", graph.transpose(bias, 0, 4, 2, 3, 1), graph.integers(4))

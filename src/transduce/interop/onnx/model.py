@@ -81,7 +81,7 @@ class OnnxModel:
         """Run the encoder and return the decoder's inputs for these sources."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
-    def nothing_known(self, sentences: int) -> Arrays:
+    def empty_caches(self, sentences: int) -> Arrays:
         """Return an empty KV cache; a recurrent model's initial state comes from the encoder instead."""
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 
@@ -103,14 +103,14 @@ class OnnxModel:
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         inputs = self._decoder.padded([[self._decoder.start_id, *row] for row in targets])
-        logits, _ = self.decode(inputs, self.encode(sources), self.nothing_known(len(sources)))
+        logits, _ = self.decode(inputs, self.encode(sources), self.empty_caches(len(sources)))
         log_probs = _log_softmax(logits)
         labels = [[*target, self._decoder.eos_id] for target in targets]
         return [log_probs[row, range(len(ids)), ids].tolist() for row, ids in enumerate(labels)]
 
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         """Return the token ids of each source's translation by greedy search, at most `max_tokens` of them."""
-        decoder, memory, cache = self._decoder, self.encode(sources), self.nothing_known(len(sources))
+        decoder, memory, cache = self._decoder, self.encode(sources), self.empty_caches(len(sources))
         newest = np.array([[decoder.start_id, *self._forced]] * len(sources), dtype=np.int64)
         written = newest[:, 1:]
         while written.shape[1] < max_tokens and not (written == decoder.eos_id).any(axis=1).all():

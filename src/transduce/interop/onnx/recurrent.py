@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transduce.interop.components import linear_of
+from transduce.interop.components import linear_weights
 from transduce.interop.onnx.graph import Graph
 from transduce.interop.onnx.layers import (
     KeysAndValues,
     build_attention,
     build_bias,
     build_embedding,
-    build_finish,
     build_linear,
     build_output,
-    of_keys,
+    build_output_scale,
+    key_mask,
 )
 from transduce.model.recurrent import Recurrent
 from transduce.model.recurrent_layers import PastAttention, RecurrentDecoderLayer, RecurrentEncoderLayer
@@ -69,12 +69,12 @@ def build_recurrent_encoder(model: Recurrent) -> Graph:
         graph.add_output(present, "memory_mask", np.bool_, ("batch", "source"))
         graph.add_output(memory, "memory", np.float32, ("batch", "source", config.d_model))
         if isinstance(model.memory_attention.key, nn.Linear):
-            keys = build_linear(graph, memory, linear_of(model.memory_attention.key))
+            keys = build_linear(graph, memory, linear_weights(model.memory_attention.key))
             graph.add_output(keys, "memory_key", np.float32, ("batch", "source", config.d_model))
     summary = _build_mean(graph, memory, present) if config.recurrent_context == "mean" else last
     context = summary
     if model.bridge is not None:
-        context = graph.apply("Tanh", build_linear(graph, summary, linear_of(model.bridge)))
+        context = graph.apply("Tanh", build_linear(graph, summary, linear_weights(model.bridge)))
     if model.gives_context:
         graph.add_output(context, "context", np.float32, ("batch", config.d_model))
     _add_initial_state(graph, model, context)
@@ -143,8 +143,8 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     if model.attentional is not None and attention is not None:
         attended = parts[-1] if model.attends_first else attention.build(y)
         joined = graph.apply("Concat", attended, y, attributes={"axis": -1})
-        y = graph.apply("Tanh", build_linear(graph, joined, linear_of(model.attentional)))
-    hidden = graph.unsqueeze(build_finish(graph, y, config), 1)  # (B, 1, D)
+        y = graph.apply("Tanh", build_linear(graph, joined, linear_weights(model.attentional)))
+    hidden = graph.unsqueeze(build_output_scale(graph, y, config), 1)  # (B, 1, D)
     graph.add_output(
         build_output(graph, hidden, model), "logits", np.float32, ("batch", 1, config.target_vocabulary_size)
     )
@@ -163,7 +163,7 @@ class _MemoryAttention:
         assert model.memory_attention is not None
         self.graph, self.attention, self.width = graph, model.memory_attention, model.config.d_model
         shape = ("batch", "source", self.width)
-        self.bias = build_bias(graph, of_keys(graph, graph.add_input("memory_mask", np.bool_, ("batch", "source"))))
+        self.bias = build_bias(graph, key_mask(graph, graph.add_input("memory_mask", np.bool_, ("batch", "source"))))
         memory = keys = graph.add_input("memory", np.float32, shape)
         if isinstance(self.attention.key, nn.Linear):
             keys = graph.add_input("memory_key", np.float32, shape)
@@ -172,7 +172,7 @@ class _MemoryAttention:
     def build(self, state: str) -> str:
         """Add the attention of a state to the encoder output: (B, D) to (B, D)."""
         query = self.attention.query
-        query_state = build_linear(self.graph, state, linear_of(query)) if isinstance(query, nn.Linear) else state
+        query_state = build_linear(self.graph, state, linear_weights(query)) if isinstance(query, nn.Linear) else state
         query_state = self.graph.unsqueeze(query_state, 1, 2)  # (B, 1, 1, D)
         attended = build_attention(self.graph, query_state, self.known, self.attention.score, self.width, self.bias)
         return self.graph.apply("Squeeze", attended, self.graph.integers(1, 2))
@@ -214,12 +214,12 @@ def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State
     assert state.average is not None
     query = graph.apply(
         "Add",
-        build_linear(graph, x, linear_of(attention.from_input)),
-        build_linear(graph, state.average, linear_of(attention.from_average)),
+        build_linear(graph, x, linear_weights(attention.from_input)),
+        build_linear(graph, state.average, linear_weights(attention.from_average)),
     )
     width = attention.key.in_features
     hidden = state.states if state.cell is None else graph.split(state.states, [width, width])[0]
-    keys = build_linear(graph, hidden, linear_of(attention.key))
+    keys = build_linear(graph, hidden, linear_weights(attention.key))
     cache = KeysAndValues(graph.unsqueeze(keys, 1), graph.unsqueeze(state.states, 1))
     average = build_attention(graph, graph.unsqueeze(query, 1, 2), cache, attention.score, width, None)
     return graph.apply("Squeeze", average, graph.integers(1, 2))
@@ -280,7 +280,7 @@ def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add one entry of the past states, (B, 1, D or 2 D)."""
+    """Add one past state of a layer as a cache entry: (B, 1, D), or (B, 1, 2 D) with an LSTM's cell."""
     joined = hidden if cell is None else graph.apply("Concat", hidden, cell, attributes={"axis": -1})
     return graph.unsqueeze(joined, 1)
 

@@ -30,7 +30,7 @@ _APART = 16 * 17  # elements between arrays, which would otherwise map to the sa
 
 
 class AttentionArguments(NamedTuple):
-    """Arguments of the kernels `attend` and `attend_back`: addresses, unless stated otherwise.
+    """Arguments of the kernels `attend` and `attend_backward`: addresses, unless stated otherwise.
 
     Strides count elements.
     """
@@ -94,7 +94,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return for each array of `AmxScratch` its float32 elements per key and its fixed number of elements.
+    """Return the size of each `AmxScratch` array: float32 elements per key, and elements independent of the keys.
 
     The number of keys is rounded up to a multiple of `AMX_KEYS`.
     """
@@ -171,7 +171,7 @@ class HeadAddresses:
             k.store(k.load(k.element_pointer(k.pointer(args.lengths), self.sentence, I64), I64), length)
         self.length = k.load_variable(length, args.num_keys)
 
-    def fill_up(self, count: Value, lanes: int) -> Value:
+    def round_up_to_lanes(self, count: Value, lanes: int) -> Value:
         """Return a number of elements rounded up to a multiple of `lanes`."""
         k = self.k
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
@@ -186,7 +186,7 @@ class HeadAddresses:
         return pointers
 
     def start_of(self, address: Value, count: Value, stride: Value) -> Value:
-        """Return a pointer to this head's columns in this sentence's first row of an array.
+        """Return a pointer to this head's columns in this sentence's first row of an array, such as the queries.
 
         Args:
             address: of the array.
@@ -208,8 +208,8 @@ class HeadAddresses:
         """Return the number of elements between the attention outputs of consecutive queries."""
         return self.k.mul(self.args.heads, self.shape.width)
 
-    def begin(self) -> tuple[Value, Value]:
-        """Prefetch the next head's queries, keys and values, and return pointers to this head's keys and values."""
+    def key_and_value_pointers(self) -> tuple[Value, Value]:
+        """Return pointers to this head's keys and values, and prefetch the next head's queries, keys and values."""
         args = self.args
         keys, values = (self.start_of(each, args.num_keys, args.key_stride) for each in (args.keys, args.values))
         self.fetch_next(keys, args.key_stride, args.num_keys)
@@ -241,7 +241,7 @@ class Head(HeadAddresses):
         *sentence_and_head, thread = where
         super().__init__(k, shape, args, *sentence_and_head)
         self.columns = range(0, shape.width, k.lanes)
-        self.filled = self.fill_up(args.num_keys, k.lanes)
+        self.filled = self.round_up_to_lanes(args.num_keys, k.lanes)
         key_size, queries = k.mul(self.filled, shape.width), k.minimum(args.num_queries, k.int64(QUERIES_AT_ONCE))
         sizes = [key_size] * 6 + [k.mul(queries, shape.width)] * 2 + [k.mul(queries, self.filled)] * 2
         self.scratch = HeadScratch(*self.scratch_addresses(thread, sizes))
@@ -320,7 +320,7 @@ class Head(HeadAddresses):
         return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
-        """Return the dot products of `count` vectors with the `lanes` keys of a block, one vector of products each.
+        """Return the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
 
         Even and odd columns have separate accumulators to hide the latency of additions.
         """
@@ -342,14 +342,14 @@ class Head(HeadAddresses):
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
-        """Return a mask of the keys, one per lane from `start` on, that are below a query's limit."""
+        """Return a vector mask of the keys from `start` on that are below a query's limit, one key per lane."""
         k = self.k
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
 
     def pairs(self) -> list[list[int]]:
-        """Return the column offsets of a head's vectors in groups of two, whose accumulators fit in registers."""
+        """Return the column offsets of a head's vectors, two at a time, so that their accumulators fit in registers."""
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
 
@@ -363,7 +363,7 @@ class Head(HeadAddresses):
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Add factor × vector to each accumulator in memory."""
+        """Add factor × vector to each of several accumulators in memory."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
@@ -383,15 +383,15 @@ _NEVER = float("-inf")
 
 
 class AttentionEmitter:
-    """An emitter of the kernels `attend` and `attend_back`."""
+    """An emitter of the kernels `attend` and `attend_backward`."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
         self.k = k
         self.shape = shape
 
     def write(self) -> None:
-        """Emit the kernels `attend` and `attend_back`."""
-        for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
+        """Emit the kernels `attend` and `attend_backward`."""
+        for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
@@ -407,7 +407,7 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit the code that a thread runs before its first head and after its last one (none in this class)."""
+        """Emit a thread's code before its first head and after its last head; empty here, and overridden for AMX."""
         yield
 
 
@@ -416,7 +416,7 @@ class _Contexts(Head):
 
     def write(self) -> None:
         """Emit the forward pass of the head, a group of queries at a time."""
-        keys, values = self.begin()
+        keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
         self.widen(values, self.scratch.values)
         for first, count in self.groups(self.k.int64(0), self.args.num_queries):
@@ -488,7 +488,7 @@ class _Gradients(Head):
     def write(self) -> None:
         """Emit the backward pass of the head, `QUERIES_AT_ONCE` queries at a time."""
         k, args = self.k, self.args
-        keys, values = self.begin()
+        keys, values = self.key_and_value_pointers()
         self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
         self.transpose(keys, self.scratch.transposed_keys)
         self.transpose(values, self.scratch.transposed_values)
@@ -522,7 +522,7 @@ class _Gradients(Head):
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
     def _slopes(self, group: QueryGroup) -> None:
-        """Recompute the queries' attention weights, and compute the gradients of the scores.
+        """Recompute the queries' attention weights, and compute the gradients with respect to the scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """

@@ -38,7 +38,7 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """Arrays in one thread's scratch space, sized by `amx_scratch_sizes`; pairs are padded with zeros."""
+    """The scratch arrays of one thread, with the sizes that `amx_scratch_sizes` returns."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
@@ -86,7 +86,7 @@ class AmxHead(HeadAddresses):
         *sentence_and_head, thread = where
         super().__init__(k, shape, given, *sentence_and_head)
         self.width = shape.width
-        self.filled = self.fill_up(given.num_keys, AMX_KEYS)
+        self.filled = self.round_up_to_lanes(given.num_keys, AMX_KEYS)
         sizes = amx_scratch_sizes(shape.width)
         self.scratch = AmxScratch(
             *self.scratch_addresses(thread, [k.add(k.mul(self.filled, n), rest) for n, rest in sizes])
@@ -96,14 +96,14 @@ class AmxHead(HeadAddresses):
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
 
     def readable_rows(self, rows: Value, scratch: Value) -> tuple[Value, Value]:
-        """Return a pointer and a row stride by which blocks of 16 keys or values can be read, beyond the last one too.
+        """Return a pointer and a row stride from which whole blocks of 16 rows can be read, even past the last row.
 
         Rows are copied to `scratch` if too little memory follows the last one.
         """
         k, args, kind = self.k, self.args, ir.VectorType(I16, 2 * self.k.lanes)
         rows_available = k.mul(k.build.sub(args.batch, self.sentence), args.num_keys)
         pointer, stride = k.variable(rows), k.variable(args.key_stride)
-        with k.when(k.build.icmp_signed("<", rows_available, self.fill_up(self.length, ROWS))):
+        with k.when(k.build.icmp_signed("<", rows_available, self.round_up_to_lanes(self.length, ROWS))):
             with k.loop(0, self.length) as row:
                 for column in range(0, self.width, 2 * k.lanes):
                     value = k.load(k.element_pointer(rows, k.add(k.mul(row, args.key_stride), column), I16), kind)
@@ -119,7 +119,7 @@ class AmxHead(HeadAddresses):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave `count` rows by pairs, padded with zero pairs up to half a tile register."""
+        """Interleave each two consecutive rows element by element, with zero rows up to half a tile register."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:
@@ -135,21 +135,21 @@ class AmxHead(HeadAddresses):
             self._clear(k.element_pointer(out, k.mul(pair, self.width), I32), self.width)
 
     def pairs_of(self, count: Value) -> Value:
-        """Return the number of pairs of `count` rows; the last pair may hold a single row."""
+        """Return the number of row pairs that `count` rows form; the last pair may hold a single row."""
         return self.k.build.sdiv(self.k.add(count, 1), self.k.int64(2))
 
     def _whole_pairs(self, pairs: Value) -> Value:
-        """Return how many of the pairs are multiplied in whole tile registers; half a register takes the others."""
-        return self.fill_up(self.k.add(pairs, -_HALF), ROWS)
+        """Return how many row pairs are multiplied in whole tile registers; the rest uses half a register."""
+        return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Return the number of pairs that a tile reads for these pairs, including zero padding."""
+        """Return the number of row pairs, zero padding included, that the tile registers read for `pairs` row pairs."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
 
     def _narrow_row(self, rows: Value, row: Value, stride: Value, column: int) -> Value:
-        """Load a bfloat16 vector of a row."""
+        """Load a vector of bfloat16 elements, half as wide as a register, from a row."""
         k = self.k
         return k.load(k.element_pointer(rows, k.add(k.mul(row, stride), column), I16), ir.VectorType(I16, k.lanes))
 
@@ -203,17 +203,17 @@ class AmxHead(HeadAddresses):
 
     # --- sixteen queries -------------------------------------------------------------------------------------------
 
-    def count_from(self, first: Value, most: int) -> Value:
-        """Return the number of queries from `first` on, at most `most`."""
+    def remaining_queries(self, first: Value, most: int) -> Value:
+        """Return the number of queries from index `first` on, limited to `most`."""
         return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
 
     def limit_of(self, first: Value) -> Value:
-        """Return the number of keys that at least one of 16 queries may attend to."""
+        """Return the number of leading keys that at least one of 16 queries may attend to."""
         k = self.k
         return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
 
-    def seen_by(self, key: Value, first: Value, limit: Value) -> Value:
-        """Return a mask of the queries, one per lane, that may attend to a key."""
+    def visible_to(self, key: Value, first: Value, limit: Value) -> Value:
+        """Return a vector mask of the queries, one per lane, that may attend to a key."""
         k = self.k
         earliest = k.build.select(self.is_causal, k.build.sub(key, first), k.int64(0))
         earliest = k.build.select(k.build.icmp_signed("<", key, limit), earliest, k.int64(ROWS))
@@ -279,7 +279,7 @@ class AmxHead(HeadAddresses):
                 amx.store(k, number, k.element_pointer(out, column), row)
 
     def _multiply(self, *registers: int) -> None:
-        """Emit an AMX multiplication of bfloat16 pairs: sums, left and right tile register."""
+        """Emit an AMX multiplication of bfloat16 pairs; arguments: tile registers of sums, left and right operand."""
         self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
 
     def store_rows(self, made: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
@@ -304,15 +304,15 @@ _NEVER = float("-inf")
 
 
 class AmxAttentionEmitter(AttentionEmitter):
-    """An emitter of the kernels `attend` and `attend_back` with AMX."""
+    """An emitter of the kernels `attend` and `attend_backward` with AMX."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape) -> None:
         super().__init__(k, shape)
         k.features |= {"amx-tile", "amx-bf16"}
 
     def write(self) -> None:
-        """Emit the kernels `attend` and `attend_back`."""
-        for name, work in (("attend", _Contexts), ("attend_back", _Gradients)):
+        """Emit the kernels `attend` and `attend_backward`."""
+        for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
     @contextmanager
@@ -329,7 +329,7 @@ class _Contexts(AmxHead):
     def write(self) -> None:
         """Emit the forward pass of the head, 16 queries at a time."""
         k, args, scratch = self.k, self.args, self.scratch
-        keys, values = self.begin()
+        keys, values = self.key_and_value_pointers()
         self.keys = self.readable_rows(keys, scratch.keys)
         self.interleave(values, args.key_stride, self.length, scratch.value_pairs)
         with k.loop(0, args.num_queries, ROWS) as first:
@@ -339,7 +339,7 @@ class _Contexts(AmxHead):
         """Emit the attention of 16 queries from `first` on."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
-        count, limit = self.count_from(first, ROWS), self.limit_of(first)
+        count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)
         self.transpose_queries(queries, args.query_stride, first, scratch.query_columns)
         self.multiply_rows(limit, (self.keys, scratch.query_columns, scratch.scores))
         greatest = k.build.fmul(self._greatest(first, limit), k.splat(self.shape.width**-0.5))
@@ -360,7 +360,7 @@ class _Contexts(AmxHead):
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:
             score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
-            score_or_never = k.build.select(self.seen_by(key, first, limit), score, k.splat(_NEVER))
+            score_or_never = k.build.select(self.visible_to(key, first, limit), score, k.splat(_NEVER))
             k.store(k.maximum(score_or_never, k.load_variable(greatest, score_or_never)), greatest)
         return k.load_variable(greatest, k.splat(0.0))
 
@@ -372,7 +372,7 @@ class _Contexts(AmxHead):
             for key in (even, k.add(even, 1)):
                 score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
                 below = k.build.fsub(k.build.fmul(score, k.splat(self.shape.width**-0.5)), greatest)
-                seen = self.seen_by(key, first, limit)
+                seen = self.visible_to(key, first, limit)
                 weight = exponential(k, k.build.select(seen, below, k.splat(0.0)), keeps_nan=True)
                 weight = k.build.select(seen, weight, k.splat(0.0))
                 k.store(k.build.fadd(k.load_variable(total, weight), weight), total)
@@ -398,7 +398,7 @@ class _Gradients(AmxHead):
     def write(self) -> None:
         """Emit the backward pass of the head, 32 queries at a time: as many as a tile register holds in pairs."""
         k, args, scratch = self.k, self.args, self.scratch
-        keys, values = self.begin()
+        keys, values = self.key_and_value_pointers()
         self.outer = self.start_of_context(), self.context_stride()
         self.queries = self.start_of(args.queries, args.num_queries, args.query_stride), args.query_stride
         self.fetch_next(*self.outer, args.num_queries)
@@ -419,12 +419,12 @@ class _Gradients(AmxHead):
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
     def _take(self, start: Value) -> None:
-        """Interleave 32 queries and their contexts' gradients; clear their attention weights and score gradients."""
+        """Interleave 32 queries and their contexts' gradients; zero the arrays of weights and score gradients."""
         k, scratch = self.k, self.scratch
-        count = self.count_from(start, AMX_KEYS)
+        count = self.remaining_queries(start, AMX_KEYS)
         for (rows, stride), out in ((self.queries, scratch.query_pairs), (self.outer, scratch.outer_pairs)):
             self.interleave(k.element_pointer(rows, k.mul(start, stride), I16), stride, count, out)
-        with k.loop(0, self.fill_up(self.args.num_keys, ROWS)) as key:
+        with k.loop(0, self.round_up_to_lanes(self.args.num_keys, ROWS)) as key:
             for rows in (scratch.weight_rows, scratch.slope_rows):
                 k.store(ir.Constant(k.ints, None), k.element_pointer(rows, k.mul(key, k.lanes), I32))
 
@@ -444,7 +444,7 @@ class _Gradients(AmxHead):
         factor = k.splat(self.shape.width**-0.5)
         with k.loop(0, limit) as key:
             at = k.element_pointer(scratch.scores, k.mul(key, k.lanes))
-            seen = k.build.and_(self.seen_by(key, first, limit), exists)
+            seen = k.build.and_(self.visible_to(key, first, limit), exists)
             below = k.build.fsub(k.build.fmul(k.load(at, k.floats), factor), greatest)
             below = k.build.select(seen, below, k.splat(0.0))
             weight = k.build.fmul(exponential(k, below, keeps_nan=True), inverse)
@@ -455,7 +455,7 @@ class _Gradients(AmxHead):
         self._give_slopes(limit, column, k.load_variable(mean, factor))
 
     def _kept(self, first: Value) -> tuple[Value, Value]:
-        """Load the greatest scores of 16 queries and the inverses of their sums of exponentials."""
+        """Load what the forward pass stored for 16 queries: greatest scores and inverse sums of exponentials."""
         k = self.k
         remaining = k.build.sub(self.args.num_queries, first)
         halves = []
@@ -502,7 +502,7 @@ class _Gradients(AmxHead):
             scratch.transposed, k.mul(self.filled, 2), scratch.key_pairs, pairs, scratch.context_sums, fresh=_true()
         )
         out = self.start_of(args.query_gradient, args.num_queries, args.query_stride)
-        count = self.count_from(first, ROWS)
+        count = self.remaining_queries(first, ROWS)
         self.store_rows(
             scratch.context_sums, count, k.element_pointer(out, k.mul(first, args.query_stride), I16), args.query_stride
         )
@@ -510,7 +510,7 @@ class _Gradients(AmxHead):
     def _by_keys(self, start: Value) -> None:
         """Add the contribution of 32 queries from `start` on to the gradients of keys and values."""
         k, scratch, args = self.k, self.scratch, self.args
-        last = self.fill_up(args.num_keys, ROWS)
+        last = self.round_up_to_lanes(args.num_keys, ROWS)
         seen = k.minimum(last, k.add(start, AMX_KEYS))  # by any of the queries, if causal
         with k.loop(0, k.build.select(self.is_causal, seen, last), ROWS) as key:
             fresh = k.build.icmp_signed("==", start, k.int64(0))
@@ -523,7 +523,7 @@ class _Gradients(AmxHead):
                     k.element_pointer(left, k.mul(key, k.lanes), I32),
                     k.int64(amx.REGISTER_BYTES),
                     pairs,
-                    self.pairs_of(self.count_from(start, AMX_KEYS)),
+                    self.pairs_of(self.remaining_queries(start, AMX_KEYS)),
                     k.element_pointer(out, k.mul(key, self.width)),
                     fresh=k.build.or_(fresh, is_new),
                 )

@@ -155,12 +155,12 @@ class HeadShape(NamedTuple):
 
     @property
     def queries(self) -> int:
-        """Elements of a row's queries: H × K."""
+        """The number of elements of a row's queries: H × K."""
         return self.number * self.width
 
     @property
     def keys(self) -> int:
-        """Elements of a position's keys, and of its values: G × K."""
+        """The number of elements of a position's keys, and of its values: G × K."""
         return self.shared * self.width
 
 

@@ -50,7 +50,7 @@ class LogitsRow:
         )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
-        """Return the maximum of a block."""
+        """Return the maximum of one block of logits."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
@@ -114,13 +114,13 @@ class LogitsRow:
         return k.add(k.load_variable(index, start), -1)
 
     def log_sum_exp(self) -> Value:
-        """Return the log-sum-exp of the row."""
+        """Return the log-sum-exp of the row of logits."""
         greatest = self.greatest()[0]
         total = self.k.intrinsic("llvm.log.f32", F32, self._sum_of_exponentials(greatest))
         return self.k.build.fadd(greatest, total)
 
     def _sum_of_exponentials(self, greatest: Value) -> Value:
-        """Return the sum of exp(logit - greatest)."""
+        """Return the sum of exp(logit - greatest logit) over the row."""
         k, greatest_vector = self.k, self.k.splat(greatest)
         total = k.variable(k.splat(0.0))
         blocked_end = k.mul(self.blocks, self.block)
@@ -140,7 +140,7 @@ class LogitsRow:
 
 
 def block_size(k: KernelBuilder) -> int:
-    """Return the number of logits per block."""
+    """Return the number of logits in a block whose maximum the top-k search keeps."""
     return k.lanes * _VECTORS
 
 
@@ -192,7 +192,7 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
 
 
 def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
-    """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, `refine` for bfloat16 logits.
+    """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, which refines bfloat16 logits.
 
     It converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then it recomputes the
     likeliest logits from x and weights in bfloat16 and a float32 bias.
@@ -222,7 +222,7 @@ def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, s
 
 
 class _Output(NamedTuple):
-    """The sizes and pointers of a vocabulary projection."""
+    """The sizes of a vocabulary projection, and pointers to its weights, bias, inputs and logits."""
 
     kind: Any
     """The element type of weights and states."""
@@ -255,7 +255,7 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
 
 
 def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Value:
-    """Return the dot product of two rows."""
+    """Return the dot product of two rows of float32 or bfloat16 elements."""
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
         sum_so_far, kind = k.load_variable(total, k.splat(0.0)), output.kind
@@ -411,7 +411,7 @@ def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
 
 
 def _rows(logits: Tensor) -> tuple[int, int, int, int]:
-    """Return the address of the logits, the number of rows N, V, and the row stride in elements."""
+    """Return the address of the logits, the number of rows N, the vocabulary size V, and the row stride in elements."""
     return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
 
 
@@ -536,7 +536,7 @@ class _Selected:
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
-        """Store a candidate at an index."""
+        """Store a selected candidate at an index of the output arrays."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
         k.store(token, k.element_pointer(self.tokens, number, I64))

@@ -55,7 +55,7 @@ class DropoutArguments(NamedTuple):
 
 
 class NormArguments(NamedTuple):
-    """Arguments of the kernels `norm` and `norm_back` (LayerNorm), `rms` and `rms_back` (RMSNorm).
+    """Arguments of the kernels `norm` and `norm_backward` (LayerNorm), `rms` and `rms_backward` (RMSNorm).
 
     They are addresses, unless stated otherwise.
     """
@@ -121,7 +121,7 @@ class ColumnSumArguments(NamedTuple):
 
 
 class AddArguments(NamedTuple):
-    """Arguments of the kernel `add`: total += part."""
+    """Arguments of the kernel `add`, which computes total += part element by element."""
 
     total: Any
     """Address of the total, float32 (count,)."""
@@ -132,9 +132,9 @@ class AddArguments(NamedTuple):
 
 
 class RowKernelEmitter:
-    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_back`, `softmax`, `sum_columns` and `add`."""
+    """An emitter of the kernels `drop`, `norm`, `rms`, their `…_backward`, `softmax`, `sum_columns` and `add`."""
 
-    names = ("drop", "norm", "norm_back", "rms", "rms_back", "softmax", "sum_columns", "add")
+    names = ("drop", "norm", "norm_backward", "rms", "rms_backward", "softmax", "sum_columns", "add")
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
@@ -143,24 +143,24 @@ class RowKernelEmitter:
         self.kind = kind
 
     def write(self) -> None:
-        """Emit the kernels that `names` lists."""
+        """Emit the row-wise kernels that the attribute `names` lists."""
         k = self.k
         with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
             self._drop(DropoutArguments(*numbers), *share)
         for name, work, is_centred in (
             ("norm", self._norm, True),
-            ("norm_back", self._norm_back, True),
+            ("norm_backward", self._norm_backward, True),
             ("rms", self._norm, False),
-            ("rms_back", self._norm_back, False),
+            ("rms_backward", self._norm_backward, False),
         ):
             with kernel(k, name, len(NormArguments._fields)) as (numbers, *share):
                 args = NormArguments(*numbers)
                 first, last = k.thread_range(args.rows, *share)
-                if work == self._norm_back:
+                if work == self._norm_backward:
                     self._clear_share(args, share[0])
                 with k.loop(first, last) as row:
                     work(args, row, share[0], is_centred=is_centred)
-                if work == self._norm_back:
+                if work == self._norm_backward:
                     k.barrier(share[1])
                     self._add_shares(args, *share, is_centred=is_centred)
         with kernel(k, "softmax", len(SoftmaxArguments._fields)) as (numbers, *share):
@@ -182,12 +182,12 @@ class RowKernelEmitter:
                 k.store(k.build.fadd(k.load_floats(target), part), target)
 
     def _load(self, address: Value, row: Value | int, width: Value | int, column: Value) -> Value:
-        """Load a vector of a row as float32."""
+        """Load a vector of a float32 or bfloat16 row, converted to float32."""
         k = self.k
         return k.load_as_float32(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _store(self, values: Value, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Store a float32 vector to a row."""
+        """Store a float32 vector to a float32 or bfloat16 row."""
         k = self.k
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
@@ -200,7 +200,7 @@ class RowKernelEmitter:
     # --- dropout -----------------------------------------------------------------------------------------------------
 
     def _drop(self, args: DropoutArguments, thread: Value, threads: Value) -> None:
-        """Emit dropout of the thread's share of blocks."""
+        """Emit dropout and residual addition for the thread's share of blocks of elements."""
         k = self.k
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
         scale = k.splat(k.build.fdiv(k.float32(256.0), kept_of_256))
@@ -257,7 +257,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source; where the gate is closed, replace elements by zero, and store the result."""
+        """Load a vector of the source with zeros where the gate is not positive, and store the result."""
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -285,7 +285,7 @@ class RowKernelEmitter:
         mean_vector = k.splat(mean)
 
         def deviation(column: Value) -> Value:
-            """Return a vector of x minus the mean."""
+            """Return a vector of the row x minus the row's mean."""
             return k.build.fsub(element(column, is_first=not is_centred), mean_vector)
 
         (variance,) = means(k, width, lambda column: [self._square(deviation(column))])
@@ -304,7 +304,7 @@ class RowKernelEmitter:
                 value = k.madd(normalized, weight, k.load_as_float32(k.pointer(args.bias), column, self.kind))
             self._store(value, args.out, row, width, column)
 
-    def _norm_back(self, args: NormArguments, row: Value, thread: Value, *, is_centred: bool) -> None:
+    def _norm_backward(self, args: NormArguments, row: Value, thread: Value, *, is_centred: bool) -> None:
         """Emit a row's gradient of x, and add to the thread's weight and bias gradients.
 
         The gradient is (g w - mean(g w) - x' mean(g w x')) / deviation, where x' is the normalized row and g the
@@ -316,7 +316,7 @@ class RowKernelEmitter:
         thread_gradients = k.element_pointer(k.pointer(args.thread_gradients), k.mul(thread, 2, width))
 
         def normalized(column: Value) -> Value:
-            """Return a vector of the normalized row."""
+            """Return a vector of the normalized row, (x - mean) / deviation."""
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
@@ -325,7 +325,7 @@ class RowKernelEmitter:
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add to the weight and bias gradients, and return the two terms whose means the gradient of x needs."""
+            """Add a vector to the weight and bias gradients; return the two terms that the gradient of x averages."""
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -349,7 +349,7 @@ class RowKernelEmitter:
             self._store(k.load_variable(with_kept, result), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
-        """Zero a thread's part of the weight and bias gradients."""
+        """Zero the arrays in which a thread sums its part of the weight and bias gradients."""
         k = self.k
         size = k.mul(args.width, 2)
         with k.loop(0, size, k.lanes) as index:
@@ -380,7 +380,7 @@ class RowKernelEmitter:
     # --- softmax -----------------------------------------------------------------------------------------------------
 
     def _softmax(self, args: SoftmaxArguments, row: Value, scratch: Value) -> None:
-        """Emit the softmax of a row."""
+        """Emit the in-place softmax of a row of logits."""
         k, width = self.k, args.width
         maxima = k.accumulators(_NEVER)
         for column, inside, number in self._vectors(width):

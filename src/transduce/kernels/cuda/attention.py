@@ -72,7 +72,7 @@ class AttentionNode(torch.autograd.Function):
         by_keys = torch.empty_like(keys) if has_memory else by_queries
         first = 0 if has_memory else inner
         grid, options = _launch_shape(mask, num_heads, inner)
-        programs.attend_back[grid](
+        programs.attend_backward[grid](
             queries, keys[..., first:], keys[..., first + inner :], by_out,
             by_queries, by_keys[..., first:], by_keys[..., first + inner :],
             *_spans(mask.queries), *_spans(mask.keys),
@@ -87,7 +87,7 @@ def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
 
 
 def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the launch grid and the compile-time block sizes."""
+    """Return the launch grid and the compile-time block sizes of the attention kernels."""
     rows, columns = (max(16, power_of_2(each.max_length)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}

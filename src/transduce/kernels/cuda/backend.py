@@ -40,7 +40,7 @@ def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: flo
 
     `backend.TrainingKernels.update_momentum` describes the arguments.
     """
-    triton_kernels.take_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
+    triton_kernels.update_momentum[_grid(gradient)](gradient, momentum, out, gradient.numel(), factor, decay, _BLOCK)
 
 
 def apply_update(
@@ -53,7 +53,7 @@ def apply_update(
     has_move = move is not None
     if shrink != 1.0:
         vectors.master.mul_(shrink)
-    triton_kernels.follow[_grid(vectors.master)](
+    triton_kernels.apply_update[_grid(vectors.master)](
         *_pointers(vectors), move if has_move else vectors.master, vectors.master.numel(), rate, average_decay,
         has_move, *_has(vectors), _BLOCK,
     )  # fmt: skip
@@ -65,12 +65,12 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return the vectors in the kernel's order; the masters stand in for absent vectors, which it does not access."""
+    """Return the vectors in the kernel's argument order; the master weights fill the arguments of absent vectors."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
 def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
-    """Return whether these vectors include a moving average and a bfloat16 copy."""
+    """Return whether an update includes a moving average, and whether it includes a bfloat16 copy."""
     return vectors.average is not None, vectors.working is not None
 
 
@@ -101,7 +101,7 @@ class _PackedBatches(attention.PackedHeads):
         )
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
-        """Return the decoder's last layer for a packed batch, (1, N, D)."""
+        """Return the output of the decoder's last layer for a packed batch, (1, N, D)."""
         return packed_hidden(model, batch)
 
 

@@ -55,7 +55,7 @@ class StepLayer:
 
 
 class Caches:
-    """The KV caches of a step."""
+    """The KV caches of a recorded decoding step, for self-attention and cross-attention."""
 
     past: Tensor
     """Keys and values of the tokens so far, (layers, B, capacity, 2 × H × K)."""
@@ -66,12 +66,12 @@ class Caches:
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The positions in `past` to attend to."""
+        """The cached target positions that the hypotheses attend to."""
         raise NotImplementedError
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """The positions in `memory` to attend to."""
+        """The source positions that the hypotheses attend to."""
         raise NotImplementedError
 
 
@@ -98,7 +98,7 @@ class _Chain:
         self.next: Tensor = befores[0](x)  # the input of the next sub-layer
 
     def add(self, y: Tensor) -> None:
-        """Add a sub-layer's output, and apply the norms of the model's order (pre-norm or post-norm)."""
+        """Add a sub-layer's output to the residual stream, and apply the norm that the model's norm order has there."""
         after, before = next(self._norms)
         if isinstance(after, LayerNorm | RMSNorm):  # post-norm
             _, self._sum = _add_and_norm(self._sum, y, after)
@@ -111,7 +111,7 @@ class _Chain:
 
 
 def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tensor, Tensor]:
-    """Return x + y, and the normalized x + y."""
+    """Return x + y for the residual connection, and the normalized x + y."""
     bias = norm.bias if isinstance(norm, LayerNorm) else None
     if norm.eps is None or (isinstance(norm, LayerNorm) and bias is None):
         total = x + y
@@ -120,7 +120,7 @@ def _add_and_norm(x: Tensor, y: Tensor, norm: LayerNorm | RMSNorm) -> tuple[Tens
 
 
 def _feed_forward(layer: nn.Module, x: Tensor) -> Tensor:
-    """Apply a feed-forward network, with a fused ReLU if it is a plain one."""
+    """Apply a feed-forward network; in a plain ReLU network, ReLU is fused into the first linear layer."""
     if not isinstance(layer, FeedForward) or layer.activation is not F.relu or layer.inner.bias is None:
         return layer(x)  # type: ignore[no-any-return]
     hidden = torch._addmm_activation(layer.inner.bias, x.flatten(0, 1), layer.inner.weight.t())
@@ -139,7 +139,7 @@ _MIN_SOURCE = 8  # smallest source length to allocate
 
 
 class StepSize(NamedTuple):
-    """The buffer sizes of a recorded step."""
+    """The buffer sizes of a recorded decoding step."""
 
     sentences: int
     """The number of sentences B."""
@@ -181,17 +181,17 @@ class RecordedStep(Caches):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """Positions that the hypotheses descend from."""
+        """The cached positions that each hypothesis attends to: those of its own past."""
         return AttendedPositions(self.allowed)
 
     @property
     def attended_memory(self) -> AttendedPositions:
-        """Source positions that are not padding."""
+        """The source positions that hypotheses attend to: those that are not padding."""
         return AttendedPositions(self.present, self.sources)
 
     @property
     def bytes(self) -> int:
-        """The size of the caches in bytes."""
+        """The size of the step's KV caches in bytes."""
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:
@@ -288,7 +288,7 @@ def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep
     model_reference = weakref.ref(model)
 
     def give_back_all() -> None:
-        """Return all held steps, if the model still exists."""
+        """Return all held steps to the model's pool, if the model still exists."""
         if (model := model_reference()) is not None:
             for step in held:
                 release_step(model, step)
@@ -458,7 +458,7 @@ class GpuState:
             self._ancestors = self._ancestors.index_select(0, rows)
 
     def _find_step(self, width: int) -> RecordedStep:
-        """Return a recorded step with capacity for W more positions: the current one, or one of another size."""
+        """Return a recorded step with capacity for W more positions: the current step, or one of another size."""
         if self.encoded is not None:
             count, length = self.source_shape
             size = StepSize(round_up_size(count), width, round_up_source(length), initial_capacity(width))
@@ -481,7 +481,7 @@ class GpuState:
         return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
-        """Copy the sentences that are still decoded to another step's buffers."""
+        """Copy the sentences that are still decoded to the buffers of another recorded step."""
         count, length, slots = len(self._slots), self._length, self._slots
         new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:

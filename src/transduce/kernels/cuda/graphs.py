@@ -64,7 +64,7 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
 
 
 def _end(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-    """End a graph capture; if the capture failed, repair PyTorch's random number generator."""
+    """End the capture of a CUDA graph; if the capture failed, repair PyTorch's random number generator."""
     try:
         graph.capture_end()
     except RuntimeError:

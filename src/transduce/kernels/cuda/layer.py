@@ -1,4 +1,4 @@
-"""Compute a whole layer of packed batches on a GPU as one node of PyTorch's graph.
+"""Compute a whole layer of packed batches on a GPU as one autograd node.
 
 Each node takes the CPU some 70 µs, forward and backward, during which the GPU idles if the model is small. An encoder
 layer has nine nodes and a decoder layer fourteen. The operations and their order stay the same, and so does each bit of
@@ -91,7 +91,7 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """Compute an encoder or decoder layer as one node of PyTorch's graph; return None if the kernels do not support it.
+    """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
 
     Args:
         layer: an encoder or decoder layer.
@@ -154,10 +154,10 @@ class _Sublayer:
 
     def backward(self, by_out: Tensor) -> Tensor:
         """Compute the gradient of the input from the gradient of the output, both (1, N, D)."""
-        by_sum = by_out if self.part.norm_is_before else self._back(None, by_out)[0]
-        by_kept, by_y = self._back(by_sum)[:2] if self._dropped else (by_sum, by_sum)
-        by_y = self._attend_back(by_y) if self._attends else self._back(self._back(by_y)[0])[0]
-        return self._back(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
+        by_sum = by_out if self.part.norm_is_before else self._backward(None, by_out)[0]
+        by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
+        by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
+        return self._backward(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
 
     def _run(self, node: Any, *arguments: Any) -> Any:
         """Run the forward function of an autograd node, and keep its context for the backward pass."""
@@ -165,8 +165,8 @@ class _Sublayer:
         self._done.append((node, context))
         return node.forward(context, *arguments)
 
-    def _back(self, *gradients: Tensor | None) -> Any:
-        """Run the backward function of the latest node that has not been run backward."""
+    def _backward(self, *gradients: Tensor | None) -> Any:
+        """Run the backward function of the newest autograd node that has not been run backward yet."""
         node, context = self._done.pop()
         return node.backward(context, *gradients)
 
@@ -196,11 +196,11 @@ class _Sublayer:
         heads = self._run(AttentionNode, projected, memory, self.part.mask, attention.num_heads)
         return self._linear(heads, attention.output)
 
-    def _attend_back(self, by_out: Tensor) -> Tensor:
-        by_projected, by_memory = self._back(self._back(by_out)[0])[:2]
+    def _attend_backward(self, by_out: Tensor) -> Tensor:
+        by_projected, by_memory = self._backward(self._backward(by_out)[0])[:2]
         if self._memory is not None:
-            self.by_memory = self._back(by_memory)[0]
-        return self._back(by_projected)[0]  # type: ignore[no-any-return]
+            self.by_memory = self._backward(by_memory)[0]
+        return self._backward(by_projected)[0]  # type: ignore[no-any-return]
 
 
 class _Context:
@@ -211,7 +211,7 @@ class _Context:
         self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Save tensors for the backward pass."""
+        """Save tensors of a node's forward pass for its backward pass."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:

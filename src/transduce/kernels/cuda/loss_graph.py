@@ -52,7 +52,7 @@ class LossRecorder:
         return self._known[key](numbers)
 
     def record(self, loss: "_RecordedLoss") -> None:
-        """Record both passes of a loss; if that fails, drop all graphs and record nothing from then on."""
+        """Record the forward and backward passes of a loss; after a failure, drop all graphs and record no more."""
         if not self._can_record:
             return
         # An eager loss' autograd graph is tied to its stream, which must not meet a recording on another stream.
@@ -69,7 +69,7 @@ class LossRecorder:
             self._give_up(str(error).strip().partition("\n")[0])
 
     def _give_up(self, reason: str) -> None:
-        """Drop all graphs, and compute every later loss eagerly."""
+        """Drop all graphs, and compute every later loss without graphs."""
         _LOG.warning("Training steps are not recorded as CUDA graphs from now on, which is slower: %s", reason)
         self._can_record, self._pool = False, None
         self._known.clear()
@@ -104,7 +104,7 @@ class _RecordedLoss:
         self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
         if self._graphs is None and self._out is not None:
             self._recorder.record(self)
-        return _Played.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
+        return _ReplayedLoss.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
 
     def launch(self) -> tuple[Tensor, Tensor]:
         """Compute the loss of the batch in the input buffer, eagerly or while a graph is recorded."""
@@ -113,7 +113,7 @@ class _RecordedLoss:
             return self._compute(self._inputs[:count])
 
     def record(self, pool: Pool, read: list[Tensor]) -> None:
-        """Record both passes.
+        """Record the forward and backward passes of the loss as CUDA graphs.
 
         Keeps a reference to the tensors `read`, whose memory the graphs use besides the parameters'.
         """
@@ -126,7 +126,7 @@ class _RecordedLoss:
         self._graphs = forward, backward
 
     def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
-        """Run the forward pass; returns the number of this loss, and its two values."""
+        """Run the forward pass; returns the sequence number of this loss, and the two values of the loss."""
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
@@ -151,7 +151,7 @@ class _RecordedLoss:
             self._recorder.eager_loss = None
 
 
-class _Played(torch.autograd.Function):
+class _ReplayedLoss(torch.autograd.Function):
     """Both passes of a recorded loss as an autograd function; gradients go to the float32 sums of the parameters."""
 
     @staticmethod

@@ -28,7 +28,7 @@ MAX_SEEDS = 1024
 
 
 class _Buffer:
-    """The GPU addresses of the next dropout seeds, or None if seeds are drawn directly."""
+    """A holder of the GPU addresses of the next dropout seeds; None if seeds are drawn when they are needed."""
 
     remaining: Iterator[Tensor] | None = None
 
@@ -63,7 +63,7 @@ def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
 
 
 def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, capacity: int) -> Tensor:
-    """Return the embeddings of tokens that are all at one position.
+    """Return the embeddings of tokens that are all at one position, as in a decoding step.
 
     Args:
         embedding: the model's embedding, which computes the result if the kernel does not support it.
@@ -175,7 +175,7 @@ class NormNode(torch.autograd.Function):
         block = power_of_2(width)
         rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
         residual_gradient, has_residual = (by_out, False) if by_residual is None else (by_residual.contiguous(), True)
-        programs.norm_back[(min(_PROGRAMS, ceil_div(count, rows)),)](
+        programs.norm_backward[(min(_PROGRAMS, ceil_div(count, rows)),)](
             x, weight, by_out, residual_gradient, means, roots, by_x, by_weight, by_bias, count, width,
             ctx.centered, has_residual, rows, block, num_warps=warps,
         )  # fmt: skip

@@ -87,7 +87,7 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """Positions that the hypotheses descend from; none for sentences that are done."""
+        """The cached positions that each hypothesis attends to; none for sentences that are done."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
@@ -120,7 +120,7 @@ class SearchStep(RecordedStep):
         )  # fmt: skip
 
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
-        """Find each row's best tokens and its log-sum-exp."""
+        """Find the best next tokens of each hypothesis, and the log-sum-exp of its logits."""
         block = self._block
         programs.find_top_tokens[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
@@ -284,7 +284,7 @@ class GpuSearch:
             self._move(2 * capacity)
 
     def _move(self, capacity: int) -> None:
-        """Move the sentences that are still decoded to a step with `capacity` cached positions."""
+        """Move the sentences that are still decoded to a recorded step with `capacity` cached positions."""
         self._remove_finished(moving=False)
         if not self._indices:
             return
@@ -328,7 +328,7 @@ class GpuSearch:
         self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
     def _take_snapshot(self) -> "_Snapshot":
-        """Return a snapshot of the step's current state, reused within a step."""
+        """Return a snapshot of the current hypotheses on the CPU; a snapshot of the same step is reused."""
         if self._latest_snapshot is None or self._latest_snapshot[0] != self.length:
             self._latest_snapshot = self.length, _Snapshot(self._step, self.length)
         return self._latest_snapshot[1]
@@ -353,17 +353,17 @@ class _RemainingCount:
             self._number = remaining.clone()
 
     def read(self) -> int:
-        """Wait for the copy, and return the number."""
+        """Wait for the asynchronous copy, and return the number of unfinished sentences."""
         if self._event is not None:
             self._event.synchronize()
         return int(self._number)
 
 
 class _Snapshot:
-    """A copy on the CPU of a step's hypotheses."""
+    """A copy on the CPU of all hypotheses after a step."""
 
     def __init__(self, step: SearchStep, length: int) -> None:
-        """Copy the state after `length` steps, t."""
+        """Copy the hypotheses of `length` tokens from the GPU."""
         history = step.history[:length].cpu().numpy()  # (t, B, W, 3)
         self._parents, self._tokens = history[..., 0], history[..., 1]
         self._values = history[..., 2].view(np.float32)
@@ -391,7 +391,7 @@ class _Snapshot:
         )
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
-        """Return a sentence's live hypotheses, now or when it left; None for those with probability zero."""
+        """Return a sentence's live hypotheses, now or when the sentence left; None for those with probability zero."""
         lengths, all_tokens, values = self._live
         length = int(lengths[slot])
         if not length:
@@ -403,7 +403,7 @@ class _Snapshot:
 
     @cached_property
     def _live(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """The lengths (B,) of all sentences; tokens and log-probabilities (B, W, t) of their live hypotheses."""
+        """The live hypotheses of all sentences: lengths (B,), tokens and log-probabilities (B, W, t)."""
         lengths = np.where(self._records[:, 0] > 0, self._records[:, 0], len(self._tokens))
         width = self._tokens.shape[2]
         beams = np.broadcast_to(np.arange(width), (len(lengths), width))
@@ -411,7 +411,7 @@ class _Snapshot:
 
     @cached_property
     def _ended(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
-        """Lengths (B, N), tokens and log-probabilities (B, N, t) of finished hypotheses; empty slots have length 0."""
+        """The finished hypotheses of all sentences: lengths (B, N), tokens and log-probabilities (B, N, t)."""
         lengths, beams, bits = np.moveaxis(
             self._records[:, RECORD_HEADER:].reshape(len(self._records), -1, RECORD_ENTRY), -1, 0
         )

@@ -348,7 +348,7 @@ def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
 
 
 def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the prefix of the base model's classifier parameters, unless its labels are these.
+    """Return the prefix of the base model's classifier parameters if its labels differ from `labels`; else nothing.
 
     A classifier of other labels may have the same shape, so shapes do not reveal it.
     """
@@ -358,7 +358,7 @@ def _other_classes(folder: Path, labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _length(resolved: ResolvedSettings) -> int:
-    """Return the maximum number of tokens read from a text."""
+    """Return the maximum number of tokens that a classifier reads from a text."""
     return text_length(resolved.model, resolved.task.context)
 
 

@@ -63,7 +63,7 @@ class NoiseGenerator:
 
 
 def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
-    """Return rows padded to one length, and the number of tokens without padding."""
+    """Return rows of token ids padded to one length, and the number of tokens without padding."""
     padded = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row

@@ -81,7 +81,7 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
 
 
 def linear_schedule() -> Choice[ScheduleName]:
-    """Return the choice of BERT's learning-rate schedule, a linear decay to zero."""
+    """Return BERT's learning-rate schedule, a linear decay to zero, as a choice with its reason."""
     return Choice("linear", "a linear decay to zero, as in BERT")
 
 

@@ -107,7 +107,7 @@ def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
 
 
 def _kind(model: ModelConfig) -> str:
-    """Return the model's variant as one word, such as "GRU" or "pre-norm"."""
+    """Return the kind of model as one word for the model card, such as "GRU" or "pre-norm"."""
     return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
@@ -166,7 +166,7 @@ class RunPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preparation(msgspec.Struct, frozen=True, kw_only=True):
-    """The inputs for preparing the corpus of a new run."""
+    """The inputs from which a task prepares the corpus of a new run."""
 
     settings: Settings
     """The user's settings."""
@@ -181,7 +181,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured quality of a finished run, a usage hint, and the documents of its model folder."""
+    """The results of a finished run: its quality, a usage hint, and the documents of its model folder."""
 
     measured: str
     """The measured quality, as a sentence."""
@@ -192,7 +192,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """The weights that get random initial values instead of the base model's (`--from`), by prefixes of names."""
+    """The weights, by prefixes of names, that get random values instead of the base model's (`--init-from`)."""
 
     may_lack: tuple[str, ...] = ()
     """Parameters that the base model may lack; then the base model may also have others."""
@@ -231,6 +231,8 @@ class TaskKind(ABC, Generic[C]):
     """True if sources may be machine translations (`data.back_translated`)."""
     accepts_several_directions: ClassVar[bool] = False
     """True if a run may have corpora of several language pairs (`data.corpora`)."""
+    uses_placeholders: ClassVar[bool] = False
+    """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
     """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
     used_search_settings: ClassVar[tuple[str, ...]] = ()
@@ -400,6 +402,10 @@ class TaskKind(ABC, Generic[C]):
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
         """Return the dev set, on which weights are validated."""
 
+    def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
+        """Return how many validations take about as long as `finish`."""
+        return 1.0
+
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)
@@ -431,7 +437,7 @@ class TaskKind(ABC, Generic[C]):
 
 
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
-    """Return the data type of the model's precision."""
+    """Return the PyTorch dtype of a model at a precision, such as bfloat16 for "bf16"."""
     return DTYPES[resolved.training.precision]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.generator import decode_with_line_feeds, load_generator
-from transduce.interop.hugging_face.imported_tokenizer import ForeignTokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -109,7 +109,7 @@ class LanguageModelDevSet:
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return how many characters too many unknown tokens decode to: sentencepiece writes " ⁇ " for one character."""
+    """Return the surplus characters of decoded unknown tokens: sentencepiece writes " ⁇ " for one character."""
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
@@ -142,7 +142,7 @@ class LanguageModel(TextKind):
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus; an imported model's tokenizer is changed to end each line with the end symbol."""
         tokenizer = request.tokenizer
-        if isinstance(tokenizer, ForeignTokenizer):
+        if isinstance(tokenizer, ImportedTokenizer):
             request = msgspec.structs.replace(request, tokenizer=tokenizer.line_by_line())
         return super().prepare(request)
 

@@ -155,7 +155,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
 
 def _check_lengths(corpus: TaskCorpus, most: int) -> None:
-    """Refuse texts that exceed the learned positions; otherwise, the dev set would fail after many steps."""
+    """Refuse dev texts that exceed the learned positions, before any training step."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue

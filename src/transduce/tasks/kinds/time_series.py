@@ -67,7 +67,7 @@ class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SeriesCorpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The time series of a run."""
+    """The time series of a training run, divided into training and dev windows."""
 
     columns: tuple[str, ...]
     """Names of the series."""
@@ -168,7 +168,7 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
 
 
 def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...], list[Numbers]]:
-    """Read files, and return their common columns and the numbers of each file."""
+    """Read files of time series; return their common columns, and the numbers of each file."""
     tables = [read_table(path, columns) for path in files]
     first = tables[0].columns
     for path, table in zip(files, tables, strict=True):
@@ -193,7 +193,7 @@ def _check_lengths(
 
 
 def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
-    """Write the numbers as little-endian float64; return the files' digests by part."""
+    """Write the series' numbers as little-endian float64; return the digests of the files by part."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in parts.items():
         write_file(folder / _PARTS[name], values.astype("<f8").tobytes())

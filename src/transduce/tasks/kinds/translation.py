@@ -19,6 +19,8 @@ from torch import Tensor
 
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
+from transduce.data.id_files import IdRun
+from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
@@ -32,23 +34,35 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.read import DIRECTIONS, directions_text
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import DEV_BATCH_TOKENS, Outcome, RunPlacement, model_card, model_dtype, pairs_of_files
+from transduce.tasks.kinds.kind import (
+    DEV_BATCH_TOKENS,
+    Outcome,
+    RunPlacement,
+    Share,
+    model_card,
+    model_dtype,
+    pairs_of_files,
+)
 from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.languages import learn_profiles
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import BACK_TRANSLATED, language_token
+from transduce.text.text_settings import FILE_NAME as LINES_FILE
+from transduce.text.text_settings import TextSettings, TrainingLines
+from transduce.text.tokenizer import Tokenizer, placeholder_tokens
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.prefetch import PackedLoss, to_device
+from transduce.training.prefetch import Batches, PackedLoss, to_device
 from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
 _MANY_SENTENCES = 100
+_BEAM_TIME = 2.0  # the time of beam search and loading in that of a validation, which decodes greedily
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
+_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
@@ -149,8 +163,12 @@ class DevSet:
             self.model = build_encoder_decoder(config).to(dtype).eval()
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
+        unsplit = TextSettings(split_sentences="never")
         self.directions = [
-            (each, Translator(self.model, each.tokenizer, search=search, max_source_tokens=longest_source))
+            (
+                each,
+                Translator(self.model, each.tokenizer, search=search, max_source_tokens=longest_source, text=unsplit),
+            )
             for each in directions
             if each.sources
         ]
@@ -234,6 +252,7 @@ class Translation(TextKind):
     writes_translations = True
     accepts_back_translations = True
     accepts_several_directions = True
+    uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of both sides; some pairs are held out if there is no dev set."""
@@ -265,6 +284,24 @@ class Translation(TextKind):
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
 
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+        """Return the training batches of one training process, with placeholder tokens in a few pairs."""
+        training, tokenizer = resolved.training, corpus.tokenizer
+        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=training.seed, share=share)
+        tokens = placeholder_tokens(tokenizer)
+        if not tokens or training.placeholder_rate == 0.0:
+            return plan
+        sides = (tokenizer.source, tokenizer.target)
+        rate, seed = training.placeholder_rate, training.seed
+        return PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batches that need the most memory, grown by the placeholder tokens of one pair."""
+        largest = super().largest_batches(corpus, resolved)
+        grows = placeholder_tokens(corpus.tokenizer) and resolved.training.placeholder_rate > 0.0
+        pad_ids = corpus.prepared.source_pad_id, corpus.prepared.target_pad_id
+        return [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
+
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
         assert isinstance(model, Transformer | Recurrent)
@@ -290,6 +327,11 @@ class Translation(TextKind):
         """Return the file that lists the language pairs of the model, if there are several."""
         directions = dict.fromkeys(resolved.data.directions)
         return {DIRECTIONS: directions_text(directions)} if directions else {}
+
+    def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
+        """Return how many validations, which decode some dev sentences greedily, take as long as beam search of all."""
+        sentences = len(corpus.dev_sources)
+        return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
     def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
         """Return the model card during training, without scores."""
@@ -324,22 +366,40 @@ class Translation(TextKind):
                 "dev_score.json": msgspec.json.format(
                     msgspec.json.encode(reports if several else next(iter(reports.values())))
                 ),
-                **_language_profiles(corpus),
+                **_text_measurements(corpus),
             },
         )
 
 
-def _language_profiles(corpus: TaskCorpus) -> dict[str, bytes]:
-    """Return language profiles of source and target, with which a service detects the language of its input."""
-    tokenizers = (corpus.tokenizer.source, corpus.tokenizer.target)
+def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
+    """Return files that describe the training text: its lines, and profiles of its languages.
+
+    A translator splits texts into sentences unless the lines have several, and a service detects the language of its
+    input with the profiles.
+    """
+    prepared, skipped = corpus.prepared, len(corpus.dev_directions[:1])
+    step = max(1, corpus.pairs // _MEASURED_RUNS)
+    runs = [(start, min(start + _MEASURED_LINES, corpus.pairs)) for start in range(0, corpus.pairs, step)]
+    lines = _decoded(
+        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, corpus.pairs)])[0],
+        corpus.tokenizer.source,
+        skipped,
+    )
+    longest = prepared.statistics.source_percentiles[2]
+    files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=longest).content()}
     texts: dict[str, list[str]] = {}
-    for languages, start, stop in _ranges_of_directions(corpus):
-        runs = corpus.prepared.read(start, min(stop, start + _PROFILE_PAIRS))
-        for language, vocabulary, run in zip(languages, tokenizers, runs, strict=True):
-            ids = np.split(run.ids, run.offsets[1:-1])
-            skipped = len(corpus.dev_directions[:1]) if vocabulary is tokenizers[0] and run is runs[0] else 0
-            texts.setdefault(language, []).extend(vocabulary.decode(each[skipped:].tolist()) for each in ids)
-    return {PROFILES_FILE: learn_profiles(texts).content()} if len(texts) > 1 else {}
+    for (source, target), start, stop in _ranges_of_directions(corpus):
+        sides = prepared.read(start, min(stop, start + _PROFILE_PAIRS))
+        texts.setdefault(source, []).extend(_decoded(sides[0], corpus.tokenizer.source, skipped))
+        texts.setdefault(target, []).extend(_decoded(sides[1], corpus.tokenizer.target))
+    if len(texts) > 1:
+        files[PROFILES_FILE] = learn_profiles(texts).content()
+    return files
+
+
+def _decoded(run: IdRun, vocabulary: Vocabulary, skipped: int = 0) -> list[str]:
+    """Return the texts of a run of sentences without the first tokens of each, such as a target language's token."""
+    return [vocabulary.decode(ids[skipped:].tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
 
 
 def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:

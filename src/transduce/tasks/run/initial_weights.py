@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.atomic_io import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
-from transduce.interop.word_vectors import Coverage, FoundVectors, find_vectors, put_vectors, vector_width
+from transduce.interop.word_vectors import Coverage, MatchedVectors, copy_vectors, match_vectors, vector_width
 from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -93,7 +93,7 @@ def check_frozen(settings: Settings) -> None:
 
 
 def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitialized: tuple[str, ...]) -> None:
-    """Log the share of the parameters that LoRA trains.
+    """Log the share of the parameters that LoRA trains, and check that the model has the selected projections.
 
     Raises:
         TransduceError: the model has none of the selected projections.
@@ -114,7 +114,7 @@ def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
-def store_initial_weights(folder: Path, model: Model, vectors: dict[str, FoundVectors]) -> None:
+def store_initial_weights(folder: Path, model: Model, vectors: dict[str, MatchedVectors]) -> None:
     """Write the initial weights, and the indices of the rows that word vectors filled."""
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     for side, filled in vectors.items():
@@ -156,7 +156,7 @@ def load_initial_weights(folder: Path) -> tuple[dict[str, Tensor], dict[str, Ten
 
 def fill_with_vectors(
     model: Model, resolved: ResolvedSettings, tokenizer: Tokenizer, choice_log: ChoiceLog
-) -> dict[str, FoundVectors]:
+) -> dict[str, MatchedVectors]:
     """Copy word vectors into the embeddings, and log how many tokens have one.
 
     Returns:
@@ -167,7 +167,7 @@ def fill_with_vectors(
     """
     vector_settings = resolved.word_vectors
     assert vector_settings is not None
-    found: dict[str, FoundVectors] = {}
+    found: dict[str, MatchedVectors] = {}
     sides = {"source": (vector_settings.source, tokenizer.source), "target": (vector_settings.target, tokenizer.target)}
     for side, (path, vocabulary) in sides.items():
         if path is None:
@@ -178,8 +178,8 @@ def fill_with_vectors(
                 "embedding matrix: name the file in `word_vectors.source`."
             )
         _, weight = embeddings_of(model)[side]
-        found[side] = find_vectors(vocabulary, path, weight.shape[1])
-        put_vectors(weight, found[side], rescale=vector_settings.rescale)
+        found[side] = match_vectors(vocabulary, path, weight.shape[1])
+        copy_vectors(weight, found[side], rescale=vector_settings.rescale)
         choice_log.record(f"word_vectors.{side}", None, Choice(Path(path).name, str(found[side].coverage)))
     return found
 

@@ -32,6 +32,7 @@ from transduce.tasks.settings.structs import (
     TaskSettings,
     VocabularySettings,
 )
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
@@ -78,7 +79,7 @@ class VocabularyProperties(NamedTuple):
 
 
 def vocabulary_properties(tokenizer: Tokenizer | None) -> VocabularyProperties | None:
-    """Return the properties of a tokenizer; None for None."""
+    """Return the properties of a tokenizer that a model needs; None if there is no tokenizer."""
     if tokenizer is None:
         return None
     source, target = tokenizer.source, tokenizer.target
@@ -154,7 +155,7 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 
 
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
-    """Return the model sizes that word vectors determine, unless the user specified them."""
+    """Return the model sizes that follow from the width of the word vectors, unless the user specified them."""
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.d_model is not None:
         return {}
@@ -237,16 +238,20 @@ def resolve_preset(
 
 
 MAX_CHARACTERS = 40_000
+# Smaller corpora and vocabularies get no placeholder tokens by default.
+_MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 # Training settings that are copied unchanged.
 _COPIED = (
     "seed",
     "minutes",
+    "time_plan",
     "momentum",
     "beta1",
     "beta2",
     "epsilon",
     "clip_norm",
     "sharded",
+    "placeholder_rate",
     "report_every",
     "validate_every",
     "save_every",
@@ -268,7 +273,24 @@ def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLo
         character_coverage=given_settings.character_coverage,
         nfc=given_settings.nfc,
         keep_spaces=kind_of(settings.task.kind).keeps_spaces,
+        placeholders=_resolve_placeholders(settings, size, choice_log),
     )
+
+
+def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> int:
+    specified, vocabulary_size = settings.tokenizer.placeholders, settings.tokenizer.vocabulary_size
+    if not kind_of(settings.task.kind).uses_placeholders:
+        if specified:
+            raise TransduceError(
+                f"`tokenizer.placeholders` is {specified}, but only `task.kind` = translation learns to copy "
+                "placeholders: leave it out."
+            )
+        return 0
+    is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
+    if specified is None and is_small:
+        return 0  # not worth a log entry
+    choice = Choice(len(PLACEHOLDER_TOKENS), "translations copy placeholders, URLs, tags and long numbers")
+    return choice_log.record("tokenizer.placeholders", specified, choice)  # type: ignore[no-any-return]
 
 
 def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
@@ -548,7 +570,7 @@ def preflight(
 
 
 def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
-    """Refuse search settings that the task does not use.
+    """Refuse search settings that have no effect in the task.
 
     Raises:
         TransduceError: such a setting has another value than its default.

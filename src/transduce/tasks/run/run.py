@@ -4,6 +4,7 @@ import dataclasses
 import platform
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -70,7 +71,7 @@ from transduce.training.distributed import Processes, explain_lost_processes, jo
 from transduce.training.engine import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Safeguards, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
@@ -125,7 +126,7 @@ def make_safeguards(
 
 
 def _share(batch: Any, processes: int) -> Any:
-    """Return the first process's share of a batch's rows; each array has a row for each example."""
+    """Return the share of a batch's rows that the first process gets."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
@@ -160,6 +161,7 @@ class Run:
         self.request = request
         self.settings = make_settings(request.settings)
         self.kind = kind_of(self.settings.task.kind)
+        self.started_at = time.monotonic()
         self.machine: Machine = detect_machine(request.device, request.threads)
         self.processes = join_processes(self.machine.device)
         self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
@@ -282,7 +284,7 @@ class Run:
             )
 
     def _use_threads_of(self, environment: Environment) -> None:
-        """Set the number of threads to that of the earlier run, so that results are equal bit by bit.
+        """Use as many threads as the earlier run did, so that results are equal bit by bit.
 
         Not if the user specified a number, or if the process has fewer cores now. With another number of processes,
         results differ anyway, and each process takes its share of the cores.
@@ -347,6 +349,9 @@ def _train_run(request: RunRequest) -> TrainResult | None:
         resolved, corpus = _open_run(run, resources, has_run=has_run)
         result = _train(run, resolved, corpus)
         if run.processes.is_first:
+            if result.time_plan and not result.reason.startswith("SIG"):
+                training = msgspec.structs.replace(resolved.training, time_plan=result.time_plan)
+                write_settings(request.out, msgspec.structs.replace(resolved, training=training))
             _finish(run, resolved, corpus, result)
     run.processes.leave()
     return result
@@ -447,6 +452,10 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
             kernels=training.kernels,
         ),
     )
+    trainer.time_use = TimeUse(
+        overhead_seconds=min(30.0 * (training.minutes or 0.0), time.monotonic() - run.started_at),
+        end_validations=run.kind.end_validations(corpus, resolved),
+    )
     if run.request.resume:
         restored = trainer.resume()
         if (
@@ -485,7 +494,7 @@ class _FolderWriter:
         self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
 
     def write(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> None:
-        """Write the weights and the model card."""
+        """Write the weights and the model card to the run's folder."""
         card = self.kind.card(self.corpus, self.resolved, event.step if event else None)
         write_model_folder(
             self.folder,

@@ -211,6 +211,7 @@ def apply_changes(
             table[last] = value
             if name in _INSTEAD:
                 table[_INSTEAD[name]] = None
+                table["time_plan"] = []
         elif old != value:
             other = ", which has other content" if name in _TEXT_FILES and value else ""
             raise TransduceError(

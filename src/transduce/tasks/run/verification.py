@@ -102,7 +102,7 @@ class _Verification:
         self.last, self.every = training.steps, training.save_every
 
     def report(self) -> ResumeReport:
-        """Run the training processes and compare them."""
+        """Run all training processes, compare their results and return a report."""
         killed, resumed, compared = self._stop_and_resume()
         self.display.say(f"Training again without interruption, to step {compared}.")
         self._train_until("whole", lambda run: _has_checkpoint(run, compared))

@@ -91,7 +91,7 @@ def _setting_names(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
 
 
 def _keys(text: str) -> Iterable[tuple[str, int]]:
-    """Yield the full name and line number of each key at the start of a line, not inside inline tables."""
+    """Yield the full name and the line number of each key in a TOML text, except keys of inline tables."""
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
         if match := _TABLE.match(line):
@@ -183,7 +183,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy scalars to Python numbers, and paths to texts."""
+    """Convert NumPy scalars to Python numbers, and paths to strings, so that TOML can hold them."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     if isinstance(value, Mapping):
@@ -194,7 +194,7 @@ def _plain(value: Any) -> Any:
 
 
 def _parse_value(text: str) -> Any:
-    """Parse a TOML value; text that is not TOML becomes a float if it looks like `.5` or `5.`, else a string.
+    """Parse the value of `--set key=value` as TOML; other text is a float if it looks like one, else a string.
 
     Strings on the command line may therefore omit their quotes.
     """
@@ -302,7 +302,7 @@ def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """Return the dotted path of the first setting inside an unknown table, by which similar names are suggested."""
+    """Return the dotted path of the first setting in an unknown table, for which similar names are suggested."""
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))
@@ -322,7 +322,7 @@ def _unknown_key(path: tuple[str, ...]) -> str:
 
 
 def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
-    """Yield the full names of all settings."""
+    """Yield the dotted names of all settings that a settings file can have."""
     for key, hint in get_type_hints(struct).items():
         inner = struct_of(hint)
         if inner is None:

@@ -24,6 +24,7 @@ from transduce.tasks.noise import NoiseSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, valid_language
+from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.training.choices import PRESETS
 from transduce.training.settings import ResolvedTraining, TrainingSettings
@@ -273,6 +274,14 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     nfc: bool = False
     text: tuple[str, ...] = ()
     """Files of further text to learn the vocabulary from, such as text in the other language before pretraining."""
+    placeholders: int | None = None
+    """Number of placeholder tokens, from 0 to 8, with which a translation model learns to copy placeholders, URLs, tags
+    and numbers; None: 8, or 0 for a small corpus or vocabulary and for other tasks."""
+
+    def __post_init__(self) -> None:
+        most = len(PLACEHOLDER_TOKENS)
+        if self.placeholders is not None and not 0 <= self.placeholders <= most:
+            raise TransduceError(f"`tokenizer.placeholders` must be from 0 to {most}, but is {self.placeholders}.")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

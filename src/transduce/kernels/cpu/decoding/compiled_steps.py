@@ -37,7 +37,7 @@ from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, e
 
 
 def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
-    """Emit the encoder, then the cross-attention keys and values of its output for each decoder layer."""
+    """Emit the encoder, then the projection of its output to the cross-attention keys and values of each layer."""
     config, heads, k = model.config, w.heads, w.k
     w.embed_runs(model.source_embedding, model.source_weight)
     projected = heads.queries + 2 * heads.keys
@@ -147,12 +147,12 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return the arguments by which each row attends to the tokens of its own sequence."""
+    """Return the kernel arguments with which each row attends only to the tokens of its own sequence."""
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
 def _cache_entry(w: ModelEmitter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Return a pointer to an entry of a layer in cached keys and values, (layers, entries, 2 × G × K)."""
+    """Return a pointer to a token's entry in a layer's cached keys and values, (layers, entries, 2 × G × K)."""
     k = w.k
     return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 
@@ -279,7 +279,7 @@ def _emitters(
 
 
 def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[GrowingTables, GrowingTables]:
-    """Return the position encoding tables for the kernel `read` and for the kernel `step`."""
+    """Return the position encoding tables that the kernels `read` and `step` use, one for each kernel."""
     if isinstance(model, PrepackedDecoder):
         tables = _tables(model.embedding, model.positions, model.config)
         return tables, tables
@@ -290,7 +290,7 @@ def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[Gr
 
 
 def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig) -> GrowingTables:
-    """Return the position encoding tables of one stack."""
+    """Return the position encoding tables of an encoder or decoder stack."""
 
     def added_encodings(count: int) -> Tensor:
         table: Tensor = embedding.positions(torch.zeros(1, count, config.d_model))[0]

@@ -176,7 +176,7 @@ class Fields:
 
 
 def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
-    """Set the logits of tokens that are never generated to -inf.
+    """Set the logits of tokens that search never outputs, such as padding, to -inf.
 
     Each thread does so for the sentences that it selects tokens for next.
     """
@@ -232,7 +232,7 @@ def _write_record(k: KernelBuilder) -> None:
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Return how many finished hypotheses are not worse than a new one; those that ended rank before those cut off."""
+    """Return how many finished hypotheses rank before a new one; hypotheses that ended rank before those cut off."""
     k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.int64(0))
     with k.loop(0, count) as number:
@@ -287,7 +287,7 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """Record a candidate as a finished hypothesis unless its slot is empty (its total is minus infinity)."""
+    """Record a selected candidate as a finished hypothesis unless its total is minus infinity (an empty slot)."""
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
     with k.when(k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))):
@@ -563,7 +563,7 @@ class NativeSearch:
                 self._step[name] = address
 
     def _is_swapped(self) -> bool:
-        """Return whether the `next_…` buffers hold the current data; the two buffers are swapped at each step."""
+        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps the two sets of buffers."""
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
@@ -660,7 +660,7 @@ _INDICES = {
 
 
 class _Arguments:
-    """A ctypes array of kernel arguments, accessed by name, which the kernel reads and changes."""
+    """A ctypes array of kernel arguments, which Python code reads and writes by name."""
 
     def __init__(self, kind: type[StepArguments | SelectArguments | SearchArguments], **values: int) -> None:
         self._indices = _INDICES[kind]

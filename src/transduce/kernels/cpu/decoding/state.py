@@ -38,7 +38,7 @@ _MIN_ENTRIES = 256  # minimum number of entries to allocate
 
 
 class KVCachePool:
-    """A KV cache of tokens in any order; each hypothesis has a list of the entries of its tokens."""
+    """A pool of KV cache entries, one per token in any order; each hypothesis lists the entries of its tokens."""
 
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
         """Allocate capacity for some steps of `rows` hypotheses, and for `extra_entries` entries besides.
@@ -59,7 +59,7 @@ class KVCachePool:
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Drop entries that no list (N, t) contains, and return the lists with the entries' new indices.
+        """Remove entries that no list (N, t) of a hypothesis contains, and return the lists with the new entry indices.
 
         Afterwards there is capacity for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
@@ -142,7 +142,7 @@ class NativeSteps:
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
+        """Return the step arguments that depend on the model's kind: each row's offset and count, and the memory."""
         raise NotImplementedError
 
     def select_rows(self, rows: Tensor, width: int) -> None:
@@ -221,7 +221,7 @@ class NativeSteps:
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
-        """Run a step with the newest tokens, or the read kernel; writes x (N, D)."""
+        """Run the kernel `step` with the newest tokens, or the kernel `read`; the output is written to x (N, D)."""
         compiled, rows, scores = self.compiled, x.shape[0], self._score_count()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
             self.scratch = Scratch(compiled, rows, 2 * scores if is_step else scores)
@@ -323,7 +323,7 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
+        """Return the step arguments for cross-attention: each row's source offset and length, and the memory."""
         firsts = self.row_sources.data_ptr()
         return {
             "firsts": firsts,
@@ -334,12 +334,12 @@ class NativeState(NativeSteps):
 
 
 def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
-    """Return offsets and counts as a tensor (2, N)."""
+    """Return two lists, offsets and counts, as one tensor (2, N)."""
     return torch.tensor(firsts + counts).view(2, -1)
 
 
 def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
-    """Return a list in which number n occurs counts[n] times in a row."""
+    """Return a list that contains each number n counts[n] times in a row."""
     return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
 
 
@@ -388,5 +388,5 @@ class NativePromptState(NativeSteps):
             self._after_prompt = self._after_prompt.index_select(0, rows)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the kernel arguments `firsts`, `counts`, `memory` and `sources` of `StepArguments`."""
+        """Return the step arguments of each row's tokens: offset and count; a decoder-only model has no memory."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

@@ -100,7 +100,7 @@ class Weights:
 
 
 class ModelEmitter:
-    """An emitter of the kernel calls that compute the parts of a model."""
+    """An emitter of kernel calls that compute the components of a model, such as norms and attention."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class ModelEmitter:
         out: Value,
         outputs: tuple[int, int] | None = None,
     ) -> None:
-        """Emit a GEMM of `rows`: a pointer to quantized rows, their scales, their number and their width."""
+        """Emit a GEMM of quantized rows: a pointer to the rows, their scales, their number and their width."""
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
         name = f"product_{linear.tile.kind}_{epilogue}"
@@ -314,7 +314,7 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def sublayer(self, residual: Residual, emit: Callable[[Value], None]) -> None:
-        """Emit a sub-layer, which adds to x, with the norms before it (pre-norm) or after it (post-norm)."""
+        """Emit a sub-layer with residual connection and norm, which comes first (pre-norm) or last (post-norm)."""
         source = self.pointers.x
         if not isinstance(residual.norm_before, nn.Identity):
             source = self.pointers.normed
@@ -340,7 +340,7 @@ class ModelEmitter:
             self._gemm("add", outer, rows, out)
 
     def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
-        """Emit the inner layer with its activation, and return a pointer to the result."""
+        """Emit the inner linear layer of a feed-forward network with its activation; return a pointer to the result."""
         k, activation, inner_out = self.k, self.config.activation, self.pointers.inner
         if activation == "relu":
             self._gemm("relu", inner, rows, inner_out)

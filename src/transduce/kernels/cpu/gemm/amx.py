@@ -37,7 +37,7 @@ _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those
 
 
 def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit `amx_<kind>_<ending>_<parts>(Place…, rows, ahead, lines)`: multiply all rows by a block of outputs.
+    """Emit `amx_<kind>_<ending>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of outputs.
 
     It takes 16 × parts rows at a time; for `halves`, 2 parts are the two halves of 16 rows. Rows behind the last one
     are read up to a whole tile register, and ignored. At each step along the inputs, `lines` cache lines from `ahead`
@@ -64,7 +64,7 @@ def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Va
 
 
 def _inputs_per_register(tile: Tile) -> int:
-    """Return the number of inputs in a row of a tile register."""
+    """Return the number of a linear layer's inputs that fit into one row of a tile register."""
     return REGISTER_BYTES // tile.weight_bytes
 
 
@@ -192,7 +192,7 @@ class _Blocks:
         self._finish(none, k.int64(self.most))
 
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
-        """Emit the sums of two vectors of outputs for the rows from `row` on.
+        """Emit the sums of two vectors of outputs for rows from `row` on, interleaved with the previous epilogue.
 
         After each step along the inputs, `each_step` rows of the previous sub-block are finished.
         """

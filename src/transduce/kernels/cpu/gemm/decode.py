@@ -81,7 +81,7 @@ def emit_float_micro_kernel(k: KernelBuilder, tile: Tile, rows: int, ending: str
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
-    """Multiply 32-bit elements (a float32, or a pair of bfloat16 each) and add the products to a vector of sums."""
+    """Multiply two vectors of 32-bit elements (float32 or bfloat16 pairs), and add the products to a vector of sums."""
     if tile.kind == "pairs":
         return multiply_pairs(k, total, one, other)
     return k.madd(k.build.bitcast(one, k.floats), k.build.bitcast(other, k.floats), total)
@@ -163,7 +163,7 @@ def emit_gemm(k: KernelBuilder, tile: Tile, endings: Sequence[str] = EPILOGUES) 
 
 
 def _write_product(k: KernelBuilder, tile: Tile, ending: str) -> None:
-    """Emit `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
+    """Emit the function `product_<kind>_<ending>`, in which each thread computes some blocks of outputs."""
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
     with k.function(f"product_{tile.kind}_{ending}", *kinds) as arguments:
         rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
@@ -241,14 +241,14 @@ def _write_tile(k: KernelBuilder, tile: Tile, rows: int, ending: str, args: Micr
 
 
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
-    """Load the weight vector of this index of a line, widened to 16 bits for `words`."""
+    """Load one vector of packed weights, widened to 16 bits for tiles of kind `words`."""
     count = tile.group * k.lanes
     weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
     return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights
 
 
 def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
-    """Multiply the inputs of all groups by their weights, and add the products to a vector of sums."""
+    """Multiply the inputs of several groups by the groups' weights, and add the products to a vector of sums."""
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
     if tile.kind in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
@@ -321,7 +321,7 @@ class NativeLinear(nn.Module):
         return result
 
     def _work(self, rows: Tensor) -> int:
-        """Return the number of multiply-adds for these rows, by which the number of threads is chosen."""
+        """Return the number of multiply-adds for these rows, from which the number of threads follows."""
         return len(rows) * self.width * self.padded_outputs
 
     def extra_repr(self) -> str:
@@ -425,7 +425,7 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
 
 
 def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
-    """Make a linear layer with 8-bit weights; see `prepacked.MakeLinear` for the arguments."""
+    """Make a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`."""
     tile = find_integer_tile()
     if tile is not None and tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)

@@ -91,27 +91,27 @@ class Gradient(NamedTuple):
 
 
 class TileRange(NamedTuple):
-    """A half-open range of row tiles, [first, last)."""
+    """A half-open range [first, last) of row tiles, the register blocks of a GEMM."""
 
     first: Value
     last: Value
 
 
 class PairRange(NamedTuple):
-    """A range of pairs along the summed dimension."""
+    """A range of element pairs along the dimension that a GEMM sums over."""
 
     first: Value
     count: Value
 
 
 class Packer:
-    """An emitter of the code that packs matrices into panels, shared among the threads."""
+    """An emitter of code that packs matrices into panels (blocks of columns), shared among the threads."""
 
     def __init__(self, k: KernelBuilder, layout: GemmLayout, thread: Value, threads: Value) -> None:
         self.k, self.layout, self.thread, self.threads = k, layout, thread, threads
 
     def pack_transposed(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix whose columns are summed over: its rows become the columns of panels."""
+        """Pack a matrix whose columns are the summed dimension: the matrix's rows become the columns of panels."""
         k, lanes = self.k, self.k.lanes
         pairs = k.build.sdiv(matrix.columns, k.int64(self.layout.group))
         first, last = k.thread_range(k.build.sdiv(matrix.rows, k.int64(lanes)), self.thread, self.threads)
@@ -126,7 +126,7 @@ class Packer:
                     k.store(vector, k.element_pointer(target, k.mul(k.add(pair, n), width), I32))
 
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix into `to`, where elements of consecutive rows, the summed dimension, form pairs."""
+        """Pack a matrix into `to`; elements of two consecutive rows (the summed dimension) are stored as a pair."""
         k = self.k
         pairs = self.pairs_of(matrix.rows)
         first, last = k.thread_range(k.build.sdiv(matrix.columns, k.int64(k.lanes)), self.thread, self.threads)
@@ -140,7 +140,7 @@ class Packer:
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack the columns of some tiles of a gradient as left-hand rows, and add them to `gradient.sums`.
+        """Pack columns of a gradient as rows of the left operand, and add the column sums to `gradient.sums`.
 
         Each tile stores its first pairs, then its next ones. Columns span whole vectors. Rows behind the gradient's
         last one count as zeros.
@@ -172,7 +172,7 @@ class Packer:
         k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
 
     def _join_and_sum(self, values: list[Value], total: Value) -> Value:
-        """Join one or two vectors to pairs, and add them to the sums of their columns."""
+        """Join one float32 vector or two bfloat16 vectors to pairs, and add the elements to the column sums."""
         k = self.k
         floats = (
             values if self.layout.kind == F32 else [k.build.bitcast(self._widen(each), k.floats) for each in values]
@@ -181,7 +181,7 @@ class Packer:
         return self._join(values)
 
     def pairs_of(self, rows: Value) -> Value:
-        """Return the number of pairs of `rows` summed rows, padding included."""
+        """Return the number of element pairs that `rows` summed rows form, including padding."""
         k, row_multiple = self.k, self.layout.row_multiple
         groups = k.build.sdiv(k.add(rows, row_multiple - 1), k.int64(row_multiple))
         return k.mul(groups, row_multiple // self.layout.group)
@@ -197,27 +197,27 @@ class Packer:
             start = stop
 
     def _target(self, to: Value, column: Value, columns: Value, pairs: Value) -> tuple[Value, Value]:
-        """Return a pointer to a column's first pair in its panel, and the number of columns of that panel."""
+        """Return a pointer to the first pair of a column in its panel, and the panel's number of columns."""
         k, panel = self.k, self.layout.panel
         start = k.mul(k.build.sdiv(column, k.int64(panel)), panel)
         width = k.minimum(k.build.sub(columns, start), k.int64(panel))
         return k.element_pointer(to, k.add(k.mul(start, pairs), k.build.sub(column, start)), I32), width
 
     def _rows_of(self, pair: Value) -> list[Value]:
-        """Return the indices of the rows whose elements make up a pair."""
+        """Return the indices of the matrix rows whose elements form the pair with this index."""
         k, group = self.k, self.layout.group
         return [k.add(k.mul(pair, group), number) for number in range(group)]
 
     def _is_row(self, matrix: Matrix, row: Value) -> Value:
-        """Return the condition that a row index is below the matrix's number of rows."""
+        """Emit the condition that a row index is below the matrix's number of rows, so not padding."""
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
     def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Return a pointer to an element of a matrix."""
+        """Return a pointer to the element of a matrix at a row and column."""
         return self.k.element_pointer(place, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
     def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
-        """Load a vector of a row without conversion; zeros behind the last row."""
+        """Load a vector of a matrix row without conversion; rows past the last one are zero."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
@@ -231,7 +231,7 @@ class Packer:
             k.prefetch(self._pointer(matrix.pointer, matrix, k.add(row, _AHEAD), column))
 
     def _widen(self, value: Value) -> Value:
-        """Convert bfloat16 bits to float32 bits."""
+        """Convert a vector of bfloat16 bits to float32 bits."""
         return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.splat_int(16))
 
     def _join(self, values: list[Value]) -> Value:
@@ -262,7 +262,7 @@ _LEFT, _PANEL = 4, 6  # indices of the first such tile registers; those of sums 
 
 
 class PanelArguments(NamedTuple):
-    """Arguments of a function that multiplies row tiles by one panel."""
+    """The arguments of an emitted function that multiplies row tiles by one packed panel."""
 
     left: Value
     """Pointer to the first tile's rows."""
@@ -305,7 +305,7 @@ PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64,
 
 
 class EpilogueEmitter(NamedTuple):
-    """Callbacks that emit an epilogue's prefetches and its computation for one row."""
+    """Callbacks that emit an epilogue (the work on a tile's sums) for one row, and its prefetches."""
 
     fetch: Callable[[Value], None]
     """Emit prefetches while a tile is multiplied, given the offset from `out` of a row's first element."""
@@ -314,7 +314,7 @@ class EpilogueEmitter(NamedTuple):
 
 
 def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
-    """Emit the multiplication of all row tiles by a panel.
+    """Emit the multiplication of all row tiles by one packed panel.
 
     A 16-row part of a tile that would reach behind the last row starts earlier and recomputes some rows.
     """
@@ -325,7 +325,7 @@ def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -
 
 
 class _Panels:
-    """An emitter of the tiles of one panel, which keeps track of the previous tile's unfinished sums."""
+    """An emitter of the multiplication by one panel, which interleaves each tile with the previous tile's epilogue."""
 
     def __init__(self, k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
         self.k, self.given, self.is_last_span = k, args, ends
@@ -342,7 +342,7 @@ class _Panels:
         self.bytes_each = k.mul(k.build.sdiv(k.add(tiles, lines - 1), tiles), amx.REGISTER_BYTES)
 
     def write_tile(self, number: Value) -> None:
-        """Emit the multiplication of a tile, during which the previous tile is finished."""
+        """Emit the multiplication of a tile, interleaved with the epilogue of the previous tile."""
         k, args = self.k, self.given
         count = k.build.sub(number, args.first)
         partial_sums = k.element_pointer(args.partial_sums, k.mul(count, TILE))
@@ -392,12 +392,12 @@ class _Panels:
             self.finish_rows(first, last)
 
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
-        """Prefetch what the epilogue of the current tile will need."""
+        """Prefetch the memory that the epilogue of the current tile will read."""
         k = self.k
         with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
-            self.is_last_span.fetch(self._place_of(parts, row))
+            self.is_last_span.fetch(self._offset_of(parts, row))
 
-    def _place_of(self, parts: list[Value], row: Value) -> Value:
+    def _offset_of(self, parts: list[Value], row: Value) -> Value:
         """Return the offset, in the result, of the first element of row `row` of a tile."""
         k = self.k
         is_first = k.build.icmp_signed("<", row, k.int64(PART_ROWS))
@@ -410,7 +410,7 @@ class _Panels:
         sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
         parts = [k.load_variable(variable, none) for variable in self.parts_made]
         with k.loop(first, k.minimum(last, k.load_variable(self.rows_made, none))) as row:
-            self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._place_of(parts, row))
+            self.is_last_span.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._offset_of(parts, row))
 
 
 # --- packing for AMX ---
@@ -422,10 +422,10 @@ _APART = 4  # distance of rows that are read at once: several streams use more m
 
 
 class AmxPacker(Packer):
-    """A `Packer` that works by blocks of rows; the number of columns is a multiple of a panel's."""
+    """A `Packer` for AMX, which packs rows block by block; matrices consist of whole panels."""
 
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix into `to`, where elements of consecutive rows, the summed dimension, form pairs."""
+        """Pack a matrix into `to`; elements of two consecutive rows (the summed dimension) are stored as a pair."""
         k, panel = self.k, self.layout.panel
         pairs = self.pairs_of(matrix.rows)
         with k.loop(0, pairs, k.lanes) as first, self._each_panel(matrix) as column:
@@ -437,7 +437,7 @@ class AmxPacker(Packer):
                     k.store(self._join(values), k.element_pointer(target, k.add(k.mul(pair, panel), start), I32))
 
     def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack rows of some tiles, for a span of pairs: for every 16 pairs, one tile register per 16 rows of a tile.
+        """Pack rows of the left operand in the layout of tile registers: blocks of 16 rows by 16 element pairs.
 
         A 16-row part that would reach behind the last row starts earlier.
         """
@@ -458,7 +458,7 @@ class AmxPacker(Packer):
                     k.store(value, k.element_pointer(target, k.add(offset, k.mul(pair, TILE_ROWS)), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Pack the columns of some tiles of a gradient as tile registers, and add them to `gradient.sums`.
+        """Pack columns of a gradient in the layout of tile registers, and add the column sums to `gradient.sums`.
 
         As in `pack_rows`, but the rows of the gradient are summed over.
         """
@@ -477,7 +477,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to a tile's packed rows."""
+        """Return a pointer to the packed rows of one tile."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 

@@ -40,7 +40,7 @@ def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> 
 
 
 class Gemm(NamedTuple):
-    """The operands, the result and the epilogue of one matrix multiplication, as values in emitted code."""
+    """The operands, result and epilogue of one GEMM, as LLVM values in the code being emitted."""
 
     left: Value
     """Pointer to the rows, without gaps; for the ending `add`, to a gradient whose columns are the rows."""
@@ -66,7 +66,7 @@ class Gemm(NamedTuple):
 
 
 class GemmEmitter:
-    """An emitter of the tile functions of a layout, and of the loops over tiles of whole matrix multiplications."""
+    """An emitter of GEMM code for one layout: functions for a register tile, and loops over tiles and panels."""
 
     layout: GemmLayout = AVX512_LAYOUT
     """Block sizes."""
@@ -97,7 +97,7 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the thread's range of row tiles."""
+        """Return the range of row tiles that the current thread computes."""
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
@@ -125,7 +125,7 @@ class GemmEmitter:
                 )
 
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit the part of a square result on and below the diagonal.
+        """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed.
 
         Tiles on the diagonal also compute some elements above it. Threads take tiles in turns. The number of rows is a
         multiple of a tile's.
@@ -167,7 +167,7 @@ class GemmEmitter:
     def _panel(
         self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
     ) -> None:
-        """Emit a loop over some row tiles of one panel."""
+        """Emit a loop that multiplies a range of row tiles by one panel."""
         k = self.k
         with k.loop(*tiles) as number:
             self._tile(gemm, k.mul(number, self.layout.tile_rows), column, width, span)
@@ -185,7 +185,7 @@ class GemmEmitter:
         k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
     def _panel_from(self, gemm: Gemm, column: Value, width: int, span: PairRange) -> Value:
-        """Return a pointer into the panel that starts at a column, at the first pair of a span."""
+        """Return a pointer to a panel's data from the first element pair of a range on."""
         k = self.k
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
@@ -252,7 +252,7 @@ class GemmEmitter:
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
-        """Emit the ReLU masks of the ending `bias` for a vector of elements' bits.
+        """Emit the ReLU masks of the epilogue `bias` for a vector of results.
 
         Records where elements are positive, and zeros elements whose `is_open` bit is 0.
         """
@@ -279,7 +279,7 @@ class GemmEmitter:
         return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
-        """Emit the products of one pair of each row with the panel's columns.
+        """Emit the multiplication of one element pair of each row by the panel's columns, added to the sums.
 
         `stride` is the number of pairs between rows, or None if rows are packed pair by pair.
         """
@@ -314,7 +314,7 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Prefetch the part of the result to which the tile's sums will be added."""
+        """Prefetch the part of the result to which the sums of a tile will be added."""
         k = self.k
         for row in range(rows):
             for vector in range(vectors):
@@ -322,7 +322,7 @@ class GemmEmitter:
 
 
 def tile_name(ending: Epilogue, vectors: int) -> str:
-    """Return the name of a tile function."""
+    """Return the name of the emitted function for a tile with this epilogue and width."""
     return f"{ending}_{vectors}"
 
 
@@ -352,7 +352,7 @@ class Float32GemmEmitter(GemmEmitter):
 
 
 class Avx2GemmEmitter(Float32GemmEmitter):
-    """A float32 multiplier for the 16 registers of 256 bits of AVX2, of which 12 hold sums."""
+    """A float32 `GemmEmitter` for AVX2, whose 16 registers have 256 bits; 12 of them hold sums."""
 
     layout = Float32GemmEmitter.layout._replace(panel=24, tile_rows=4, min_rows=4, sum_tiles=64)
     thread_bytes = layout.block_bytes

@@ -59,14 +59,14 @@ class _Block(NamedTuple):
 
 
 class AmxGemmEmitter(GemmEmitter):
-    """A `GemmEmitter` that uses AMX; the number of columns is a multiple of a panel's."""
+    """A `GemmEmitter` that uses AMX; matrices must consist of whole panels."""
 
     layout = AMX
     packer = AmxPacker
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
-        """Emit the functions that multiply a tile, one for each of these epilogues."""
+        """Emit the functions that multiply a tile, one function for each epilogue."""
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
@@ -85,7 +85,7 @@ class AmxGemmEmitter(GemmEmitter):
         self.k.store_fence()
 
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit the part of a square result on and below the diagonal."""
+        """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed."""
         amx.configure(self.k)
         super().multiply_lower_triangle(gemm, thread, threads)
         amx.release(self.k)
@@ -105,7 +105,7 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the thread's blocks; yields once, and code emitted for that block runs for all.
+        """Emit a loop over the thread's blocks of rows; code emitted in the body of `with` runs for each block.
 
         If all pairs are one span, no partial sums are stored: a block has all columns, and as many rows as fit.
         """
@@ -157,7 +157,7 @@ class AmxGemmEmitter(GemmEmitter):
                 is_first_span=block.begins,
                 is_last_span=block.ends,
                 prefetched=self._panel_from(gemm, next_column, panel, PairRange(pair, block.span.count)),
-                **self._places(gemm, column, block.span),
+                **self._common_arguments(gemm, column, block.span),
                 first=block.tiles.first,
                 last=block.tiles.last,
                 step=k.int64(1),
@@ -180,7 +180,7 @@ class AmxGemmEmitter(GemmEmitter):
             is_first_span=k.int64(1),
             is_last_span=k.int64(1),
             prefetched=self._panel_from(gemm, k.add(column, width), width, span),
-            **self._places(gemm, column, span),
+            **self._common_arguments(gemm, column, span),
             first=first,
             last=last,
             step=k.int64(step),
@@ -188,8 +188,8 @@ class AmxGemmEmitter(GemmEmitter):
         with k.when(k.build.icmp_signed("<", first, last)):
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
-    def _places(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Return the tile function's arguments that do not depend on the row layout."""
+    def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
+        """Return the tile function's arguments that are the same for packed and unpacked rows."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),
@@ -200,7 +200,7 @@ class AmxGemmEmitter(GemmEmitter):
         }
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return no widths: columns are a multiple of a panel's."""
+        """Return an empty sequence, since AMX needs whole panels and none is narrower."""
         return ()
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:

@@ -65,7 +65,7 @@ class ForwardArguments(NamedTuple):
 
 
 class BackwardArguments(NamedTuple):
-    """Arguments of the kernel `back`, the backward pass of a linear layer.
+    """Arguments of the kernel `backward`, the backward pass of a linear layer.
 
     They are addresses of matrices in the GEMM's dtype unless stated otherwise; 0: not requested.
     """
@@ -101,21 +101,21 @@ class BackwardArguments(NamedTuple):
 
 
 class LinearKernelEmitter:
-    """An emitter of the kernels `forward` and `back` of linear layers."""
+    """An emitter of the kernels `forward` and `backward` of linear layers."""
 
-    names = ("forward", "back")
+    names = ("forward", "backward")
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
         self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
-        """Emit the kernels `forward` and `back`."""
+        """Emit the kernels `forward` and `backward`."""
         k = self.k
         with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
             self._forward(ForwardArguments(*numbers), thread, threads)
-        with kernel(k, "back", len(BackwardArguments._fields)) as (numbers, thread, threads):
-            self._back(BackwardArguments(*numbers), thread, threads)
+        with kernel(k, "backward", len(BackwardArguments._fields)) as (numbers, thread, threads):
+            self._backward(BackwardArguments(*numbers), thread, threads)
 
     def _forward(self, args: ForwardArguments, thread: Value, threads: Value) -> None:
         """Emit the kernel `forward`: pack the weight unless that is done, and multiply."""
@@ -145,8 +145,8 @@ class LinearKernelEmitter:
         )
         self.multiplier.multiply(gemm, thread, threads)
 
-    def _back(self, args: BackwardArguments, thread: Value, threads: Value) -> None:
-        """Emit the kernel `back`: pack the operands, then compute the gradients of x and of the weight and bias."""
+    def _backward(self, args: BackwardArguments, thread: Value, threads: Value) -> None:
+        """Emit the kernel `backward`: pack the operands, then compute the gradients of x and of the weight and bias."""
         k = self.k
         packer = self.multiplier.packer(k, self.multiplier.layout, thread, threads)
         wants_x, wants_weight = k.is_nonzero(args.x_gradient), k.is_nonzero(args.weight_gradient_sum)
@@ -192,7 +192,7 @@ _SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to th
 
 
 class GradientSums(NamedTuple):
-    """Contiguous float32 tensors that gradients are added to; None: the gradient is not requested."""
+    """The float32 tensors that a linear layer's gradients are added to; None: that gradient is not requested."""
 
     weight: Tensor | None
     """The sum of the weight's gradients, (O, I)."""
@@ -201,7 +201,7 @@ class GradientSums(NamedTuple):
 
 
 def supports_gemm(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `multiply` and `linear_backward` take x (N, I) and rows of a weight (O, I)."""
+    """Return whether `multiply` and `linear_backward` support x (N, I) and these rows of a weight (O, I)."""
     return x.dtype == weight.dtype and supports_gemm_sizes(len(x), weight.shape[1], len(weight), x.dtype)
 
 
@@ -235,7 +235,7 @@ def gemm_tile(dtype: torch.dtype) -> Tile | None:
 
 
 def require_gemm_tile(dtype: torch.dtype) -> Tile:
-    """Return `gemm_tile(dtype)`, which must not be None."""
+    """Return the GEMM tile for a dtype; the caller knows that this processor has one."""
     tile = gemm_tile(dtype)
     assert tile is not None, f"there are no GEMM kernels for {dtype} on this processor"
     return tile
@@ -254,7 +254,7 @@ def multiplies_correctly(tile: Tile) -> bool:
     x, weight = (torch.randn(rows, 96, generator=numbers).bfloat16() for rows in (53, 96))
     product, total = x.new_empty(53, 96), torch.zeros(96, 96)
     _forward(x, weight, product, torch.empty_like(weight), tile=tile)
-    _back(product, x, None, None, GradientSums(total), torch.empty_like(weight), tile=tile)
+    _backward(product, x, None, None, GradientSums(total), torch.empty_like(weight), tile=tile)
     exact = x.double() @ weight.double().t()
     pairs = ((product, exact), (total, product.double().t() @ x.double()))
     return all(
@@ -299,7 +299,7 @@ def linear_backward(
             of the ReLU's input.
     """
     result = torch.empty_like(x) if by_x else None
-    _back(gradient, x, weight, result, sums, torch.empty_like(weight), is_open=is_open)
+    _backward(gradient, x, weight, result, sums, torch.empty_like(weight), is_open=is_open)
     return result
 
 
@@ -321,10 +321,10 @@ class PackedProjection:
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
         weight, packed = self._packed_weight(1)
-        _back(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
+        _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight if it must still be packed (else None), and the tensor for the packed weight."""
+        """Return the weight if it is not packed yet (else None), and the tensor for the packed weight."""
         packed = self._packed[number]
         if packed is not None:
             return None, packed
@@ -382,12 +382,12 @@ def _is_streamed(out: Tensor) -> bool:
 
 
 def padded_rows(rows: int, tile: Tile) -> int:
-    """Round a number of summed rows up to the multiple that a tile's GEMM pads to."""
+    """Round the length of the summed dimension up to a multiple that a tile's GEMM can process."""
     together = gemm_emitter_of(tile).layout.row_multiple
     return -(-rows // together) * together
 
 
-def _back(
+def _backward(
     gradient: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -398,7 +398,7 @@ def _back(
     is_open: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `back`; `packed_weight` receives the packed weight, or holds it already if `weight` is None."""
+    """Run the kernel `backward`; `packed_weight` receives the packed weight, or holds it if `weight` is None."""
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)
     (positions, outputs), inputs = gradient.shape, x.shape[1]
@@ -421,13 +421,13 @@ def _back(
         thread_scratch=scratch.address,
         is_nontemporal=int(by_x is not None and _is_streamed(by_x)),
     )
-    gemm_kernels(tile)["back"].run(*arguments)
+    gemm_kernels(tile)["backward"].run(*arguments)
     scratch.free()
 
 
 @cache
 def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `forward` and `back` of a tile."""
+    """Return the compiled kernels `forward` and `backward` of a tile."""
     k = new_builder("products", tile)
     LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, LinearKernelEmitter.names)

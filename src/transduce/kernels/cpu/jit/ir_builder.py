@@ -72,7 +72,7 @@ class KernelBuilder:
         self.build = outer
 
     def has(self, name: str) -> bool:
-        """Return whether the module has a function of this name, finished or still being emitted."""
+        """Return whether the LLVM module has a function of this name, finished or still being emitted."""
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
@@ -335,7 +335,7 @@ class KernelBuilder:
             self.intrinsic(name, VOID, values, at, mask)
 
     def _load_inside(self, at: Value, elements: Any, mask: Value) -> Value:
-        """Emit a masked load; other lanes are zero."""
+        """Emit a load of a vector under a mask; elements outside the mask are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, mask, ir.Constant(elements, None))
 

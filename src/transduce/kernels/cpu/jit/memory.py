@@ -95,7 +95,7 @@ class MemoryBlock:
         self._is_free = False
 
     def free(self) -> None:
-        """Free the block, once: later, another block may have its address."""
+        """Free the memory block; a second call does nothing, since another block may then have the address."""
         if not self._is_free:
             self._is_free = True
             self._stack.live.pop(self.address, None)
@@ -140,7 +140,7 @@ class _HeapBlock(MemoryBlock):
         self._memory: torch.Tensor | None = memory
 
     def free(self) -> None:
-        """Free the block."""
+        """Free the heap block, which must not be used afterwards."""
         self._memory = None
 
 
@@ -156,7 +156,7 @@ def process_stack() -> StackAllocator:
 
 
 class MemoryOffset(NamedTuple):
-    """An address as an offset in bytes from a base, whose address is known when the steps run."""
+    """A memory address given as an offset from a base address, which is known only when the steps run."""
 
     base: int
     """The index of the base among those passed to `CompiledSteps.run`."""
@@ -164,12 +164,12 @@ class MemoryOffset(NamedTuple):
     """The offset in bytes."""
 
     def advance(self, count: int) -> "MemoryOffset":
-        """Return the offset `count` bytes later."""
+        """Return the offset that lies `count` bytes later, from the same base."""
         return MemoryOffset(self.base, self.bytes + count)
 
 
 class MemoryPlan:
-    """An allocator that plans the memory of a list of steps, in the order of the steps."""
+    """A planner of scratch memory for a list of kernel calls, which reuses memory that earlier calls have freed."""
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -178,7 +178,7 @@ class MemoryPlan:
         self._taken: dict[int, int] = {}
 
     def allocate(self, count: int) -> MemoryOffset:
-        """Allocate `count` bytes in the first gap that is large enough."""
+        """Allocate `count` bytes in the first free gap that is large enough, and return their offset."""
         start, needed = 0, round_up_to_cache_lines(count)
         for allocated in sorted(self._taken):
             if allocated - start >= needed:
@@ -189,14 +189,14 @@ class MemoryPlan:
         return MemoryOffset(self.base, start)
 
     def free(self, offsets: Iterable[MemoryOffset]) -> None:
-        """Free memory for later steps; offsets with another base are ignored."""
+        """Free memory for later kernel calls; offsets from another base are ignored."""
         for offset in offsets:
             if offset.base == self.base:
                 del self._taken[offset.bytes]
 
 
 class StepList:
-    """A list of steps under construction, each a kernel with its arguments (numbers or memory offsets)."""
+    """A list of kernel calls under construction, whose arguments are numbers or memory offsets."""
 
     def __init__(self) -> None:
         self._table: list[tuple[int, int]] = []
@@ -209,7 +209,7 @@ class StepList:
         self._spots += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]
 
     def finish(self) -> "CompiledSteps":
-        """Return the list of kernel calls in the form that `run` executes."""
+        """Return the kernel calls as `CompiledSteps`, which can be run."""
         return CompiledSteps(self._table, self._spots)
 
 
@@ -222,7 +222,7 @@ class CompiledSteps:
         self._table_address = self._table.ctypes.data
 
     def run(self, bases: Sequence[int], threads: int) -> None:
-        """Run all steps on `threads` threads with these base addresses, the first of which is 0; nothing is checked."""
+        """Run all kernel calls on `threads` threads, with these base addresses (the first is 0); nothing is checked."""
         numbers = np.array(bases, dtype=np.int64)[self._bases]
         numbers += self._bytes
         _runner(require_integer_tile()).run(self._table_address, len(self._table), numbers.ctypes.data, threads=threads)

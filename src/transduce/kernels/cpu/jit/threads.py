@@ -36,7 +36,7 @@ class ThreadLimiter:
         self._others = 0.0  # CPU time of the other threads when the window began
 
     def size(self, wanted: int) -> int:
-        """Return how many threads to use where at most `wanted` are useful."""
+        """Return how many threads to use for work that can use `wanted` threads."""
         if self._most is not None and self._clock() >= self._retry_at:
             self._most = self._most * 2 if self._most * 2 < self._failed else None
         return wanted if self._most is None else min(wanted, self._most)

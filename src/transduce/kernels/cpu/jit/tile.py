@@ -87,7 +87,7 @@ class Tile(NamedTuple):
 
     @property
     def elements_per_activation(self) -> int:
-        """Elements per activation; with 2, a row stores the high halves of all D activations, then the low halves."""
+        """The number of elements per activation: 2 for `halves` (all high halves, then all low halves), otherwise 1."""
         return 2 if self.kind == "halves" else 1
 
     @property
@@ -97,7 +97,7 @@ class Tile(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of inputs whose products are added in 16 bits before they join a 32-bit sum."""
+        """The number of groups of inputs whose products are added in 16 bits before they join a 32-bit sum."""
         return 2 if self.kind == "sextets" else 1
 
     @property
@@ -191,7 +191,7 @@ def store_outputs(
 
 
 def shift_high_half(k: KernelBuilder, high: Value) -> Value:
-    """Emit the sum of the high halves' products times 2^HALF_BITS.
+    """Emit the sum of the high halves' products, shifted left by HALF_BITS.
 
     Overflow here cancels when the sum of the low halves' products is added.
     """

@@ -118,12 +118,12 @@ class _Attend(torch.autograd.Function):
         inputs = _Inputs(*saved)
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
         input_gradients = _Inputs(torch.empty_like(inputs.projected), memory)
-        _run_attention("attend_back", inputs, gradients[0].contiguous(), sums, input_gradients)
+        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, input_gradients)
         return input_gradients.projected, input_gradients.memory, None, None
 
 
 class _Inputs(NamedTuple):
-    """The input tensors of attention, or the gradients with respect to them."""
+    """The input tensors of attention, or the gradients with respect to these tensors."""
 
     projected: Tensor
     """Queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K)."""
@@ -142,7 +142,7 @@ class _Inputs(NamedTuple):
 
 
 def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
-    """Run the kernel `attend`, or `attend_back`, which writes the gradients to `found`."""
+    """Run the kernel `attend`, or `attend_backward`, which writes the gradients to `found`."""
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
@@ -182,16 +182,16 @@ def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
 
 
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `attend` and `attend_back`, compiled on first use."""
+    """Return the compiled kernels `attend` and `attend_backward`, compiled on first use."""
     return _attention_kernels(shape, require_integer_tile())
 
 
 @cache
 def _attention_kernels(shape: AttentionShape, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels `attend` and `attend_back` for an attention shape."""
+    """Compile the kernels `attend` and `attend_backward` for an attention shape."""
     k = new_builder("attention", tile)
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
-    return compile_kernels(k, ("attend", "attend_back"))
+    return compile_kernels(k, ("attend", "attend_backward"))
 
 
 # --- LayerNorm and RMSNorm ---
@@ -246,7 +246,7 @@ class NormNode(torch.autograd.Function):
         bias_total, by_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
         thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
         name, backward_tensors = (
-            "rms_back" if bias is None else "norm_back",
+            "rms_backward" if bias is None else "norm_backward",
             (by_out, by_residual, thread_gradients, total, bias_total),
         )
         _run_norm(name, (x, weight, bias), ctx.epsilon, sums, by_x, backward_tensors)
@@ -348,7 +348,7 @@ class _Linear(torch.autograd.Function):
 def _backward_by_pytorch(
     gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, by_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer by PyTorch's GEMM: see `train_calls.linear_backward`."""
+    """Compute a linear layer's gradients by PyTorch's GEMM, with the arguments of `train_calls.linear_backward`."""
     if gate is not None or sums.bias is not None:
         gradient, columns = sum_columns(gradient, gate)
         if sums.bias is not None:
@@ -478,7 +478,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
-    """Run the rotation kernel on x (B, T, C) with angles (T, K)."""
+    """Run the rotary embedding kernel on x (B, T, C) with angles (T, K)."""
     out = torch.empty_like(x)
     length, width = angles.shape
     run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
@@ -492,7 +492,7 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
 
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
-    """Compile the kernel for heads of this width; the columns behind the rotated heads are copied."""
+    """Compile the rotary embedding kernel for heads of this width; it copies the columns after the rotated heads."""
     k, kind = new_builder("turning", tile), LLVM_TYPES[dtype]
     with kernel(k, "turn", len(_Arguments._fields)) as (numbers, *share):
         args = _Arguments(*numbers)

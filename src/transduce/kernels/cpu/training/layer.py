@@ -70,7 +70,7 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """Base addresses that offsets are relative to, in the order in which they are passed to `CompiledSteps.run`."""
+    """An enumeration of the base addresses of memory offsets, in the order in which `CompiledSteps.run` takes them."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
@@ -95,7 +95,7 @@ class Base(IntEnum):
 
 
 class PartBase(IntEnum):
-    """The base addresses of a sub-layer; each parameter's base is followed by that of its gradient sum."""
+    """An enumeration of a sub-layer's base addresses; each parameter's is followed by that of its gradient sum."""
 
     SEED = 0
     """The seed of its dropout, a number."""
@@ -141,7 +141,7 @@ class PartShape(NamedTuple):
 
 
 class LayerShape(NamedTuple):
-    """The shape of a layer and its batch, for which a plan is made."""
+    """The shape of a layer and of its batch; layers of equal shape share one plan of kernel calls."""
 
     batch: int
     """The number of sentences B."""
@@ -165,7 +165,7 @@ class LayerShape(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A range of rows of a weight and its bias."""
+    """A range of rows of a weight matrix, with the same range of the bias."""
 
     slot: PartBase
     """The base of the weight; its bias' base follows two later."""
@@ -183,7 +183,7 @@ class _Matrix(NamedTuple):
 
 
 class LayerPlan:
-    """The kernel calls of a layer's forward and backward pass, and the bytes of memory that they need."""
+    """A plan of a layer's training: the kernel calls of both passes, and the memory that the calls need."""
 
     def __init__(self, shape: LayerShape) -> None:
         """Plan the forward and backward passes of a layer of this shape."""
@@ -213,7 +213,7 @@ def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
 
 
 class _Part:
-    """A sub-layer, with the offsets of what its forward pass saves for its backward pass."""
+    """A sub-layer in a layer's plan, with the memory offsets of what the forward pass saves for the backward pass."""
 
     def __init__(self, layer: LayerShape, number: int, kept: MemoryPlan) -> None:
         self.layer, self.shape, self.kept = layer, layer.parts[number], kept
@@ -227,11 +227,11 @@ class _Part:
         """A bit array of the positive elements of a feed-forward network's inner layer."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
-        """Return rows [start, stop) of the weight and bias of the sub-layer's first linear layer."""
+        """Return the range [start, stop) of the output rows of the sub-layer's first linear layer."""
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: PartBase) -> MemoryOffset:
-        """Return the offset 0 of one of this sub-layer's base addresses, such as a weight's."""
+        """Return the memory offset that points to one of the sub-layer's base addresses, such as a weight's."""
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
@@ -257,7 +257,7 @@ class _Part:
         w.scratch.free([added])
 
     def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the calls for projections and attention."""
+        """Append the forward calls of an attention sub-layer: the projections, then attention."""
         inner, row_bytes = self.shape.inner, self.shape.inner * self.item_bytes
         if self.shape.reads_memory:
             self.projected = self.kept.allocate(self.rows * row_bytes)
@@ -272,7 +272,7 @@ class _Part:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the call for the inner layer with ReLU."""
+        """Append the forward call of the first linear layer of a feed-forward network, with ReLU."""
         inner = self.shape.inner
         self.inner = self.kept.allocate(self.rows * inner * self.item_bytes)
         self.positive = self.kept.allocate(self.rows * inner // 8)
@@ -298,7 +298,7 @@ class _Part:
         if shape.norm_is_before and not self.keeps_norm_output:
             sublayer_input = scratch.allocate(self.bytes)
             w.norm(self.x, self.norm_sums, sublayer_input)
-        (self._attend_back if shape.heads else self._feed_forward_back)(w, sublayer_input, by_inner, by_before)
+        (self._attend_backward if shape.heads else self._feed_forward_backward)(w, sublayer_input, by_inner, by_before)
         scratch.free([sublayer_input])
         if shape.norm_is_before:
             w.norm_backward(self.x, self.norm_sums, by_before, by_sum, by_x)
@@ -307,8 +307,8 @@ class _Part:
             scratch.free([by_sum])
         scratch.free([by_before])
 
-    def _attend_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward pass of projections and attention."""
+    def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
+        """Append the backward calls of an attention sub-layer: attention, then the projections."""
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else 3 * inner)
         by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
@@ -325,14 +325,14 @@ class _Part:
         w.gemm_backward(x, self.rows, query_rows, by_projected, by_x)
         w.scratch.free([by_projected])
 
-    def _feed_forward_back(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward pass of the inner layer."""
+    def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
+        """Append the backward call of the first linear layer of a feed-forward network."""
         w.gemm_backward(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
         w.scratch.free([by_inner])
 
 
 class _Writer:
-    """Appends kernel calls of one sub-layer to a list of steps, and allocates their scratch space."""
+    """A writer that appends the kernel calls of one sub-layer to a list of steps, and allocates scratch memory."""
 
     def __init__(self, part: _Part, steps: StepList, scratch: MemoryPlan) -> None:
         self.part, self.steps, self.scratch = part, steps, scratch
@@ -342,13 +342,13 @@ class _Writer:
         self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call of the norm kernel."""
+        """Append a call of the forward kernel of the sub-layer's norm."""
         self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
     def norm_backward(
         self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
     ) -> None:
-        """Append a call of the norm's backward kernel; `kept` is a gradient of x to add to the result, or None."""
+        """Append a call of the norm's backward kernel, which also adds the gradient `kept` of x, if there is one."""
         part = self.part
         shares = self.scratch.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
@@ -358,11 +358,11 @@ class _Writer:
             weight_sum=_gradient_sum_of(part.base_offset(PartBase.NORM), part.item_bytes),
             bias_sum=_gradient_sum_of(part.base_offset(PartBase.NORM_BIAS), part.item_bytes),
         )
-        self.steps.add(self._norm_kernel("_back"), arguments)
+        self.steps.add(self._norm_kernel("_backward"), arguments)
         self.scratch.free([shares])
 
     def _norm_kernel(self, which: str) -> CompiledKernel:
-        """Return the norm kernel of the sub-layer's kind, with a suffix."""
+        """Return the kernel of the sub-layer's norm (LayerNorm or RMSNorm), with a suffix such as "_backward"."""
         return self._rows[("norm" if self.part.shape.norm_has_bias else "rms") + which]
 
     def _norm_arguments(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> NormArguments:
@@ -378,11 +378,11 @@ class _Writer:
         self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call that computes out = other + x."""
+        """Append a kernel call that computes out = other + x."""
         self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
 
     def _drop(self, arguments: DropoutArguments) -> None:
-        """Append a call of the kernel `drop`."""
+        """Append a call of the dropout kernel with these inputs and this rate."""
         self.steps.add(self._rows["drop"], arguments)
 
     @property
@@ -451,11 +451,11 @@ class _Writer:
             thread_scratch=scratch[2],
             is_nontemporal=int(is_nontemporal(rows * inputs * item_bytes)),
         )
-        self.steps.add(self._products["back"], arguments)
+        self.steps.add(self._products["backward"], arguments)
         self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return the offsets of a matrix' first row and of that row's bias, None without a bias."""
+        """Return the memory offsets of a matrix range's first weight row and of its bias; None for a missing bias."""
         part, (slot, start, _, inputs) = self.part, matrix
         has_bias = part.shape.has_biases[slot == PartBase.LAST]
         weight, bias = part.base_offset(slot), part.base_offset(PartBase(slot + 2))
@@ -469,7 +469,7 @@ class _Writer:
 
     def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
         """Append a call of the backward pass of attention."""
-        self._attend("attend_back", by_context, (by_projected, by_memory))
+        self._attend("attend_backward", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
         """Append a call of an attention kernel, with `gradients` for the backward pass."""
@@ -497,7 +497,7 @@ class _Writer:
         self.scratch.free([scratch])
 
     def _thirds(self, projected: MemoryOffset, memory: MemoryOffset) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the offsets of queries, keys and values.
+        """Return the memory offsets of an attention's projected queries, keys and values.
 
         Keys and values follow the queries, or are the memory's.
         """
@@ -514,7 +514,7 @@ _MAX_CACHED_PLANS = 512
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """Compute an encoder or decoder layer as one node of PyTorch's graph; return None if the kernels do not support it.
+    """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
 
     Args:
         layer: an encoder or decoder layer.
@@ -602,7 +602,7 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
 
 
 def _part_shape_of(part: LayerPart) -> PartShape:
-    """Return the shape of a sub-layer."""
+    """Return the shape of a sub-layer, on which its kernel calls depend."""
     attention, (first, last) = part.attention, part.linears
     assert part.norm.eps is not None
     return PartShape(
@@ -619,7 +619,7 @@ def _part_shape_of(part: LayerPart) -> PartShape:
 
 
 def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor | None]) -> list[int]:
-    """Return the base addresses of all sub-layers in the order of `PartBase`, with new dropout seeds."""
+    """Return the base addresses of all sub-layers in the order of the enum `PartBase`, with new dropout seeds."""
     seeds = torch.empty(len(parts), dtype=torch.int64)
     for seed, part in zip(seeds, parts, strict=True):
         if part.drop_of_256:
@@ -637,7 +637,7 @@ def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor 
 
 @lru_cache(_MAX_CACHED_PLANS)
 def _plan_of(shape: LayerShape) -> LayerPlan:
-    """Return the plan for a layer's shape, cached."""
+    """Return the plan of kernel calls for a layer's shape, made on first use."""
     return LayerPlan(shape)
 
 

@@ -114,7 +114,7 @@ class OrthogonalizeEmitter:
                 k.call("one", numbers, matrix, scratch, thread, threads)
 
     def _make(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
-        """Emit the orthogonalization of matrix number `matrix`."""
+        """Emit the orthogonalization of the matrix with index `matrix`."""
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
@@ -292,7 +292,7 @@ class OrthogonalizeEmitter:
         )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
-        """Return the packer of the GEMM's layout."""
+        """Return a packer for the layout of the GEMM that the kernel uses."""
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
@@ -353,12 +353,12 @@ _BYTES = 2  # of an element
 
 
 def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
-    """Return whether `orthogonalize_in_place` takes these matrices."""
+    """Return whether `orthogonalize_in_place` supports all of these matrices."""
     return bfloat16_tile() is not None and all(_suits(each) for each in matrices)
 
 
 def _suits(matrix: Tensor) -> bool:
-    """Return whether `orthogonalize_in_place` takes a matrix."""
+    """Return whether `orthogonalize_in_place` supports this matrix."""
     fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 

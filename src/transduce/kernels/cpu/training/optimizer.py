@@ -28,7 +28,7 @@ from transduce.model.backend import AdamScalars, UpdatedVectors
 
 
 class UpdateArguments(NamedTuple):
-    """Arguments of the kernels `adam` and `follow`: addresses of float32 vectors, unless stated otherwise."""
+    """Arguments of the kernels `adam` and `apply`: addresses of float32 vectors, unless stated otherwise."""
 
     master: Any
     """The float32 master parameters."""
@@ -62,11 +62,11 @@ class UpdateArguments(NamedTuple):
     epsilon: Any
     """Adam's epsilon; for `adam` only."""
     update: Any
-    """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `follow` only."""
+    """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `apply` only."""
     has_bfloat16_move: Any
-    """Not 0 if `move` is bfloat16; for `follow` only."""
+    """Not 0 if `move` is bfloat16; for `apply` only."""
     shrink: Any
-    """The factor of the parameters before `move` is subtracted; for `follow` only."""
+    """The factor of the parameters before `move` is subtracted; for `apply` only."""
 
 
 class MomentumArguments(NamedTuple):
@@ -89,18 +89,18 @@ class MomentumArguments(NamedTuple):
 
 
 class UpdateEmitter:
-    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `follow`."""
+    """An emitter of the optimizer kernels: `adam`, and for other optimizers `momentum` and `apply`."""
 
-    names = ("adam", "follow", "momentum")
+    names = ("adam", "apply", "momentum")
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder) -> None:
         self.k = k
 
     def write(self) -> None:
-        """Emit the kernels that `names` lists."""
+        """Emit the optimizer kernels that the attribute `names` lists."""
         k = self.k
-        for name, work in (("adam", self._adam), ("follow", self._take)):
+        for name, work in (("adam", self._adam), ("apply", self._take)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
                 args = UpdateArguments(*numbers)
                 for number, inside in self._each_vector(args.count, thread, threads):
@@ -127,7 +127,7 @@ class UpdateEmitter:
             yield k.mul(full_vectors, k.lanes), k.build.icmp_signed("<", lanes, k.splat(k.build.trunc(rest, I32)))
 
     def _momentum(self, args: "MomentumArguments", number: Value, inside: Value | None) -> None:
-        """Emit Nesterov momentum: update the momentum with the gradient, and output their decayed combination."""
+        """Emit Nesterov momentum: update the momentum with the gradient, and write the direction of the update."""
         k = self.k
         gradient = k.build.fmul(self._get(args.gradient, number, inside), self._real(args.factor))
         momentum = self._mean(args.momentum, args.decay, gradient, number, inside)
@@ -160,7 +160,7 @@ class UpdateEmitter:
             self._put(master, args.bfloat16_copy, number, inside, I16)
 
     def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the parameter update master · shrink - rate · move, and return the new parameters."""
+        """Emit the update master · shrink - rate · move of the parameters, and return the new parameters."""
         k = self.k
         before = self._get(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
@@ -199,7 +199,7 @@ class UpdateEmitter:
         return moment
 
     def _real(self, bits: Value) -> Value:
-        """Return a vector that repeats the float32 number with this bit pattern."""
+        """Return a vector that repeats the float32 number whose bits an integer argument holds."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
@@ -219,7 +219,7 @@ _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the optimizer kernels take these vectors."""
+    """Return whether the optimizer kernels support these vectors of parameters."""
     working_fits = vectors.working is None or vectors.working.dtype == torch.bfloat16
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
@@ -263,7 +263,7 @@ def apply_update(
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
     nothing = AdamScalars(*[0.0] * len(AdamScalars._fields))._replace(rate=rate)
-    _run("follow", vectors, average_decay, (), nothing, move=move, shrink=shrink)
+    _run("apply", vectors, average_decay, (), nothing, move=move, shrink=shrink)
 
 
 def _run(
@@ -276,7 +276,7 @@ def _run(
     move: Tensor | None = None,
     shrink: float = 1.0,
 ) -> None:
-    """Check the vectors and run the kernel `adam` or `follow`."""
+    """Check the vectors and run the kernel `adam` or `apply`."""
     count, bfloat16_copy = vectors.master.numel(), vectors.working
     for vector in (*vectors[:3], *moments):
         if vector is not None:

@@ -26,13 +26,13 @@ def _weights(scores):
 
 @triton.jit
 def _load(start, rows, lanes, count, stride):
-    """Load rows of a head; zeros from row `count` on."""
+    """Load the rows of one head as a block; rows from index `count` on are zero."""
     return tl.load(start + rows[:, None] * stride + lanes[None, :], mask=rows[:, None] < count, other=0.0)
 
 
 @triton.jit
 def _store(start, rows, lanes, count, stride, values):
-    """Store rows of a head up to row `count`."""
+    """Store a block of rows of one head, except rows from index `count` on."""
     tl.store(
         start + rows[:, None] * stride + lanes[None, :],
         values.to(start.dtype.element_ty),
@@ -65,7 +65,7 @@ def attend(
 
 
 @triton.jit
-def attend_back(
+def attend_backward(
     query, key, value, by_out, by_query, by_key, by_value, query_starts, query_counts, key_starts, key_counts,
     query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
@@ -124,7 +124,7 @@ def _load_keys_and_values(pointers, exist, inner):
 
 @triton.jit
 def _append(pointers, k, v, exist, inner):
-    """Store new keys at `pointers`, and their values `inner` elements later, in the cache."""
+    """Store new keys in the cache at `pointers`, and the new values `inner` elements later."""
     tl.store(pointers, k, mask=exist)
     tl.store(pointers + inner, v, mask=exist)
 

@@ -1,4 +1,4 @@
-"""Compute row-wise Triton kernels: dropout, sums, norms, softmax, embeddings and optimizer updates."""
+"""Define Triton kernels for row-wise operations: dropout, sums, norms, softmax, embeddings and optimizer updates."""
 
 import triton
 import triton.language as tl
@@ -21,7 +21,7 @@ def drop(
     residual, x, out, seed, count, drop_of_256, scale,
     HAS_RESIDUAL: tl.constexpr, SEED_IS_PLACE: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute residual + dropout(x), EIGHTS groups of 8 elements per program.
+    """Compute residual + dropout(x); each program processes EIGHTS groups of 8 elements.
 
     Each element is dropped by its own random byte; the 8 elements of a group share two hashes. With SEED_IS_PLACE,
     `seed` is an address.
@@ -47,7 +47,7 @@ def sum_rows(
     x, kept, out, total, count, width, rows_each,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum of rows to `total`; with MASKED only where `kept` is positive.
+    """Add the sum of rows to `total`; with MASKED, count only elements where `kept` is positive.
 
     With MASKED, the masked rows are stored to `out`.
     """
@@ -132,7 +132,7 @@ def norm(
 
 
 @triton.jit
-def norm_back(
+def norm_backward(
     x, weight, by_out, by_kept, means, roots, by_x, by_weight, by_bias, count, width,
     CENTERED: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -256,7 +256,7 @@ def adam(
 
 
 @triton.jit
-def follow(
+def apply_update(
     master, gradient, average, working, move, count, rate, kept,
     HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -270,7 +270,7 @@ def follow(
 
 
 @triton.jit
-def take_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
+def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
     """Update Nesterov momentum, and store the decayed combination of momentum and gradient."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count

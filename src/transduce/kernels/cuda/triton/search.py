@@ -161,7 +161,9 @@ def extend_beam(
     tl.store(scores + first + lanes, own_totals, mask=exist)
     tl.store(sums + first + lanes, own_sums, mask=exist)
     cached = tl.load(length).to(tl.int32)
-    _follow(listed + sentence.to(tl.int64) * capacity, counts + sentence, parents, lanes, exist, cached, WIDTH, BLOCK)
+    _update_cached_positions(
+        listed + sentence.to(tl.int64) * capacity, counts + sentence, parents, lanes, exist, cached, WIDTH, BLOCK
+    )
 
 
 @triton.jit
@@ -215,7 +217,7 @@ def _enter(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge newly finished hypotheses into the N best; return the score of the worst of the N.
+    """Merge newly finished hypotheses into a sentence's N best; return the score of the worst of the N.
 
     Among equals, older ones come first.
     """
@@ -246,7 +248,7 @@ def _enter(
 
 
 @triton.jit
-def _follow(listed, count, parents, lanes, exist, cached, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _update_cached_positions(listed, count, parents, lanes, exist, cached, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Update a sentence's list of cached positions.
 
     Keeps the positions that live hypotheses descend from, and adds the newest.

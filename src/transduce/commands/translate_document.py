@@ -1,0 +1,212 @@
+"""The part of `transduce translate` that translates documents, such as Word files, e-books and subtitles."""
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from transduce.atomic_io import is_special_file, name_path_in_errors
+from transduce.commands.options import load_translator, refuse_options
+from transduce.documents.formats import (
+    FORMATS,
+    START_BYTES,
+    Format,
+    format_of_name,
+    known_suffixes,
+    read_document,
+    recognize,
+    recognize_text,
+)
+from transduce.documents.limits import LOCAL_LIMITS
+from transduce.documents.translate import ModelTexts, translate_content, write_translated
+from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
+from transduce.errors import TransduceError
+from transduce.inference.bulk_files import Job
+from transduce.inference.line_warnings import LineWarnings
+from transduce.text.files import count_noun
+
+_SETTINGS = ("columns", "fields", "keep_source", "overwrite", "mark_fuzzy", "encoding")
+_OF_LINES: dict[str, object] = {
+    "phrases": None,
+    "shard": "1/1",
+    "workers": 1,
+    "prefix": "",
+    "must_contain": [],
+    "redecode": False,
+    "n_best": None,
+}
+"""Options that apply to lines of text only, and their values if they are not set."""
+
+
+def add_documents(parser: argparse.ArgumentParser) -> None:
+    """Add the group of options for documents: --format, --columns, --fields, --keep-source and others."""
+    group = parser.add_argument_group(
+        "documents", f"files that end in {known_suffixes()}; only their text is translated"
+    )
+    group.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="format of the file (default: by its name and content; txt: translate the lines of any text file)",
+    )
+    group.add_argument(
+        "--columns",
+        action="append",
+        metavar="NAME",
+        help="csv and tsv: translate this column, by its name in the first row or its number; can be repeated",
+    )
+    group.add_argument(
+        "--fields",
+        action="append",
+        metavar="PATH",
+        help="json and jsonl: translate only these values, such as items.*.title; can be repeated",
+    )
+    group.add_argument(
+        "--keep-source",
+        action="store_true",
+        default=None,
+        help="subtitles: write each translation below its source (po and xliff have both anyway)",
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", default=None, help="po and xliff: translate what has a translation, too"
+    )
+    group.add_argument(
+        "--mark-fuzzy", action="store_true", default=None, help="po: give new translations the flag `fuzzy`, for review"
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="encoding of a document of text (default: UTF-8 or as it says)"
+    )
+
+
+def document_format(file: str | None, options: argparse.Namespace) -> Format | None:
+    """Return the format of the input if it is a document, or None if its lines are translated.
+
+    Raises:
+        TransduceError: the file is in a format that cannot be translated, or its content is another than its name
+            says, or an option for documents has no effect.
+    """
+    found = None
+    if file is not None and options.format != "txt" and not is_special_file(Path(file)):
+        with Path(file).open("rb") as stream:
+            start = stream.read(START_BYTES)
+        named = format_of_name(file)
+        if options.format is None and (named is None or named.name == "txt"):
+            recognize_text(file, start)
+        else:
+            content = start if len(start) < START_BYTES else Path(file).read_bytes()
+            found = recognize(file, content, options.format)
+    if file is None and options.format not in (None, "txt"):
+        raise TransduceError("--format describes a file, but the input is standard input: name the file.")
+    if found is None:
+        refuse_options(options, _SETTINGS, "applies to documents, but the input is lines of text: leave it out.")
+    return found
+
+
+def translate_file(
+    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: Job, identity: bytes
+) -> int:
+    """Translate a document; write it to --output, or to standard output if it is text.
+
+    Args:
+        options: the command's options.
+        folders: the model folders.
+        file: the document.
+        format: its format.
+        job: search settings, glossary and settings for texts.
+        identity: everything else that determines the translation, so that it can be resumed.
+
+    Raises:
+        TransduceError: an option does not apply to documents, or the document cannot be read or written.
+    """
+    for name, unset in _OF_LINES.items():
+        if vars(options)[name] != unset:
+            raise TransduceError(
+                f"`--{name.replace('_', '-')}` applies to lines of text, not to documents: leave it out."
+            )
+    output = Path(options.output) if options.output and not is_special_file(Path(options.output)) else None
+    named = None if output is None else format_of_name(output.name)
+    if format.is_archive and output is None:
+        raise TransduceError(f"A {format.title} is not text for the screen: name the file to write by --out.")
+    if named not in (None, format):
+        raise TransduceError(
+            f"{output} would be {named.name} by its name, but the document stays {format.name}: let its name end in "
+            f"{format.suffixes[0]}."
+        )
+    translator = load_translator(folders, options)
+    settings = DocumentSettings(
+        format=format.name,
+        columns=tuple(options.columns or ()),
+        fields=tuple(options.fields or ()),
+        keep_source=bool(options.keep_source),
+        overwrite=bool(options.overwrite),
+        mark_fuzzy=bool(options.mark_fuzzy),
+        encoding=options.encoding,
+        target_language=translator.target_language,
+    )
+    content, started_at = Path(file).read_bytes(), time.monotonic()
+    document = read_document(file, content, settings, LOCAL_LIMITS)
+    translate = ModelTexts(translator, job.search, glossary=job.glossary, text_settings=job.text_settings)
+    warnings = _UnitWarnings(translator.source_language, translator.target_language)
+    with _progress_bar(document, Path(file).name) as advance:
+
+        def observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
+            warnings.add(units, translations)
+            advance(units)
+
+        if output is None:
+            result = translate_content(document, translate, observe=observe)
+            _write_stream(options.output, result)
+        else:
+            identity += msgspec.json.encode(settings) + content
+            write_translated(document, output, translate, identity=identity, resume=options.resume, observe=observe)
+    sys.stderr.write(str(warnings))
+    if output is not None:
+        seconds = time.monotonic() - started_at
+        sys.stderr.write(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n")
+    return 0
+
+
+def _write_stream(path: str | None, content: bytes) -> None:
+    """Write a document to a device such as /dev/stdout; None: standard output."""
+    if path is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    else:
+        with name_path_in_errors(path), Path(path).open("wb") as stream:
+            stream.write(content)
+
+
+class _UnitWarnings:
+    """A collector of warnings about the texts of a document, which are numbered from 1."""
+
+    def __init__(self, source_language: str | None, target_language: str | None) -> None:
+        self._warnings = LineWarnings(source_language, target_language)
+        self._count = 0
+
+    def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
+        """Check a portion of the document."""
+        for unit, translation in zip(units, translations, strict=True):
+            self._count += 1
+            if unit.kind != "html":
+                self._warnings.add(self._count, plain_text(unit.text, unit.kind), plain_text(translation, unit.kind))
+
+    def __str__(self) -> str:
+        return str(self._warnings)
+
+
+@contextlib.contextmanager
+def _progress_bar(document: Document, name: str) -> Iterator[Callable[[Sequence[Unit]], None]]:
+    """Show a progress bar on a terminal; yield a function that receives the units that are finished."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    total = sum(len(unit.text) for unit in document.units)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda units: bar.advance(task, sum(len(unit.text) for unit in units))

@@ -1,0 +1,338 @@
+"""Put placeholder tokens into training pairs, so that a model learns to copy them to the right place.
+
+A small share of the pairs of each epoch is changed: placeholders replace words that translate each other, or stand
+between words. Word pairs come from IBM Model 1 in both directions (Brown et al. 1993, "The Mathematics of Statistical
+Machine Translation"), learned from a sample of the corpus in a few seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Batch, BatchPlan, Corpus
+from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.vocabulary import Vocabulary
+
+# --- lexicon ---
+
+
+_MAX_LINKS = 6_000_000
+"""Maximum number of token pairs, of a source and a target token of one sentence pair, that the lexicon learns from."""
+_RUN_PAIRS = 256
+_ITERATIONS = 4
+_MIN_PROBABILITY = 0.02  # word pairs below it are noise
+
+Lexicon = Mapping[tuple[int, int], float]
+"""The product of a token pair's translation probabilities in both directions, for pairs of source and target ids."""
+
+
+def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
+    """Learn which tokens translate each other from a sample of the corpus, the same one each time.
+
+    Args:
+        corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
+        sizes: the sizes of the source and the target vocabulary.
+    """
+    source, target = corpus.read_runs(_sample_runs(corpus))
+    lengths = source.lengths.astype(np.int64) - 1, target.lengths.astype(np.int64) - 1
+    products = lengths[0] * lengths[1]
+    kept = np.cumsum(products) <= _MAX_LINKS
+    kept[0] = True
+    counts = np.where(kept, products, 0)
+    pair = np.repeat(np.arange(len(counts)), counts)
+    position = np.arange(len(pair)) - np.repeat(np.cumsum(counts) - counts, counts)
+    from_position = source.offsets[pair] + position // np.maximum(lengths[1], 1)[pair]
+    to_position = target.offsets[pair] + position % np.maximum(lengths[1], 1)[pair]
+    keys = source.ids[from_position].astype(np.int64) * sizes[1] + target.ids[to_position]
+    distinct, kind = np.unique(keys, return_inverse=True)
+    if not len(distinct):
+        return {}
+    forward = _translation_probabilities(kind, to_position, distinct // sizes[1])
+    backward = _translation_probabilities(kind, from_position, distinct % sizes[1])
+    both = forward * backward
+    chosen = np.flatnonzero(both >= _MIN_PROBABILITY)
+    ids = zip((distinct[chosen] // sizes[1]).tolist(), (distinct[chosen] % sizes[1]).tolist(), strict=True)
+    return dict(zip(ids, both[chosen].tolist(), strict=True))
+
+
+def _sample_runs(corpus: Corpus) -> list[tuple[int, int]]:
+    """Return evenly spaced runs of pairs that together have about as many token pairs as the lexicon learns from."""
+    starts = range(0, corpus.pairs, _RUN_PAIRS)
+    step = len(starts)
+    first = [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: max(1, step // 16)]]
+    lengths = corpus.read_run_lengths(first)
+    links = float((lengths[0].astype(np.float64) * lengths[1]).mean())
+    most = max(1, int(1.1 * _MAX_LINKS / max(links, 1.0) / _RUN_PAIRS))
+    return [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: -(-len(starts) // most)]]
+
+
+def _translation_probabilities(
+    kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the probability of each distinct token pair after a few iterations of expectation maximization.
+
+    Args:
+        kind: the distinct pair of each occurrence.
+        position: the position in the corpus of the token that is explained, for each occurrence.
+        given: the token that explains, for each distinct pair.
+    """
+    probabilities = np.ones(len(given))
+    for _ in range(_ITERATIONS):
+        expected = probabilities[kind]
+        expected /= np.bincount(position, expected)[position]
+        counts = np.bincount(kind, expected)
+        probabilities = counts / np.bincount(given, counts)[given]
+    return probabilities
+
+
+# --- words ---
+
+
+class _Words:
+    """The division of one side's token sequences into words."""
+
+    def __init__(self, vocabulary: Vocabulary, tokens: Sequence[str]) -> None:
+        pieces = [vocabulary.piece(id) for id in range(vocabulary.size)]
+        texts = [piece.replace("▁", "") for piece in pieces]
+        special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, *map(vocabulary.id, tokens)}
+        self.is_word = np.array(
+            [id not in special and any(map(is_word_character, text)) for id, text in enumerate(texts)]
+        )
+        self.is_unspaced = np.array([bool(text) and is_unspaced(text[0]) for text in texts])
+        self.has_space = np.array([piece.startswith("▁") for piece in pieces])
+        self.bare = np.arange(vocabulary.size)
+        """The token without the space before it, for tokens of scripts without spaces that start a text."""
+        for id in np.flatnonzero(self.has_space & self.is_unspaced).tolist():
+            without = vocabulary.id(texts[id])
+            self.bare[id] = id if without == vocabulary.unk_id else without
+
+    def spans(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return the range of positions of each word."""
+        is_word = self.is_word[ids]
+        joins = ~self.has_space[ids] & ~self.is_unspaced[ids] & is_word
+        spans: list[tuple[int, int]] = []
+        for position in np.flatnonzero(is_word).tolist():
+            previous = spans[-1] if spans else (0, -1)
+            if joins[position] and previous[1] == position and not self.is_unspaced[ids[position - 1]]:
+                spans[-1] = (previous[0], position + 1)
+            else:
+                spans.append((position, position + 1))
+        return spans
+
+
+class _Link(NamedTuple):
+    """A word pair of a sentence pair: the range of positions on each side."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+
+
+# --- masking ---
+
+
+# Makes the choices independent of other random numbers with the same seed and epoch.
+_MASKING = 31
+_MIN_LINK = 0.08
+"""Minimum mean of the lexicon's values for the tokens of a word pair."""
+# Numbers of placeholders in a changed pair, and their probabilities.
+_COUNTS, _COUNT_PROBABILITIES = (1, 2, 3, 4), (0.45, 0.3, 0.15, 0.1)
+# What a placeholder does, and how often: it replaces a word pair, or is put before it, after it, on both sides of it
+# (two placeholders), or at the start or the end of the text.
+_OPERATIONS = ("replace", "before", "after", "around", "start", "end")
+_OPERATION_PROBABILITIES = (0.45, 0.15, 0.15, 0.1, 0.05, 0.1)
+MAX_GROWTH = 6
+"""Maximum number of tokens by which a side of a pair grows."""
+
+
+class _Edit(NamedTuple):
+    """A replacement of positions start to stop of one side by placeholder tokens."""
+
+    start: int
+    stop: int
+    placeholders: tuple[int, ...]
+    """The numbers of the placeholders, in order."""
+
+
+class PlaceholderMasker:
+    """A function that puts placeholders into some pairs of a batch, deterministic in (seed, epoch, index of a pair)."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        tokens: Sequence[str],
+        *,
+        rate: float,
+        seed: int,
+    ) -> None:
+        """Learn the lexicon.
+
+        Args:
+            corpus: the training corpus.
+            vocabularies: the source and the target vocabulary.
+            tokens: the placeholder tokens, which both vocabularies have.
+            rate: the share of pairs that are changed in an epoch.
+            seed: the seed of all choices.
+        """
+        source, target = vocabularies
+        self._rate, self._seed = rate, seed
+        self._lexicon = learn_lexicon(corpus, (source.size, target.size))
+        self._words = _Words(source, tokens), _Words(target, tokens)
+        self._ids = [source.id(token) for token in tokens], [target.id(token) for token in tokens]
+        self._pads = source.pad_id, target.pad_id
+        self._longest = self._longest_of(corpus)
+
+    @staticmethod
+    def _longest_of(corpus: Corpus) -> tuple[int, int]:
+        """Return the length of the longest source and target, beyond which no pair grows."""
+        longest = [0, 0]
+        for start in range(0, corpus.pairs, 1 << 16):
+            for side, lengths in enumerate(corpus.read_run_lengths([(start, min(start + (1 << 16), corpus.pairs))])):
+                longest[side] = max(longest[side], int(lengths.max()))
+        return longest[0], longest[1]
+
+    def mask(self, batch: Batch, epoch: int) -> Batch:
+        """Return a batch with placeholders in some of its pairs."""
+        chosen = np.flatnonzero(_uniform(batch.indices, self._seed, epoch) < self._rate)
+        if not len(chosen):
+            return batch
+        sides = [self._rows(batch.source, 0), self._rows(batch.target, 1)]
+        for row in chosen.tolist():
+            key = np.random.SeedSequence((self._seed, _MASKING, epoch, int(batch.indices[row])))
+            edited = self._edit(sides[0][row], sides[1][row], np.random.Generator(np.random.Philox(key)))
+            sides[0][row], sides[1][row] = edited
+        (source, source_tokens), (target, target_tokens) = (
+            _padded(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
+        )
+        return Batch(source, target, batch.indices, source_tokens, target_tokens)
+
+    def _rows(self, ids: NDArray[np.int64], side: int) -> list[NDArray[np.int64]]:
+        return [row[: int(n)] for row, n in zip(ids, (ids != self._pads[side]).sum(axis=1), strict=True)]
+
+    def _edit(
+        self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return a pair with placeholders; unchanged if it would become longer than any pair of the corpus."""
+        links = self._links(source[:-1], target[:-1])
+        count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))
+        numbers = generator.permutation(len(self._ids[0])).tolist()
+        order = generator.permutation(len(links)).tolist()
+        edits: list[tuple[_Edit, _Edit]] = []
+        while count > 0:
+            operation = str(generator.choice(_OPERATIONS, p=_OPERATION_PROBABILITIES))
+            count -= 2 if operation == "around" else 1
+            if operation in ("start", "end"):
+                positions = _edge(self._words, (source, target), operation, generator)
+                number = (numbers.pop(),)
+                edits.append((_Edit(positions[0], positions[0], number), _Edit(positions[1], positions[1], number)))
+            elif order:
+                edits += _edits_of(links[order.pop()], operation, numbers)
+        edited = self._apply(source, [one for one, _ in edits], 0), self._apply(target, [one for _, one in edits], 1)
+        fits = all(
+            len(new) <= most and len(new) <= len(old) + MAX_GROWTH
+            for new, old, most in zip(edited, (source, target), self._longest, strict=True)
+        )
+        return edited if fits else (source, target)
+
+    def _links(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[_Link]:
+        """Return the word pairs in which each word is the best translation of the other."""
+        sources, targets = self._words[0].spans(source), self._words[1].spans(target)
+        if not sources or not targets:
+            return []
+        scores = np.zeros((len(sources), len(targets)))
+        source_ids, target_ids = source.tolist(), target.tolist()
+        for i, (start, stop) in enumerate(sources):
+            for j, (begin, end) in enumerate(targets):
+                total = sum(
+                    self._lexicon.get((s, t), 0.0) for s in source_ids[start:stop] for t in target_ids[begin:end]
+                )
+                scores[i, j] = total / max(stop - start, end - begin)
+        best_target, best_source = scores.argmax(axis=1), scores.argmax(axis=0)
+        return [
+            _Link(sources[i], targets[j])
+            for i, j in enumerate(best_target.tolist())
+            if best_source[j] == i and scores[i, j] >= _MIN_LINK
+        ]
+
+    def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
+        """Return one side with its edits; after a placeholder at the start, a text has no space of its own."""
+        parts: list[NDArray[np.int64]] = []
+        position = 0
+        for edit in sorted(edits):
+            parts += [ids[position : edit.start], np.array([self._ids[side][n] for n in edit.placeholders], np.int64)]
+            position = edit.stop
+        rest = ids[position:]
+        if position == 0 and edits:
+            rest = rest.copy()
+            rest[0] = self._words[side].bare[rest[0]]
+        return np.concatenate([*parts, rest])
+
+
+def _edits_of(link: _Link, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
+    """Return the edits of both sides at a word pair; they take their placeholders from the end of `numbers`."""
+    (start, stop), (begin, end) = link
+    if operation == "replace":
+        number = (numbers.pop(),)
+        return [(_Edit(start, stop, number), _Edit(begin, end, number))]
+    edits = []
+    if operation in ("before", "around"):
+        number = (numbers.pop(),)
+        edits.append((_Edit(start, start, number), _Edit(begin, begin, number)))
+    if operation in ("after", "around"):
+        number = (numbers.pop(),)
+        edits.append((_Edit(stop, stop, number), _Edit(end, end, number)))
+    return edits
+
+
+def _edge(
+    words: tuple[_Words, _Words],
+    sides: tuple[NDArray[np.int64], NDArray[np.int64]],
+    operation: str,
+    generator: np.random.Generator,
+) -> tuple[int, int]:
+    """Return the positions at the start or the end of both sides; the end is before or after the last punctuation."""
+    if operation == "start":
+        return 0, 0
+    before_punctuation = generator.random() < 0.5
+    positions = []
+    for side, ids in zip(words, sides, strict=True):
+        spans = side.spans(ids[:-1])
+        positions.append(spans[-1][1] if before_punctuation and spans else len(ids) - 1)
+    return positions[0], positions[1]
+
+
+def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.float64]:
+    """Return a number in [0, 1) for each pair, a hash (splitmix64) of the seed, the epoch and the pair's index."""
+    base = np.random.SeedSequence((seed, _MASKING, epoch)).generate_state(1, np.uint64)[0]
+    with np.errstate(over="ignore"):
+        state = base + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state ^= state >> np.uint64(31)
+    uniform: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return uniform
+
+
+def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
+    """Return rows padded to one length, and the number of tokens without padding."""
+    padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded, sum(map(len, rows))
+
+
+class PlaceholderPlan:
+    """A plan of batches in which other pairs have placeholders in each epoch."""
+
+    def __init__(self, plan: BatchPlan, masker: PlaceholderMasker) -> None:
+        self._plan, self._masker = plan, masker
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return len(self._plan)
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the batch at a position of an epoch, with placeholders in some of its pairs."""
+        return self._masker.mask(self._plan.batch(epoch, position), epoch)

@@ -1,0 +1,371 @@
+"""Readers of the files of localization tools: gettext catalogs (PO) and XLIFF 1.2 and 2."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape, unescape
+from typing import Literal, NamedTuple
+
+from transduce.documents.formats import Source
+from transduce.documents.limits import check_xml, xml_encoding
+from transduce.documents.text_formats import Line, lines_of
+from transduce.documents.units import (
+    Document,
+    DocumentSettings,
+    Edit,
+    InlineText,
+    Part,
+    Tag,
+    TextFile,
+    Unit,
+    has_letters,
+)
+from transduce.errors import TransduceError
+
+# --- gettext catalogs ---
+
+_STATEMENT = re.compile(r'\s*(?P<key>msgctxt|msgid|msgid_plural|msgstr)(?:\[(?P<number>\d+)\])?\s*(?P<string>".*")\s*')
+_CONTINUATION = re.compile(r'\s*(?P<string>".*")\s*')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_CHARSET = re.compile(rb"Content-Type:[^\"]*?charset=([\w.:-]+)", re.IGNORECASE)
+_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)")
+_PO_WIDTH = 77
+
+
+class _String(NamedTuple):
+    """A string of a catalog with the span of its literals."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass
+class _Entry:
+    """An entry of a catalog."""
+
+    start: int
+    """Position of its first statement or of its line of flags."""
+    flags: str | None = None
+    """Its line of flags, without the line break."""
+    ids: list[_String] = field(default_factory=list)
+    """The text to translate and, for plural forms, the plural text."""
+    translations: dict[int, _String] = field(default_factory=dict)
+
+
+def read_po(source: Source) -> Document:
+    """Return the document of a gettext catalog: the entries without a translation, or all with `overwrite`."""
+    declared = _CHARSET.search(source.content[:65_536])
+    is_named = declared is not None and declared[1] != b"CHARSET"
+    file = source.text_file(declared[1].decode() if declared is not None and is_named else "utf-8")
+    entries = list(_entries(file.text))
+    header = next((entry.translations[0].text for entry in entries if _is_header(entry)), "")
+    counted = _PLURALS.search(header)
+    plurals = int(counted[1]) if counted else 2
+    edits = [
+        _edit_entry(file, entry, plurals, source.settings)
+        for entry in entries
+        if not _is_header(entry) and entry.ids and entry.translations and has_letters(entry.ids[0].text)
+    ]
+    return file.document([edit for edit in edits if edit.units])
+
+
+def _is_header(entry: _Entry) -> bool:
+    return bool(entry.ids) and not entry.ids[0].text and 0 in entry.translations
+
+
+def _entries(text: str) -> Iterator[_Entry]:
+    """Yield the entries of a catalog; obsolete ones are comments.
+
+    Raises:
+        TransduceError: a line is neither a comment nor a string.
+    """
+    entry: _Entry | None = None
+    flags: Line | None = None
+    literals: list[tuple[Line, str]] = []
+    key: tuple[str, int] = ("", 0)
+
+    def close() -> None:
+        if entry is None or not literals:
+            return
+        first, last = literals[0], literals[-1]
+        start = first[0].start + first[0].text.index('"')
+        end = last[0].start + last[0].text.rindex('"') + 1
+        string = _String(start, end, "".join(_unquoted(literal) for _, literal in literals))
+        if key[0].startswith("msgid"):
+            entry.ids.append(string)
+        elif key[0] == "msgstr":
+            entry.translations[key[1]] = string
+        literals.clear()
+
+    for number, line in enumerate(lines_of(text), 1):
+        stripped = line.text.strip()
+        statement = _STATEMENT.fullmatch(line.text)
+        continuation = _CONTINUATION.fullmatch(line.text)
+        if statement is not None:
+            close()
+            is_first = statement["key"] == "msgctxt" or (statement["key"] == "msgid" and key[0] != "msgctxt")
+            if is_first:
+                if entry is not None:
+                    yield entry
+                entry = _Entry(line.start if flags is None else flags.start, None if flags is None else flags.text)
+                flags = None
+            key = (statement["key"], int(statement["number"] or 0))
+            literals.append((line, statement["string"]))
+        elif continuation is not None and literals:
+            literals.append((line, continuation["string"]))
+        elif stripped.startswith("#") or not stripped:
+            close()
+            flags = line if stripped.startswith("#,") else flags
+        else:
+            raise TransduceError(f"The document should be a gettext catalog, but line {number} is {stripped[:60]!r}.")
+    close()
+    if entry is not None:
+        yield entry
+
+
+def _unquoted(literal: str) -> str:
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), literal[1:-1])
+
+
+def _quoted(text: str, newline: str) -> str:
+    """Return the literals of a string: one line, or an empty one and lines of at most 77 characters."""
+    escapes = {value: f"\\{key}" for key, value in _ESCAPED.items()} | {"\\": "\\\\", '"': '\\"'}
+    escaped = "".join(escapes.get(character, character) for character in text)
+    if len(escaped) <= _PO_WIDTH - 7 and "\\n" not in escaped.removesuffix("\\n"):
+        return f'"{escaped}"'
+    lines = [""]
+    for word in re.findall(r"(?:\\[^n]|[^\s\\])*(?:\\n|\s+|\Z)", escaped):
+        if lines[-1].endswith("\\n") or (lines[-1] and len(lines[-1]) + len(word) > _PO_WIDTH):
+            lines.append("")
+        lines[-1] += word
+    return newline.join(['""', *(f'"{line}"' for line in lines if line)])
+
+
+def _edit_entry(file: TextFile, entry: _Entry, plurals: int, settings: DocumentSettings) -> Edit:
+    """Return the edit of an entry; without a text to translate, it has no units."""
+    open_strings = [
+        (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
+        for number, string in sorted(entry.translations.items())
+        if settings.overwrite or not string.text
+    ]
+    start, end = entry.start, max(string.end for string in entry.translations.values())
+
+    def render(translations: Sequence[str]) -> str:
+        written, position = "", start
+        if settings.mark_fuzzy and (entry.flags is None or "fuzzy" not in entry.flags):
+            written += "#, fuzzy" + (file.newline if entry.flags is None else "")
+            position += 0 if entry.flags is None else entry.flags.index("#") + 1
+        for (string, id_text), translation in zip(open_strings, translations, strict=True):
+            before, after = _outer_breaks(id_text)
+            written += file.text[position : string.start] + _quoted(
+                before + translation.strip("\n") + after, file.newline
+            )
+            position = string.end
+        return written + file.text[position:end]
+
+    units = [Unit(text.strip("\n")) for _, text in open_strings]
+    return Edit(start, end, units, render, is_in_place=False)
+
+
+def _outer_breaks(text: str) -> tuple[str, str]:
+    """Return the line breaks at the start and at the end of a text."""
+    core = text.strip("\n")
+    start = text.index(core) if core else 0
+    return text[:start], text[start + len(core) :]
+
+
+# --- XLIFF ---
+
+_XML_TOKEN = re.compile(
+    r"<!--.*?-->|<!\[CDATA\[(?P<data>.*?)\]\]>|<\?.*?\?>"
+    r"|<(?P<end>/?)(?P<name>[^\s<>/!?]+)(?P<attributes>(?:[^<>\"']|\"[^\"]*\"|'[^']*')*?)(?P<empty>/?)>",
+    re.DOTALL,
+)
+_XML_ATTRIBUTE = re.compile(r"""(?P<name>[^\s=]+)\s*=\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)')""")
+_PAIRS = {"g", "pc", "mrk"}
+_UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
+
+
+@dataclass
+class _Element:
+    """An open element of an XLIFF file."""
+
+    name: str
+    attributes: dict[str, str]
+    start: int
+    """Position of the start tag."""
+    inner: int
+    """Position after the start tag."""
+    is_untranslated: bool
+    preserves_space: bool
+    source: tuple[int, int] | None = None
+    """The span inside its `source` element."""
+    source_end: int = 0
+    """The position after its `source` element, or after the `seg-source` element that follows."""
+    target: tuple[int, int, str] | None = None
+    """The span and the start tag of its `target` element."""
+
+
+def _attributes(text: str) -> dict[str, str]:
+    return {m["name"]: unescape(m["double"] or m["single"] or "") for m in _XML_ATTRIBUTE.finditer(text)}
+
+
+def read_xliff(source: Source) -> Document:
+    """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`."""
+    file = source.text_file(xml_encoding(source.content))
+    check_xml(file.text, "XLIFF")
+    edits: list[Edit] = []
+    root: re.Match[str] | None = None
+    opened: list[_Element] = []
+    for match in _XML_TOKEN.finditer(file.text):
+        name = (match["name"] or "").rpartition(":")[2] if match["name"] and ":" in match["name"] else match["name"]
+        if not match["name"]:
+            continue
+        if root is None and not match["end"]:
+            root = match
+            if name != "xliff":
+                raise TransduceError(f"The document should be XLIFF, but its root element is <{match['name']}>.")
+        if match["end"]:
+            edits += _close(file, opened, match, source.settings)
+        else:
+            _open(opened, match, str(name))
+            if match["empty"]:
+                edits += _close(file, opened, match, source.settings)
+    languages = [] if root is None else list(_language_edits(file, root, source.settings.target_language))
+    return file.document(sorted([*edits, *languages], key=lambda edit: edit.start) if edits else [])
+
+
+def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
+    attributes = _attributes(match["attributes"])
+    parent = opened[-1] if opened else None
+    translate = attributes.get("translate")
+    is_untranslated = translate == "no" or (translate is None and parent is not None and parent.is_untranslated)
+    space = attributes.get("xml:space")
+    preserves = space == "preserve" if space else parent is not None and parent.preserves_space
+    opened.append(_Element(name, attributes, match.start(), match.end(), is_untranslated, preserves))
+
+
+def _close(file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings) -> Iterator[Edit]:
+    """Close the innermost element; yield the edit of a segment."""
+    element = opened.pop()
+    parent = opened[-1] if opened else None
+    inner = (element.inner, max(element.inner, match.start()) if not match["empty"] else element.inner)
+    if parent is not None and parent.name in ("trans-unit", "segment"):
+        if element.name == "source":
+            parent.source, parent.source_end = inner, match.end()
+            parent.preserves_space = element.preserves_space
+        elif element.name == "seg-source":
+            parent.source_end = match.end()
+        elif element.name == "target":
+            start_tag = file.text[element.start : element.inner]
+            parent.target = (element.start, match.end(), start_tag)
+            is_open = element.attributes.get("state") in _UNTRANSLATED_STATES
+            parent.attributes["target"] = "" if is_open else _XML_TOKEN.sub("", file.text[inner[0] : inner[1]]).strip()
+    if element.name not in ("trans-unit", "segment") or element.source is None or element.is_untranslated:
+        return
+    if settings.overwrite or not element.attributes.get("target"):
+        edit = _edit_segment(file, element)
+        yield from [edit] if has_letters(edit.units[0].text) else []
+
+
+def _edit_segment(file: TextFile, element: _Element) -> Edit:
+    """Return the edit that replaces or adds the target of a segment."""
+    assert element.source is not None
+    parts, sources = _inline_parts(file.text[slice(*element.source)], preserves_space=element.preserves_space)
+    inline = InlineText(parts)
+    line_start = file.text.rfind("\n", 0, element.source[0]) + 1
+    indentation = re.match(r"[ \t]*(?=<)", file.text[line_start : element.source[0]])
+    between = "" if indentation is None else file.newline + indentation[0]
+    prefix = re.match(r"<((?:[^\s<>:/]+:)?)source", file.text[file.text.rfind("<", 0, element.source[0]) :])
+    name = f"{prefix[1] if prefix else ''}target"
+    if element.target is None:
+        start, end, start_tag = element.source_end, element.source_end, f"{between}<{name}>"
+    else:
+        start, end, start_tag = element.target
+        start_tag = re.sub(r"\s*/>$", ">", start_tag)
+        start_tag = re.sub(
+            r"""(\sstate\s*=\s*["'])(?:new|needs-translation)""", r"\1needs-review-translation", start_tag
+        )
+
+    def render(translations: Sequence[str]) -> str:
+        translated = inline.translated(translations[0])
+        texts = (escape(part, quote=False) if isinstance(part, str) else sources[part] for part in translated)
+        return f"{start_tag}{''.join(texts)}</{name}>"
+
+    return Edit(start, end, [inline.unit], render, is_in_place=False)
+
+
+def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict[Tag, str]]:
+    """Return the content of a `source` element as texts and tags, and the source of each tag.
+
+    Elements that contain codes of the original format, not text, are tags without text.
+    """
+    parts: list[Part] = []
+    sources: dict[Tag, str] = {}
+    position = number = 0
+    opened: list[int] = []
+    kind: Literal["empty", "object"] = "empty"
+    depth = 0  # inside an element that contains no text
+
+    def add_text(part: str) -> None:
+        part = unescape(part)
+        parts.append(part if preserves_space else re.sub(r"\s*[\r\n]\s*", " ", part))
+
+    def add_tag(tag: Tag, source: str) -> None:
+        parts.append(tag)
+        sources[tag] = source
+
+    for match in _XML_TOKEN.finditer(text):
+        name = (match["name"] or "").rpartition(":")[2]
+        if depth:
+            depth += -1 if match["end"] else int(bool(name) and not match["empty"])
+            if not depth:
+                add_tag(Tag(kind, number), text[position : match.end()])
+                number, position = number + 1, match.end()
+            continue
+        add_text(text[position : match.start()])
+        position = match.end()
+        if not name:
+            parts.append(match["data"]) if match["data"] is not None else add_tag(Tag("empty", number), match[0])
+        elif match["end"]:
+            add_tag(Tag("close", opened.pop()), match[0])
+        elif match["empty"]:
+            add_tag(Tag(_kind(name), number), match[0])
+        elif name in _PAIRS and not _is_protected(match["attributes"]):
+            opened.append(number)
+            add_tag(Tag("open", number), match[0])
+        else:
+            depth, kind, position, number = 1, _kind(name), match.start(), number - 1
+        number += 1
+    add_text(text[position:])
+    return parts, sources
+
+
+def _kind(name: str) -> Literal["empty", "object"]:
+    """Return the kind of tag of an element without text to translate."""
+    return "object" if name in ("x", "ph", "mrk", "g", "pc", "cp") else "empty"
+
+
+def _is_protected(attributes: str) -> bool:
+    values = _attributes(attributes)
+    return values.get("translate") == "no" or values.get("mtype") == "protected"
+
+
+def _language_edits(file: TextFile, root: re.Match[str], language: str | None) -> Iterator[Edit]:
+    """Yield the edits that store the target language where it is missing."""
+    if language is None:
+        return
+    is_2 = "srcLang" in root["attributes"]
+    name = "trgLang" if is_2 else "target-language"
+    tags = (
+        [root]
+        if is_2
+        else [each for each in _XML_TOKEN.finditer(file.text) if each["name"] == "file" and not each["end"]]
+    )
+    for tag in tags:
+        if name not in _attributes(tag["attributes"]):
+            position = tag.end("attributes")
+            position -= len(tag["attributes"]) - len(tag["attributes"].rstrip())
+            yield Edit(position, position, [], lambda _: f' {name}="{escape(language)}"', is_in_place=False)

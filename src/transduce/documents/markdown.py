@@ -1,0 +1,487 @@
+"""Reader of Markdown: headings, paragraphs, list items and table cells are translated.
+
+Code, links' targets, formulas, front matter, HTML tags and the layout of blocks stay the same.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from transduce.documents.formats import Source
+from transduce.documents.text_formats import display_width, is_wide
+from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, Unit, has_letters
+from transduce.errors import TransduceError, import_extra
+
+_FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+
+
+_MIN_WIDTH = 40  # columns of wrapped lines
+_MAX_PARAGRAPH = 20_000  # characters
+
+
+class _Line(NamedTuple):
+    """The part of a source line that belongs to the text of a block."""
+
+    start: int
+    text: str
+
+
+def read_markdown(source: Source) -> Document:
+    """Return the document of a Markdown file (CommonMark with tables and strikethrough)."""
+    file = source.text_file()
+    front = _FRONT_MATTER.match(file.text)
+    body = file.text[front.end() if front else 0 :]
+    raw_lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z", body)
+    starts = list(accumulate(map(len, raw_lines), initial=front.end() if front else 0))
+    markdown = import_extra("markdown_it", "documents").MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    env: dict[str, Any] = {}
+    tokens = markdown.parse("".join(re.sub(r"\r\n?", "\n", line) for line in raw_lines), env)
+    reader = _Reader(file, [line.rstrip("\r\n") for line in raw_lines], starts, _Inline(markdown, env))
+    return file.document(reader.edits(tokens))
+
+
+class _Reader:
+    """A reader of the blocks of a Markdown file."""
+
+    def __init__(self, file: TextFile, lines: Sequence[str], starts: Sequence[int], inline: "_Inline") -> None:
+        self.file = file
+        self.lines = lines
+        self.starts = starts
+        self.inline = inline
+
+    def edits(self, tokens: Sequence[Any]) -> Iterator[Edit]:
+        """Yield the edits of all blocks, in order."""
+        in_table, kind = False, ""
+        for token in tokens:
+            if token.type == "table_open":
+                in_table = True
+                yield from self._table(*token.map)
+            elif token.type == "table_close":
+                in_table = False
+            elif token.type in ("paragraph_open", "heading_open"):
+                kind = token.type
+            elif token.type == "inline" and not in_table:
+                yield from self._block(self._locate(token.map[0], token.content), is_paragraph=kind == "paragraph_open")
+            elif token.type == "html_block" and token.level == 0:
+                yield from self._html(*token.map)
+
+    def _locate(self, first: int, content: str) -> list[_Line]:
+        """Return the lines of a block's content; the source has prefixes such as `> ` before them."""
+        located = []
+        for number, line in enumerate(content.split("\n"), first):
+            start = self.lines[number].rfind(line)
+            if start < 0:  # tabs are expanded in the content
+                line = line.lstrip()
+                start = max(0, self.lines[number].rfind(line))
+            located.append(_Line(self.starts[number] + start, line))
+        return located
+
+    def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
+        if re.match(r":::|\{%|\[TOC\]|!!! ", lines[0].text):  # a directive of a documentation tool
+            lines = lines[1:]
+        if sum(len(line.text) for line in lines) > _MAX_PARAGRAPH:
+            raise TransduceError(f"A paragraph of Markdown may have {_MAX_PARAGRAPH:,} characters: divide it.")
+        if lines:
+            yield from self._edit(lines, is_paragraph=is_paragraph, is_cell=False)
+
+    def _html(self, first: int, end: int) -> Iterator[Edit]:
+        start, stop = self.starts[first], self.starts[end]
+        text = self.file.text[start:stop]
+        if has_letters(re.sub(r"<!--.*?-->|<(script|style).*?</\1>|<[^>]*>", "", text, flags=re.DOTALL)):
+            yield Edit(start, stop, [Unit(text, "html")], lambda translations: translations[0])
+
+    def _table(self, first: int, end: int) -> Iterator[Edit]:
+        for number in (first, *range(first + 2, end)):
+            position = 0
+            for cell in re.split(r"(?<!\\)\|", self.lines[number]):
+                text = cell.strip()
+                start = self.starts[number] + position + len(cell) - len(cell.lstrip())
+                position += len(cell) + 1
+                if text:
+                    yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
+
+    def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
+        """Yield the edit of a block, if it has text."""
+        parsed = self.inline.parse([line.text for line in lines])
+        inline = InlineText(parsed.parts)
+        start, end = lines[0].start, lines[-1].start + len(lines[-1].text)
+        has_text = has_letters(inline.plain)
+        between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
+        is_wrapped = len(lines) - 1 > len(parsed.breaks)
+        width = max(_MIN_WIDTH, *(display_width(line.text) for line in lines)) if is_wrapped else 0
+        units = [*([inline.unit] if has_text else []), *(Unit(image.alt) for image in parsed.images)]
+
+        def render(translations: Sequence[str]) -> str:
+            waiting = list(translations)
+            translated = inline.translated(waiting.pop(0)) if has_text else parsed.parts
+            sources = dict(parsed.sources)
+            for image, alt in zip(parsed.images, waiting, strict=True):
+                sources[image.tag] = f"{image.before}{self.inline.escape(alt)}{image.after}"
+            for tag in parsed.breaks:
+                sources[tag] = sources[tag].rstrip("\r\n") + (between or self.file.newline)
+            words = list(self.inline.words(_settled(translated, sources), sources, is_cell=is_cell))
+            return _wrapped(words, width, between, is_paragraph=is_paragraph)
+
+        if units:
+            yield Edit(start, end, units, render)
+
+
+# --- inline elements ---
+
+
+class _Image(NamedTuple):
+    """An image with a description."""
+
+    tag: Tag
+    before: str
+    alt: str
+    after: str
+
+
+@dataclass
+class _Parsed:
+    """The texts and tags of a block."""
+
+    parts: list[Part] = field(default_factory=list)
+    sources: dict[Tag, str] = field(default_factory=dict)
+    images: list[_Image] = field(default_factory=list)
+    breaks: list[Tag] = field(default_factory=list)
+    """Tags of hard line breaks."""
+
+    def add(self, kind: Any, source: str, number: int | None = None) -> Tag:
+        """Append a tag; a new number is used unless one is set."""
+        tag = Tag(kind, len(self.sources) if number is None else number)
+        self.parts.append(tag)
+        self.sources[tag] = source
+        return tag
+
+
+@dataclass
+class _Delimiters:
+    """A run of characters such as `**` that may start or end emphasis."""
+
+    position: int
+    """Index among the parts, at which its tags are inserted."""
+    character: str
+    length: int
+    can_open: bool
+    can_close: bool
+    left: int
+    """Characters that no tag uses so far."""
+    opens: list[Tag] = field(default_factory=list)
+    closes: list[Tag] = field(default_factory=list)
+
+
+# Formulas, footnotes, the attributes of a heading, and the tags of site generators.
+_OPAQUE = re.compile(
+    r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
+    re.DOTALL,
+)
+_EDGE = re.compile(r"\A(?:\[[ xX]\](?=\s)|\[![A-Z]{1,20}\]|\[\^[^\]\s]{1,100}\]:)|\{[#.:][^{}\n]{0,200}\}\s*\Z")
+_INLINE_TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z][\w-]*)[^<>]*?(?P<empty>/?)>", re.DOTALL)
+_VOID = re.compile("br|hr|img|input|wbr", re.IGNORECASE)
+_CODE = re.compile("code|kbd|samp|var|math|script|style|pre", re.IGNORECASE)
+_SPECIAL = set("\\`[!<&*_~${\n")
+
+
+class _Inline:
+    """A parser and writer of inline elements."""
+
+    def __init__(self, markdown: Any, env: dict[str, Any]) -> None:
+        self.markdown = markdown
+        self.env = env
+        rules = import_extra("markdown_it.rules_inline", "documents")
+        self.rules = {
+            name: getattr(rules, name)
+            for name in ("escape", "backtick", "autolink", "html_inline", "entity", "link", "image")
+        }
+        self.state_class = rules.StateInline
+
+    def parse(self, lines: Sequence[str]) -> _Parsed:
+        """Return the texts and tags of the lines of a block."""
+        content = "\n".join(lines)
+        state = self.state_class(content, self.markdown, self.env, [])
+        parsed = _Parsed()
+        self._range(state, 0, len(content), parsed)
+        _pair_html(parsed)
+        return parsed
+
+    def _match(self, state: Any, position: int) -> tuple[str, int]:
+        """Return the name and the end of the construct at a position; an empty name if there is none."""
+        if edge := _EDGE.match(state.src, position):
+            return "edge", edge.end()
+        opaque = _OPAQUE.match(state.src, position, state.posMax)
+        if opaque is not None:
+            return "opaque", opaque.end()
+        for name, rule in self.rules.items():
+            state.pos = position
+            if rule(state, True) and state.pos > position:  # noqa: FBT003
+                return name, state.pos
+        return "", position
+
+    def _range(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
+        """Append the texts and tags of a span to the result; emphasis is paired within the span."""
+        state.posMax = end
+        delimiters: list[_Delimiters] = []
+        position = start
+        while position < end:
+            character = state.src[position]
+            name, stop = self._match(state, position) if character in _SPECIAL and character != "\n" else ("", position)
+            source = state.src[position:stop]
+            if name == "link":
+                self._link(state, position, stop, parsed)
+                state.posMax = end
+            elif name == "image":
+                self._image(state, position, stop, parsed)
+            elif name in ("edge", "opaque", "backtick", "autolink", "html_inline"):
+                parsed.add("empty" if name in ("edge", "html_inline") else "object", source)
+            elif name == "escape" and source[1:] == "\n":
+                parsed.breaks.append(parsed.add("empty", source))
+            elif name == "escape":
+                parsed.parts.append(source[1:])
+            elif name == "entity":
+                parsed.parts.append(unescape(source))
+            elif character in "*_" or state.src.startswith("~~", position):
+                scanned = state.scanDelims(position, character == "*")
+                stop = position + scanned.length
+                at = len(parsed.parts)
+                length = scanned.length
+                delimiters.append(_Delimiters(at, character, length, scanned.can_open, scanned.can_close, length))
+                parsed.parts.append("")
+            elif character == "\n":
+                stop = _line_break(state.src, position, parsed)
+            else:
+                stop = position + 1
+                while stop < end and state.src[stop] not in _SPECIAL:
+                    stop += 1
+                parsed.parts.append(state.src[position:stop])
+            position = stop
+        _pair_emphasis(delimiters, parsed)
+
+    def _link(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
+        label_end = self.markdown.helpers.parseLinkLabel(state, start, False)  # noqa: FBT003
+        closing = state.src[label_end:end]
+        if closing in ("]", "][]"):  # the reference is the label, which changes
+            closing = f"][{state.src[start + 1 : label_end]}]"
+        opening = parsed.add("open", "[")
+        self._range(state, start + 1, label_end, parsed)
+        parsed.add("close", closing, opening.id)
+
+    def _image(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
+        source = state.src[start:end]
+        tag = parsed.add("object", source)
+        label_end = self.markdown.helpers.parseLinkLabel(state, start + 1, False)  # noqa: FBT003
+        alt, after = state.src[start + 2 : label_end], state.src[label_end:end]
+        if has_letters(alt) and after not in ("]", "][]"):
+            parsed.images.append(_Image(tag, "![", alt, after))
+
+    def words(self, parts: Sequence[Part], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
+        """Yield the Markdown of texts and tags, divided where a line may be broken; spaces are at the starts."""
+        word = ""
+        for index, part in enumerate(parts):
+            if isinstance(part, Tag):
+                word += self._tag_source(parts, index, sources)
+                continue
+            escaped = self.escape(part).replace("|", "\\|") if is_cell else self.escape(part)
+            first, *others = re.split(r"(?=[ \n])", escaped)
+            word += first
+            for other in others:
+                yield word
+                word = other
+        yield word
+
+    @staticmethod
+    def _tag_source(parts: Sequence[Part], index: int, sources: dict[Tag, str]) -> str:
+        """Return a tag; `_` inside a word becomes `*`, which means the same."""
+        tag = parts[index]
+        assert isinstance(tag, Tag)
+        source = sources[tag]
+        if source.strip("_") or not source:
+            return source
+        ends = (Tag("open", tag.id), Tag("close", tag.id))
+        if any(_outer_letter(parts, end) for end in ends):
+            return "*" * len(source)
+        return source
+
+    def escape(self, text: str) -> str:
+        """Return a text with the characters escaped that would be Markdown."""
+        references = self.env.get("references", {})
+
+        def bracket(match: re.Match[str]) -> str:
+            is_link = match[2] in ("(", "[", ":") or match[1].strip().upper() in references
+            return f"\\{match[0]}" if is_link else match[0]
+
+        text = re.sub(r"\\(?=[!-/:-@\[-`{-~\n])|`", r"\\\g<0>", text)
+        text = re.sub(r"(?<!\s)\*|\*(?!\s)|(?<!\w)_|_(?!\w)|~(?=~)|<(?=[A-Za-z/!?])|&(?=#?\w+;)", r"\\\g<0>", text)
+        return re.sub(r"\[([^\]]*)\](.?)", bracket, text)
+
+
+def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
+    """Return whether a word character stands directly outside of a start or end tag."""
+    if tag not in parts:
+        return False
+    index = parts.index(tag)
+    outside = parts[:index] if tag.kind == "open" else parts[index + 1 :]
+    text = "".join(part for part in outside if isinstance(part, str))
+    return (text[-1:] if tag.kind == "open" else text[:1]).isalnum()
+
+
+def _line_break(content: str, position: int, parsed: _Parsed) -> int:
+    """Append a line break of the source as a space or, after two spaces, as a tag; return the position behind it."""
+    before = parsed.parts[-1] if parsed.parts and isinstance(parsed.parts[-1], str) else ""
+    following = re.compile(r"\n[ \t]*").match(content, position)
+    end = following.end() if following else position + 1
+    if before.endswith("  "):
+        parsed.parts[-1] = before.rstrip(" ")
+        parsed.breaks.append(parsed.add("empty", "  \n"))
+        return end
+    if before:
+        parsed.parts[-1] = before.rstrip(" ")
+    is_unspaced = is_wide(before.rstrip()[-1:]) and is_wide(content[end : end + 1])
+    parsed.parts.append("" if is_unspaced else " ")
+    return end
+
+
+def _pair_emphasis(delimiters: list[_Delimiters], parsed: _Parsed) -> None:
+    """Replace the runs of `*`, `_` and `~` by pairs of tags and texts, by the rules of CommonMark."""
+    openers: list[_Delimiters] = []
+    for closer in delimiters:
+        while closer.can_close and closer.left:
+            opener = next((each for each in reversed(openers) if _fits(each, closer)), None)
+            if opener is None:
+                break
+            length = 2 if min(opener.left, closer.left) >= 2 else 1
+            number = len(parsed.sources)
+            for tag, owner in ((Tag("open", number), opener.opens), (Tag("close", number), closer.closes)):
+                parsed.sources[tag] = closer.character * length
+                owner.append(tag)
+            opener.left -= length
+            closer.left -= length
+            del openers[openers.index(opener) + 1 :]
+            if not opener.left:
+                openers.remove(opener)
+        if closer.can_open and closer.left:
+            openers.append(closer)
+    for run in reversed(delimiters):
+        parsed.parts[run.position : run.position + 1] = [*run.closes, run.character * run.left, *reversed(run.opens)]
+
+
+def _fits(opener: _Delimiters, closer: _Delimiters) -> bool:
+    if opener.character != closer.character:
+        return False
+    if opener.character == "~":
+        return opener.left >= 2 <= closer.left
+    is_both = opener.can_close or closer.can_open
+    return not (is_both and (opener.length + closer.length) % 3 == 0 and (opener.length % 3 or closer.length % 3))
+
+
+def _pair_html(parsed: _Parsed) -> None:
+    """Turn pairs of inline HTML tags into start and end tags, and inline code with its content into one element."""
+    opened: list[tuple[int, str]] = []
+    for index, part in enumerate(parsed.parts):
+        match = _INLINE_TAG.fullmatch(parsed.sources[part]) if isinstance(part, Tag) and part.kind == "empty" else None
+        if match is None or match["empty"] or _VOID.fullmatch(match["name"]):
+            continue
+        if not match["end"]:
+            opened.append((index, match["name"].lower()))
+            continue
+        while opened and opened[-1][1] != match["name"].lower():
+            opened.pop()
+        if opened:
+            start = opened.pop()[0]
+            if _is_balanced(parsed.parts[start + 1 : index]):
+                _make_pair(parsed, start, index, is_code=_CODE.fullmatch(match["name"]) is not None)
+    parsed.parts = [part for part in parsed.parts if part != ""]
+
+
+def _is_balanced(parts: Sequence[Part]) -> bool:
+    tags = [part for part in parts if isinstance(part, Tag)]
+    return {tag.id for tag in tags if tag.kind == "open"} == {tag.id for tag in tags if tag.kind == "close"}
+
+
+def _make_pair(parsed: _Parsed, start: int, end: int, *, is_code: bool) -> None:
+    opening, closing = parsed.parts[start], parsed.parts[end]
+    assert isinstance(opening, Tag)
+    assert isinstance(closing, Tag)
+    if is_code:
+        inner = (part if isinstance(part, str) else parsed.sources[part] for part in parsed.parts[start : end + 1])
+        parsed.parts[start] = tag = Tag("object", opening.id)
+        parsed.sources[tag] = "".join(inner)
+        parsed.parts[start + 1 : end + 1] = [""] * (end - start)
+        return
+    for index, tag, old in ((start, Tag("open", opening.id), opening), (end, Tag("close", opening.id), closing)):
+        parsed.parts[index] = tag
+        parsed.sources[tag] = parsed.sources.pop(old)
+        parsed.sources.setdefault(Tag("empty", old.id), "")  # keeps the numbers of later tags unique
+
+
+# --- writing ---
+
+_EMPHASIS = re.compile(r"[*_]+|~~")
+
+
+def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
+    """Return parts in which emphasis begins and ends at words, as Markdown needs it; empty emphasis is removed."""
+    settled = list(parts)
+    for tag in [part for part in parts if isinstance(part, Tag) and part.kind == "open"]:
+        if not _EMPHASIS.fullmatch(sources[tag]):
+            continue
+        closing = Tag("close", tag.id)
+        start, end = settled.index(tag), settled.index(closing)
+        inner = settled[start + 1 : end]
+        if not any(isinstance(part, Tag) or part.strip() for part in inner):
+            settled[start : end + 1] = inner
+            continue
+        after = "".join(part for part in settled[end + 1 :] if isinstance(part, str))[:1]
+        before = "".join(part for part in settled[:start] if isinstance(part, str))[-1:]
+        if isinstance(inner[-1], str):
+            kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"[\W_]+\Z", "", inner[-1])
+            if kept:
+                moved = inner[-1][len(kept) :]
+                settled[end - 1 : end + 1] = [kept, closing, *([moved] if moved else [])]
+        if isinstance(inner[0], str) and len(inner) >= 1:
+            text = str(settled[start + 1])
+            kept = text.lstrip() if not before.isalnum() else re.sub(r"\A[\W_]+", "", text)
+            if kept:
+                moved = text[: len(text) - len(kept)]
+                settled[start : start + 2] = [*([moved] if moved else []), tag, kept]
+    return settled
+
+
+_LINE_START = re.compile(r"\s*(?:[-+*>#=|:]|\d{1,9}[.)](?=\s|\Z)|~~~|```)")
+
+
+def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bool) -> str:
+    """Return words on lines of at most `width` columns; 0: on one line.
+
+    Args:
+        words: words of Markdown; spaces are at the starts.
+        width: columns.
+        between: the line break of the source, with the prefix of the next line.
+        is_paragraph: whether the start of the text could be taken for another kind of block, and is escaped.
+    """
+    first = "".join(words[:1])
+    starts_block = is_paragraph and re.match(
+        r"(?:[-+*](?=\s|\Z)|>|#{1,6}(?=\s|\Z)|=+\s*\Z|~~~)", first + (" " if len(words) > 1 else "")
+    )
+    number = re.match(r"(\d{1,9})[.)](?=\s|\Z)", first + " ") if is_paragraph else None
+    text = first
+    if starts_block:
+        text = f"\\{first}"
+    elif number is not None:
+        text = f"{number[1]}\\{first[number.end(1) :]}"
+    column = display_width(text)
+    for word in words[1:]:
+        fits = column + display_width(word) <= width or not width
+        if fits or _LINE_START.match(word.lstrip()) or is_wide(word.lstrip()) or not word.strip():
+            text += word
+            column += display_width(word)
+        else:
+            text += between + word.lstrip()
+            column = display_width(word.lstrip())
+        if "\n" in word:
+            column = display_width(word.rpartition("\n")[2])
+    return text

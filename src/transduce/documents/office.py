@@ -1,0 +1,437 @@
+"""Readers of Office Open XML: Word documents, PowerPoint presentations and Excel workbooks."""
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from transduce.documents.formats import Source
+from transduce.documents.limits import Archive, parse_xml, write_xml
+from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, split_at
+
+_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+_S = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+_M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_SPACE = "{http://www.w3.org/XML/1998/namespace}space"
+
+
+def _names(namespace: str, names: str) -> frozenset[str]:
+    return frozenset(namespace + name for name in names.split())
+
+
+class _Dialect(NamedTuple):
+    """The names of the elements of paragraphs in one of the formats."""
+
+    paragraph: str
+    run: str
+    run_properties: str
+    text: str
+    kept: frozenset[str]
+    """Children of a paragraph that stay where they are: its properties."""
+    containers: frozenset[str] = frozenset()
+    """Children of a paragraph that contain runs, such as links."""
+    holders: frozenset[str] = frozenset()
+    """Elements inside a container that hold its runs."""
+    separators: frozenset[str] = frozenset()
+    """Elements that end a text: tabs."""
+    breaks: frozenset[str] = frozenset()
+    """Line breaks, which end a text unless its sentence goes on."""
+    ignored: frozenset[str] = frozenset()
+    """Elements that a program adds again by itself, such as marks of spelling errors."""
+    objects: frozenset[str] = frozenset()
+    """Elements that stand for content which is not translated, such as formulas."""
+
+
+_WORD = _Dialect(
+    f"{_W}p",
+    f"{_W}r",
+    f"{_W}rPr",
+    f"{_W}t",
+    _names(_W, "pPr"),
+    _names(_W, "hyperlink ins moveTo smartTag sdt fldSimple dir bdo"),
+    _names(_W, "sdtContent"),
+    _names(_W, "tab ptab"),
+    _names(_W, "br cr"),
+    _names(_W, "proofErr lastRenderedPageBreak softHyphen"),
+    _names(_W, "sym ruby pgNum") | _names(_M, "oMath oMathPara"),
+)
+_DRAWING = _Dialect(
+    f"{_A}p",
+    f"{_A}r",
+    f"{_A}rPr",
+    f"{_A}t",
+    _names(_A, "pPr endParaRPr"),
+    breaks=_names(_A, "br"),
+    objects=_names(_A, "fld"),
+)
+_SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"))
+_UNIMPORTANT = _names(_W, "lang noProof")
+_UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
+
+# --- reading a paragraph ---
+
+
+class _Leaf(NamedTuple):
+    """An element inside a run, or a child of the paragraph that is not a run (`run` is None)."""
+
+    run: Any
+    element: Any
+
+
+class _Container(NamedTuple):
+    """An element around runs, and the element that holds the runs."""
+
+    element: Any
+    holder: Any
+
+
+class _Format(NamedTuple):
+    """The formatting of runs that differs from the rest of the paragraph."""
+
+    run: Any
+
+
+_Payload = list[_Leaf] | _Container | _Format
+
+
+class _Paragraph:
+    """A paragraph of an Office document, as texts and tags."""
+
+    def __init__(self, element: Any, dialect: _Dialect) -> None:
+        self.element = element
+        self.dialect = dialect
+        self.payloads: dict[int, _Payload] = {}
+        self.base: Any = None
+        """A run with the formatting of most of the text."""
+        atoms = _without_fields(list(self._atoms(element)))
+        self._choose_base(atoms)
+        separators: set[Tag] = set()
+        parts = self._parts(atoms, separators)
+        self.texts = split_at(parts, separators)
+        """Texts, and tags between them."""
+
+    @property
+    def units(self) -> list[Unit]:
+        """The units to translate."""
+        return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
+
+    def _atoms(self, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the content of a paragraph in order, as (kind, run or container, text or element)."""
+        dialect = self.dialect
+        for child in parent:
+            if child.tag in dialect.kept or child.tag in dialect.ignored:
+                continue
+            if child.tag == dialect.run:
+                for part in child:
+                    if part.tag == dialect.text:
+                        yield "text", child, part.text or ""
+                    elif part.tag == f"{_W}noBreakHyphen":
+                        yield "text", child, "\u2011"
+                    elif part.tag != dialect.run_properties and part.tag not in dialect.ignored:
+                        yield "leaf", child, part
+            elif child.tag == dialect.text:  # a cell without runs
+                yield "text", None, child.text or ""
+            elif child.tag in dialect.containers:
+                holder = next((each for each in child if each.tag in dialect.holders), child)
+                yield "open", child, holder
+                yield from self._atoms(holder)
+                yield "close", child, holder
+            else:
+                yield "leaf", None, child
+
+    def _choose_base(self, atoms: Sequence[tuple[str, Any, Any]]) -> None:
+        """Find the formatting of most of the text."""
+        counts: Counter[bytes] = Counter()
+        runs: dict[bytes, Any] = {}
+        for kind, run, content in atoms:
+            if kind == "text":
+                key = self._format_key(run)
+                counts[key] += len(content)
+                runs.setdefault(key, run)
+        self.base_key = max(counts, key=lambda key: counts[key], default=b"")
+        self.base = runs.get(self.base_key)
+
+    def _format_key(self, run: Any) -> bytes:
+        """Return a key that is equal for runs that look the same."""
+        properties = None if run is None else run.find(self.dialect.run_properties)
+        if properties is None:
+            return b""
+        properties = copy.deepcopy(properties)
+        for child in list(properties):
+            child.attrib.pop(f"{_W}hint", None)
+            if child.tag in _UNIMPORTANT or (child.tag == f"{_W}rFonts" and not child.attrib):
+                properties.remove(child)
+        for name in _UNIMPORTANT_ATTRIBUTES:
+            properties.attrib.pop(name, None)
+        if not len(properties) and not properties.attrib:
+            return b""
+        from lxml import etree
+
+        return bytes(etree.tostring(properties, method="c14n", exclusive=True))
+
+    def _parts(self, atoms: Sequence[tuple[str, Any, Any]], separators: set[Tag]) -> list[Part]:
+        """Return the texts and tags of a paragraph, and add the tags that end a text to the separators."""
+        parts: list[Part] = []
+        opened: list[int] = []
+        formatted: tuple[bytes, int] | None = None  # key and number of the open tag of formatting
+        for index, (kind, run, content) in enumerate(atoms):
+            key = self._format_key(run) if kind == "text" else b""
+            if formatted is not None and (kind != "text" or key != formatted[0]):
+                parts.append(Tag("close", formatted[1]))
+                formatted = None
+            if kind == "text":
+                if key != self.base_key and formatted is None:
+                    formatted = key, self._add(_Format(run))
+                    parts.append(Tag("open", formatted[1]))
+                parts.append(content)
+            elif kind == "open":
+                opened.append(self._add(_Container(run, content)))
+                parts.append(Tag("open", opened[-1]))
+            elif kind == "close":
+                parts.append(Tag("close", opened.pop()))
+            else:
+                leaves = content if kind == "field" else [_Leaf(run, content)]
+                is_object = kind == "field" or content.tag in self.dialect.objects
+                tag = Tag("object" if is_object else "empty", self._add(leaves))
+                parts.append(tag)
+                if kind == "leaf" and self._ends_text(content, atoms, index):
+                    separators.add(tag)
+        return [*parts, *([Tag("close", formatted[1])] if formatted is not None else [])]
+
+    def _add(self, payload: _Payload) -> int:
+        self.payloads[len(self.payloads)] = payload
+        return len(self.payloads) - 1
+
+    def _ends_text(self, element: Any, atoms: Sequence[tuple[str, Any, Any]], index: int) -> bool:
+        """Return whether a tab or a line break ends a text; a line break inside a sentence does not."""
+        if element.tag in self.dialect.separators:
+            return True
+        if element.tag not in self.dialect.breaks:
+            return False
+        before = "".join(content for kind, _, content in atoms[max(0, index - 3) : index] if kind == "text").rstrip()
+        after = "".join(content for kind, _, content in atoms[index + 1 : index + 4] if kind == "text").lstrip()
+        return bool(element.attrib) or not after[:1].islower() or not (before[-1:].isalnum() or before.endswith(","))
+
+    # --- writing ---
+
+    def write(self, translations: Sequence[str]) -> None:
+        """Replace the texts of the paragraph; formatting follows the words that have it."""
+        waiting = list(translations)
+        parts: list[Part] = []
+        for text in self.texts:
+            if not isinstance(text, InlineText):
+                parts.append(text)
+            elif has_letters(text.plain):
+                parts += text.translated(waiting.pop(0))
+            else:
+                parts += text.parts
+        self._rebuild(parts)
+
+    def _rebuild(self, parts: Sequence[Part]) -> None:
+        kept = [child for child in self.element if child.tag in self.dialect.kept]
+        for child in list(self.element):
+            self.element.remove(child)
+        start = [child for child in kept if not child.tag.endswith(("endParaRPr", "rPh", "phoneticPr"))]
+        for child in start:
+            self.element.append(child)
+        holders, runs = [self.element], [self.base]
+        for part in parts:
+            if isinstance(part, str):
+                self._append_text(holders[-1], runs[-1], part)
+            else:
+                self._append_tag(part, holders, runs)
+        for child in kept:
+            if child not in start:
+                self.element.append(child)
+
+    def _append_tag(self, tag: Tag, holders: list[Any], runs: list[Any]) -> None:
+        """Append what a tag stands for to the innermost holder.
+
+        Args:
+            tag: the tag.
+            holders: the open elements that hold runs; a container is added or removed.
+            runs: runs with the formatting of the open tags; one is added or removed.
+        """
+        payload = self.payloads[tag.id]
+        if isinstance(payload, list):
+            for leaf in payload:
+                self._append_leaf(holders[-1], leaf)
+        elif isinstance(payload, _Format):
+            runs.append(payload.run) if tag.kind == "open" else runs.pop()
+        elif tag.kind == "close":
+            holders.pop()
+        else:
+            for child in list(payload.holder):
+                if child.tag not in self.dialect.kept and not child.tag.endswith("Pr"):
+                    payload.holder.remove(child)
+            holders[-1].append(payload.element)
+            holders.append(payload.holder)
+
+    def _append_text(self, holder: Any, run: Any, text: str) -> None:
+        if run is None:
+            self._append_text_element(holder, text)
+            return
+        new = self._empty_run(run)
+        self._append_text_element(new, text)
+        holder.append(new)
+
+    def _append_text_element(self, parent: Any, text: str) -> None:
+        element = parent.makeelement(self.dialect.text)
+        element.text = xml_text(text)
+        if self.dialect.paragraph != f"{_A}p" and text != text.strip():
+            element.set(_SPACE, "preserve")
+        parent.append(element)
+
+    def _append_leaf(self, holder: Any, leaf: _Leaf) -> None:
+        if leaf.run is None:
+            leaf.element.tail = None
+            holder.append(leaf.element)
+            return
+        new = self._empty_run(leaf.run)
+        new.append(leaf.element)
+        holder.append(new)
+
+    def _empty_run(self, run: Any) -> Any:
+        """Return a new run with the properties of another."""
+        new = run.makeelement(run.tag, dict(run.attrib))
+        properties = run.find(self.dialect.run_properties)
+        if properties is not None:
+            new.append(copy.deepcopy(properties))
+        return new
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_text(text: str) -> str:
+    """Return a text without the characters that XML cannot store."""
+    return _NOT_XML.sub("", text)
+
+
+def _without_fields(atoms: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
+    """Return a paragraph's content with each field, such as a page number, as one element; links stay text."""
+    result: list[tuple[str, Any, Any]] = []
+    index = 0
+    while index < len(atoms):
+        end = _field_end(atoms, index)
+        if end is None:
+            result.append(atoms[index])
+            index += 1
+            continue
+        leaves = []
+        for kind, run, content in atoms[index:end]:
+            element = content
+            if kind == "text":
+                element = run.makeelement(f"{_W}t")
+                element.text = content
+                element.set(_SPACE, "preserve")
+            leaves.append(_Leaf(run, element))
+        result.append(("field", None, leaves))
+        index = end
+    return result
+
+
+def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
+    """Return the position after the field that starts here, or None if none does or it is a link."""
+    if not _is_field_mark(atoms[start], "begin"):
+        return None
+    depth, code = 0, ""
+    for index in range(start, len(atoms)):
+        kind, _, content = atoms[index]
+        if kind in ("open", "close"):
+            return None
+        depth += _is_field_mark(atoms[index], "begin") - _is_field_mark(atoms[index], "end")
+        if kind == "leaf" and content.tag == f"{_W}instrText":
+            code += content.text or ""
+        if depth == 0:
+            return None if code.strip().upper().startswith(("HYPERLINK", "TOC")) else index + 1
+    return None
+
+
+def _is_field_mark(atom: tuple[str, Any, Any], type: str) -> bool:
+    kind, _, content = atom
+    return kind == "leaf" and content.tag == f"{_W}fldChar" and content.get(f"{_W}fldCharType") == type
+
+
+# --- documents ---
+
+
+class _PartFile(NamedTuple):
+    """A file of an archive with its paragraphs."""
+
+    name: str
+    tree: Any
+    paragraphs: list[_Paragraph]
+
+
+def _document(archive: Archive, files: Iterable[_PartFile]) -> Document:
+    files = list(files)
+    units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
+
+    def write(translations: Sequence[str]) -> bytes:
+        position, changes = 0, {}
+        for file in files:
+            has_changed = False
+            for paragraph in file.paragraphs:
+                sources = [unit.text for unit in paragraph.units]
+                own = list(translations[position : position + len(sources)])
+                position += len(sources)
+                if own != sources:
+                    paragraph.write(own)
+                    has_changed = True
+            if has_changed:
+                changes[file.name] = write_xml(file.tree)
+        return archive.write(changes)
+
+    return Document(units, write)
+
+
+def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[_PartFile]:
+    """Yield the files of an archive whose names match, with the paragraphs that have text."""
+    for name in archive.names:
+        is_sheet = name.startswith("xl/worksheets/")
+        if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in archive[name]):
+            tree = parse_xml(archive[name], name)
+            by_tag = {dialect.paragraph: dialect for dialect in dialects}
+            paragraphs = [_Paragraph(each, by_tag[each.tag]) for each in tree.getroot().iter(*by_tag)]
+            yield _PartFile(name, tree, [each for each in paragraphs if each.units])
+
+
+_DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[^/]*"
+
+
+def read_docx(source: Source) -> Document:
+    """Return the document of a Word file: body, headers, footers, notes, comments, text boxes and charts."""
+    archive = source.archive()
+    texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
+    return _document(archive, _part_files(archive, rf"word/(?:{texts}|{_DRAWINGS})\.xml", _WORD, _DRAWING))
+
+
+def read_pptx(source: Source) -> Document:
+    """Return the document of a PowerPoint file: slides, notes, charts and diagrams."""
+    archive = source.archive()
+    texts = r"slides/slide\d+|notesSlides/notesSlide\d+"
+    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING))
+
+
+def read_xlsx(source: Source) -> Document:
+    """Return the document of an Excel file: texts of cells, comments, text boxes and charts.
+
+    Formulas, numbers, names of sheets and the column names of tables stay the same, since formulas refer to them.
+    """
+    archive = source.archive()
+    column_names = {
+        column.get("name")
+        for name in archive.names
+        if re.fullmatch(r"xl/tables/[^/]*\.xml", name)
+        for column in parse_xml(archive[name], name).getroot().iter(f"{_S}tableColumn")
+    }
+    dialects = (_SHEET, _SHEET._replace(paragraph=f"{_S}is"), _SHEET._replace(paragraph=f"{_S}text"), _DRAWING)
+    pattern = rf"xl/(?:sharedStrings|worksheets/sheet\d+|comments[^/]*|comments/comment[^/]*|{_DRAWINGS})\.xml"
+    files = []
+    for file in _part_files(archive, pattern, *dialects):
+        kept = [each for each in file.paragraphs if "".join(each.element.itertext()) not in column_names]
+        files.append(file._replace(paragraphs=kept))
+    return _document(archive, files)

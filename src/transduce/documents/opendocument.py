@@ -1,0 +1,201 @@
+"""Readers of OpenDocument files: texts, presentations and spreadsheets."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from transduce.documents.formats import Source
+from transduce.documents.limits import parse_xml, write_xml
+from transduce.documents.office import xml_text
+from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, split_at
+from transduce.errors import TransduceError
+
+_TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
+_OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
+_TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"
+_STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
+_DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
+_REVISION = "{http://openoffice.org/2009/office}"
+
+_PARAGRAPHS = (f"{_TEXT}p", f"{_TEXT}h")
+_CONTAINERS = {f"{_TEXT}span", f"{_TEXT}a", f"{_TEXT}meta"}
+_IGNORED = {f"{_TEXT}soft-page-break"}
+_NAMES = (
+    "note bookmark bookmark-start bookmark-end reference-mark reference-mark-start reference-mark-end change "
+    "change-start change-end alphabetical-index-mark toc-mark user-index-mark tab line-break"
+)
+_WORDLESS = {f"{_OFFICE}annotation", f"{_OFFICE}annotation-end"} | {_TEXT + name for name in _NAMES.split()}
+
+
+def read_opendocument(source: Source) -> Document:
+    """Return the document of an OpenDocument file: paragraphs, headings, cells of text, headers and footers."""
+    archive = source.archive()
+    if "META-INF/manifest.xml" in archive and b"encryption-data" in archive["META-INF/manifest.xml"]:
+        raise TransduceError("The document is protected by a password: remove the password first.")
+    files = [(name, parse_xml(archive[name], name)) for name in ("content.xml", "styles.xml") if name in archive]
+    paragraphs = [(name, each) for name, tree in files for each in _paragraphs(tree.getroot())]
+    units = [unit for _, paragraph in paragraphs for unit in paragraph.units]
+
+    def write(translations: Sequence[str]) -> bytes:
+        position, changed = 0, set()
+        for name, paragraph in paragraphs:
+            sources = [unit.text for unit in paragraph.units]
+            own = list(translations[position : position + len(sources)])
+            position += len(sources)
+            if own != sources:
+                paragraph.write(own)
+                changed.add(name)
+        return archive.write({name: write_xml(tree) for name, tree in files if name in changed})
+
+    return Document(units, write)
+
+
+def _paragraphs(root: Any) -> Iterator["_Paragraph"]:
+    """Yield the paragraphs with text to translate; texts that show a number or a formula's result are none."""
+    noise = _styles_without_effect(root)
+    deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
+    for element in root.iter(*_PARAGRAPHS):
+        parent = element.getparent()
+        is_cell = parent is not None and parent.tag == f"{_TABLE}table-cell"
+        is_computed = is_cell and (
+            parent.get(f"{_OFFICE}value-type", "string") != "string" or parent.get(f"{_TABLE}formula") is not None
+        )
+        if element not in deleted and not is_computed:
+            paragraph = _Paragraph(element, noise)
+            if paragraph.units:
+                yield paragraph
+
+
+def _styles_without_effect(root: Any) -> set[str]:
+    """Return the names of styles of text that only number the editing sessions of a document."""
+    names = set()
+    for style in root.iter(f"{_STYLE}style"):
+        properties = [attribute for child in style for attribute in child.attrib]
+        is_plain = style.get(f"{_STYLE}parent-style-name") is None and style.get(f"{_STYLE}family") == "text"
+        if is_plain and all(name.startswith(_REVISION) for name in properties):
+            names.add(style.get(f"{_STYLE}name", ""))
+    return names
+
+
+class _Paragraph:
+    """A paragraph of an OpenDocument file, as texts and tags."""
+
+    def __init__(self, element: Any, noise: set[str]) -> None:
+        self.element = element
+        self.noise = noise
+        self.payloads: list[Any] = []
+        separators: set[Tag] = set()
+        self.texts = split_at(list(self._parts(element, separators)), separators)
+
+    @property
+    def units(self) -> list[Unit]:
+        """The units to translate."""
+        return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
+
+    def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
+        """Yield the texts and tags of an element."""
+        yield _collapsed(parent.text)
+        for child in parent:
+            number = len(self.payloads)
+            if child.tag == f"{_TEXT}s":
+                yield " " * int(child.get(f"{_TEXT}c", "1"))
+            elif child.tag in _CONTAINERS and child.get(f"{_TEXT}style-name", "") in self.noise:
+                yield from self._parts(child, separators)
+            elif child.tag in _CONTAINERS:
+                self.payloads.append(child)
+                yield Tag("open", number)
+                yield from self._parts(child, separators)
+                yield Tag("close", number)
+            elif child.tag not in _IGNORED and isinstance(child.tag, str):
+                self.payloads.append(child)
+                is_wordless = child.tag in _WORDLESS or child.tag.startswith(_DRAW)
+                tag = Tag("empty" if is_wordless else "object", number)
+                if child.tag == f"{_TEXT}tab" or (child.tag == f"{_TEXT}line-break" and _ends_text(child)):
+                    separators.add(tag)
+                yield tag
+            yield _collapsed(child.tail)
+
+    def write(self, translations: Sequence[str]) -> None:
+        """Replace the texts of the paragraph."""
+        waiting = list(translations)
+        parts: list[Part] = []
+        for text in self.texts:
+            if not isinstance(text, InlineText):
+                parts.append(text)
+            else:
+                parts += text.translated(waiting.pop(0)) if has_letters(text.plain) else text.parts
+        holders = [self.element]
+        _clear(self.element)
+        for part in parts:
+            if isinstance(part, str):
+                _append_text(holders[-1], part)
+            elif part.kind == "close":
+                holders.pop()
+            else:
+                element = self.payloads[part.id]
+                element.tail = None
+                holders[-1].append(element)
+                if part.kind == "open":
+                    _clear(element)
+                    holders.append(element)
+        cell = self.element.getparent()
+        if cell is not None and cell.get(f"{_OFFICE}string-value") is not None:
+            cell.set(f"{_OFFICE}string-value", "".join(self.element.itertext()))
+
+
+class _Position(NamedTuple):
+    """A position at which the next text of an element is added: in its own text, or in the tail of its last child."""
+
+    element: Any
+    is_tail: bool
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return (self.element.tail if self.is_tail else self.element.text) or ""
+
+    def add(self, text: str) -> None:
+        """Append a text."""
+        if self.is_tail:
+            self.element.tail = self.text + text
+        else:
+            self.element.text = self.text + text
+
+
+def _end(holder: Any) -> _Position:
+    return _Position(holder[-1], is_tail=True) if len(holder) else _Position(holder, is_tail=False)
+
+
+def _append_text(holder: Any, text: str) -> None:
+    """Append a text; spaces that XML would collapse become elements."""
+    for index, word in enumerate(xml_text(text).split(" ")):
+        if index:
+            end = _end(holder)
+            if end.text and not end.text.endswith(" "):
+                end.add(" ")
+            elif len(holder) and holder[-1].tag == f"{_TEXT}s" and not end.text:
+                holder[-1].set(f"{_TEXT}c", str(int(holder[-1].get(f"{_TEXT}c", "1")) + 1))
+            elif len(holder) and not end.text and holder[-1].tag in _CONTAINERS:
+                end.add(" ")
+            else:
+                holder.append(holder.makeelement(f"{_TEXT}s"))
+        if word:
+            _end(holder).add(word)
+
+
+def _clear(element: Any) -> None:
+    element.text = None
+    for child in list(element):
+        element.remove(child)
+
+
+def _collapsed(text: str | None) -> str:
+    """Return the text that white space in the file stands for."""
+    return " ".join((text or "").replace("\n", " ").replace("\t", " ").split(" ")) if text else ""
+
+
+def _ends_text(line_break: Any) -> bool:
+    """Return whether a line break ends a text, as in an address; inside a sentence it does not."""
+    previous = line_break.getprevious()
+    before = (previous.tail if previous is not None else line_break.getparent().text) or ""
+    after = (line_break.tail or "").lstrip()
+    return not (after[:1].islower() and (before.rstrip()[-1:].isalnum() or before.rstrip().endswith(",")))

@@ -1,0 +1,451 @@
+"""Readers of subtitles: SubRip, WebVTT and SubStation Alpha.
+
+A sentence that continues in the next cue is translated as a whole and divided over the cues again. Time codes, cue
+identifiers, styles and comments stay the same.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import unescape
+from itertools import pairwise
+from typing import NamedTuple
+
+from transduce.documents.formats import Source
+from transduce.documents.text_formats import Line, display_width, is_wide, join_wrapped, lines_of
+from transduce.documents.units import Document, Edit, InlineText, Part, Tag, TextFile, has_letters
+from transduce.errors import TransduceError
+
+_MIN_LINE = 42  # columns that a translated line may always have
+_MAX_GAP_SECONDS = 2.0  # between cues that share a sentence
+_MAX_CUES = 5  # that share a sentence
+_PUNCTUATED_SHARE = 0.3  # of cues with a sentence end, from which an unfinished cue is known to go on
+
+
+class Syntax(NamedTuple):
+    """The inline markup of a subtitle format."""
+
+    tags: re.Pattern[str]
+    """Matches a tag; `end` and `name` are groups of tags that come in pairs."""
+    line_break: str | None
+    """What breaks a line in a cue; None: the line break of the file."""
+    decode: Callable[[str], str] = str
+    """Return the text that escaped text stands for."""
+    encode: Callable[[str], str] = str
+    """Return a text with its special characters escaped."""
+
+
+def _encode_vtt(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\u00a0", "&nbsp;")
+
+
+_SRT = Syntax(re.compile(r"\{\\[^{}]*\}|<(?P<end>/?)(?P<name>[A-Za-z]\w*)(?:\s[^<>]*)?/?>"), None)
+_VTT = Syntax(re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z]*)[^<>]*>"), None, unescape, _encode_vtt)
+_ASS = Syntax(
+    re.compile(r"(?P<end>(?!))|(?P<name>(?!))|\{[^{}]*\}"),
+    "\\N",
+    lambda text: text.replace("\\h", "\u00a0"),
+    lambda text: text.replace("\u00a0", "\\h"),
+)
+
+
+@dataclass
+class Cue:
+    """A cue: a text that is shown for some time."""
+
+    start: int
+    """Position of its text in the file."""
+    end: int
+    lines: list[tuple[int, str]]
+    """Position and source of each line of its text."""
+    begins_at: float
+    """Seconds from the start of the film."""
+    ends_at: float
+    style: str = ""
+    """Cues with different styles never share a sentence."""
+
+
+# --- SubRip and WebVTT ---
+
+_TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
+_TIMING = re.compile(rf"\s*{_TIME}[ \t]*-->[ \t]*{_TIME}(?:\s.*)?")
+
+
+def read_srt(source: Source) -> Document:
+    """Return the document of a SubRip file."""
+    file = source.text_file()
+    return _document(file, list(_cues(file.text, is_vtt=False)), _SRT, keep_source=source.settings.keep_source)
+
+
+def read_vtt(source: Source) -> Document:
+    """Return the document of a WebVTT file."""
+    file = source.text_file()
+    return _document(file, list(_cues(file.text, is_vtt=True)), _VTT, keep_source=source.settings.keep_source)
+
+
+def _cues(text: str, *, is_vtt: bool) -> Iterator[Cue]:
+    """Yield the cues of a file.
+
+    Raises:
+        TransduceError: there is text, but no time code.
+    """
+    lines = list(lines_of(text))
+    times: tuple[float, float] | None = None
+    block: list[Line] = []
+    for index, line in enumerate([*lines, Line(len(text), len(text), "", "")]):
+        match = _TIMING.fullmatch(line.text)
+        following = lines[index + 1] if index + 1 < len(lines) else None
+        is_identifier = following is not None and _TIMING.fullmatch(following.text) is not None
+        if match is None and line.text.strip() and not (is_identifier and (is_vtt or line.text.strip().isdecimal())):
+            block.append(line)
+            continue
+        if block and times is not None and not (is_vtt and block[0].text.startswith(("NOTE", "STYLE", "REGION"))):
+            lines_of_cue = [(each.start, each.text) for each in block]
+            yield Cue(block[0].start, block[-1].end, lines_of_cue, *times)
+        block = []
+        if match is not None:
+            times = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
+        elif is_vtt:
+            times = None  # a block without a time code is a comment
+    if has_letters(text) and not any(_TIMING.fullmatch(line.text) for line in lines) and not is_vtt:
+        raise TransduceError(
+            "The document should be SubRip subtitles, but has no time code such as 00:00:01,000 --> 00:00:02,000."
+        )
+
+
+def _seconds(groups: Sequence[str | None]) -> float:
+    hours, minutes, seconds, fraction = (group or "0" for group in groups)
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + int(fraction.ljust(3, "0")) / 1000
+
+
+# --- SubStation Alpha ---
+
+_ASS_TIME = re.compile(r"\s*(\d+):(\d{1,2}):(\d{1,2})[.:](\d{1,3})\s*")
+_DRAWING_OR_KARAOKE = re.compile(r"\{[^{}]*\\(?:p[1-9]|[kK][fo]?\d)[^{}]*\}")
+
+
+def read_ass(source: Source) -> Document:
+    """Return the document of a SubStation Alpha file; drawings, karaoke and comments stay the same."""
+    file = source.text_file()
+    cues: list[Cue] = []
+    fields: list[str] = []
+    for line in lines_of(file.text):
+        key, _, value = line.text.partition(":")
+        if key.strip() == "Format":
+            fields = [field.strip().lower() for field in value.split(",")]
+        elif key.strip() == "Dialogue" and fields[-1:] == ["text"]:
+            values = value.split(",", len(fields) - 1)
+            row = dict(zip(fields, values, strict=False))
+            text = row.get("text", "")
+            times = [_ASS_TIME.fullmatch(row.get(name, "")) for name in ("start", "end")]
+            if not _DRAWING_OR_KARAOKE.search(text) and all(times):
+                start = line.end - len(text)
+                begins_at, ends_at = (_seconds(time.groups()) for time in times if time)
+                style = f"{row.get('style', '')},{row.get('layer', '')},{row.get('name', '')}"
+                cues.append(Cue(start, line.end, list(_ass_lines(start, text)), begins_at, ends_at, style))
+    return _document(file, cues, _ASS, keep_source=source.settings.keep_source)
+
+
+def _ass_lines(start: int, text: str) -> Iterator[tuple[int, str]]:
+    position = 0
+    for match in re.finditer(r"\\[Nn]|\Z", text):
+        yield start + position, text[position : match.start()]
+        position = match.end()
+
+
+# --- utterances ---
+
+_DASH = re.compile(r"\s*(?:(?:[-–—‐−]|>>+)\s*)")
+_MUSIC = re.compile(r"[♪♫#]")
+_SENTENCE_END = re.compile(r"[.!?…。！？؟।:：;；\"”』」)\]]\s*$")
+
+
+class _Segment(NamedTuple):
+    """Lines of one cue that one speaker says."""
+
+    cue: Cue
+    start: int
+    end: int
+    prefix: str
+    """The dash of a dialogue, with white space."""
+    inline: InlineText
+    sources: dict[Tag, str]
+    """The source of each tag."""
+    width: int
+    """Columns that a line of the translation may have."""
+
+
+def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
+    """Return the segments of a cue; a line that starts with a dash starts a segment."""
+    groups: list[list[tuple[int, str]]] = []
+    for line in cue.lines:
+        is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
+        if is_new:
+            groups.append([line])
+        else:
+            groups[-1].append(line)
+    segments = []
+    for group in groups:
+        dash = _DASH.match(group[0][1])
+        prefix = dash[0] if dash else ""
+        texts = [group[0][1][len(prefix) :], *(text for _, text in group[1:])]
+        start, end = group[0][0], group[-1][0] + len(group[-1][1])
+        parts, sources = _parts(_join(texts, syntax), syntax)
+        width = max(_MIN_LINE, *(display_width(syntax.tags.sub("", text)) for text in texts))
+        segments.append(_Segment(cue, start, end, prefix, InlineText(parts), sources, width))
+    return segments
+
+
+def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
+    """Return the texts and tags of a segment, and each tag's source; tags without a partner are elements."""
+    matches = list(syntax.tags.finditer(text))
+    partner: dict[int, int] = {}
+    opened: list[int] = []
+    for index, match in enumerate(matches):
+        if match["name"] and not match["end"] and not match[0].endswith("/>"):
+            opened.append(index)
+        elif match["end"]:
+            while opened and matches[opened[-1]]["name"] != match["name"]:
+                opened.pop()
+            if opened:
+                partner[index] = opened.pop()
+                partner[partner[index]] = index
+    parts: list[Part] = []
+    sources: dict[Tag, str] = {}
+    position = 0
+    for index, match in enumerate(matches):
+        if index not in partner:
+            tag = Tag("empty", index)
+        else:
+            tag = Tag("open", index) if partner[index] > index else Tag("close", partner[index])
+        parts += [syntax.decode(text[position : match.start()]), tag]
+        sources[tag] = match[0]
+        position = match.end()
+    return [*parts, syntax.decode(text[position:])], sources
+
+
+def _join(lines: Sequence[str], syntax: Syntax) -> str:
+    """Return the source of a segment's lines on one line."""
+    joined = lines[0]
+    for line in lines[1:]:
+        before, after = syntax.tags.sub("", joined).rstrip(), syntax.tags.sub("", line).lstrip()
+        is_unspaced = is_wide(before[-1:]) and is_wide(after)
+        space = "" if is_unspaced or not before or not after else " "
+        joined, line = _without_reopening(joined.rstrip(), line.lstrip(), syntax)
+        joined += space + line
+    return joined
+
+
+def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
+    """Return two lines without an end tag at the end of one that the start of the other reverts."""
+    closing = next((match for match in syntax.tags.finditer(one) if match["end"] and match.end() == len(one)), None)
+    opening = syntax.tags.match(other)
+    if closing and opening and closing["name"] == opening["name"] and not opening["end"] and opening[0] in one:
+        return one[: closing.start()], other[opening.end() :]
+    return one, other
+
+
+def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
+    """Return the segments of all cues, grouped so that the segments of a group share a sentence."""
+    segments = [_segments(cue, syntax) for cue in cues]
+    texts = [each[-1].inline.plain for each in segments if each and has_letters(each[-1].inline.plain)]
+    ends = sum(_SENTENCE_END.search(text) is not None for text in texts)
+    is_punctuated = ends >= max(1.0, _PUNCTUATED_SHARE * len(texts))
+    groups: list[list[_Segment]] = []
+    for of_cue in segments:
+        for index, segment in enumerate(of_cue):
+            last = groups[-1] if groups else []
+            if (
+                last
+                and index == 0
+                and len(last) < _MAX_CUES
+                and _goes_on(last[-1], segment, is_punctuated=is_punctuated)
+            ):
+                last.append(segment)
+            else:
+                groups.append([segment])
+    return groups
+
+
+def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
+    """Return whether a sentence goes on from one cue to the next."""
+    before, after = one.inline.plain.strip(), other.inline.plain.strip()
+    if other.prefix or one.cue.style != other.cue.style or not (has_letters(before) and has_letters(after)):
+        return False
+    if not 0 <= other.cue.begins_at - one.cue.ends_at + 0.5 <= _MAX_GAP_SECONDS + 0.5:
+        return False
+    if _MUSIC.search(before) or _MUSIC.search(after) or after[0] in "([（【":
+        return False
+    is_lower = after[0].islower()
+    if before.endswith(("...", "…")):
+        return is_lower
+    return not _SENTENCE_END.search(before) and (is_lower or is_punctuated)
+
+
+# --- writing ---
+
+
+def _document(file: TextFile, cues: Sequence[Cue], syntax: Syntax, *, keep_source: bool) -> Document:
+    groups = [group for group in _groups(cues, syntax) if any(has_letters(each.inline.plain) for each in group)]
+    edits = [_edit(file, group, syntax, keep_source=keep_source) for group in groups]
+    return file.document(edits, always=keep_source)
+
+
+def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_source: bool) -> Edit:
+    """Return the edit of the lines that share a sentence, from the first cue to the last."""
+    newline = syntax.line_break or file.newline
+    inline = _combined(group)
+    sources = {
+        tag._replace(id=tag.id + _OFFSET * index): source
+        for index, segment in enumerate(group)
+        for tag, source in segment.sources.items()
+    }
+
+    def render(translations: Sequence[str]) -> str:
+        widths = [display_width(segment.inline.plain) for segment in group]
+        shares = _divided(inline.translated(translations[0]), widths)
+        written = ""
+        for index, (segment, share) in enumerate(zip(group, shares, strict=True)):
+            before, after = (_renumbered(each, index) for each in (segment.inline.before, segment.inline.after))
+            translation = newline.join(
+                "".join(syntax.encode(part) if isinstance(part, str) else sources[part] for part in line)
+                for line in wrapped([*before, *share, *after], segment.width)
+            )
+            between = file.text[group[index - 1].end : segment.start] if index else ""
+            above = file.text[segment.start : segment.end] + newline if keep_source else ""
+            written += between + above + segment.prefix + translation
+        return written
+
+    return Edit(group[0].start, group[-1].end, [inline.unit], render)
+
+
+_OFFSET = 1000  # between the numbers of tags of consecutive cues
+
+
+def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
+    """Return the parts of a segment with numbers of tags that no other segment of the group has."""
+    return [part._replace(id=part.id + _OFFSET * index) if isinstance(part, Tag) else part for part in parts]
+
+
+def _combined(group: Sequence[_Segment]) -> InlineText:
+    """Return the text of several cues as one; tags of each cue get numbers of their own."""
+    parts: list[Part] = []
+    for index, segment in enumerate(group):
+        if parts:
+            before, after = "".join(part for part in parts if isinstance(part, str)), segment.inline.plain
+            parts.append(" " if join_wrapped([before[-1:], after[:1]]).count(" ") else "")
+        parts += _renumbered(segment.inline.core, index)
+    return InlineText(parts)
+
+
+def _divided(parts: Sequence[Part], widths: Sequence[int]) -> list[list[Part]]:
+    """Return the parts of a translation for each cue, in proportion to the widths of the source.
+
+    A translation with fewer words than cues is repeated in each cue.
+    """
+    text = "".join(part for part in parts if isinstance(part, str))
+    cuts = cut_points(text, widths)
+    return [list(parts) if not index else [text] for index in range(len(widths))] if cuts is None else cut(parts, cuts)
+
+
+_BREAK = re.compile(r"\s+|(?<=[\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef])(?![\s、。，．！？：；）」』】》”’…])(?=.)")
+
+
+def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
+    """Return the positions at which a text is cut in proportion to widths; None if it has too few words.
+
+    Cuts are between words; a cut after punctuation is preferred.
+    """
+    breaks = [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
+    if len(breaks) < len(widths) - 1:
+        return None
+    total, cuts, before = sum(widths) or 1, list[int](), 0
+    for index, width in enumerate(widths[:-1]):
+        before += width
+        target = before / total * display_width(text)
+        left = [each for each in breaks if not cuts or each > cuts[-1]]
+        left = left[: len(left) - (len(widths) - 2 - index)]
+
+        def cost(position: int, target: float = target) -> float:
+            bonus = 0.06 * display_width(text) if text[position - 1] in ",.;:!?，。；：！？、" else 0.0
+            return abs(display_width(text[:position]) - target) - bonus
+
+        cuts.append(min(left, key=cost))
+    return cuts
+
+
+def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
+    """Return parts in pieces, cut at positions of their text; white space at the cuts is removed.
+
+    A span that is cut is closed before the cut and opened again after it.
+    """
+    pieces: list[list[Part]] = [[]]
+    opened: list[Tag] = []
+    waiting, position = list(positions), 0
+    for part in parts:
+        if isinstance(part, Tag):
+            if part.kind == "open":
+                opened.append(part)
+            elif part.kind == "close":
+                opened.pop()
+            pieces[-1].append(part)
+            continue
+        start = position
+        position += len(part)
+        while waiting and waiting[0] < position:
+            middle = waiting.pop(0)
+            pieces[-1].append(part[: middle - start])
+            part, start = part[middle - start :].lstrip(), position - len(part[middle - start :].lstrip())
+            pieces[-1].extend(Tag("close", tag.id) for tag in reversed(opened))
+            pieces.append(list(opened))
+        pieces[-1].append(part)
+    return [_stripped(piece) for piece in pieces]
+
+
+def _stripped(parts: list[Part]) -> list[Part]:
+    """Return parts without white space at the ends of their text."""
+    if len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-1].kind == "close":  # a span that begins at the cut
+        while len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-2] == Tag("open", parts[-1].id):
+            del parts[-2:]
+    texts = [index for index, part in enumerate(parts) if isinstance(part, str) and part]
+    for index in reversed(texts):
+        parts[index] = str(parts[index]).rstrip()
+        if parts[index]:
+            break
+    for index in texts:
+        parts[index] = str(parts[index]).lstrip()
+        if parts[index]:
+            break
+    return [part for part in parts if part]
+
+
+def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
+    """Return parts in lines of about the same length, of at most `width` columns each if words allow it."""
+    text = "".join(part for part in parts if isinstance(part, str)).strip()
+    count = max(1, math.ceil(display_width(text) / width))
+    while count > 1:
+        whole = "".join(part for part in parts if isinstance(part, str))
+        cuts = cut_points(whole, [1] * count)
+        if cuts is None:
+            count -= 1
+            continue
+        if all(display_width(whole[a:b].strip()) <= width for a, b in pairwise([0, *cuts, len(whole)])) or count > 4:
+            return _joined_spans(cut(parts, cuts))
+        count += 1
+    return [list(parts)]
+
+
+def _joined_spans(lines: list[list[Part]]) -> list[list[Part]]:
+    """Return lines in which a span that was cut stays open over the line break."""
+    for one, other in pairwise(lines):
+        while (
+            one
+            and other
+            and isinstance(one[-1], Tag)
+            and one[-1].kind == "close"
+            and other[0] == Tag("open", one[-1].id)
+        ):
+            one.pop()
+            other.pop(0)
+    return lines

@@ -1,0 +1,179 @@
+"""Store the glossaries that clients create through DeepL's API, within limits and by owner."""
+
+import csv
+import io
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from transduce.atomic_io import write_file
+from transduce.errors import TransduceError
+from transduce.serving.messages import RequestError, invalid_request
+from transduce.text.glossary import Glossary, Term
+
+MAX_GLOSSARIES = 100  # of one owner
+MAX_TERMS = 5000
+_MAX_NAME_CHARACTERS = 1024
+_MAX_TERM_CHARACTERS = 1024
+_MAX_ALL_GLOSSARIES = 10_000
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
+    """A glossary that a client created."""
+
+    id: str
+    name: str
+    source: str
+    """Canonical code of the source language, without a region."""
+    target: str
+    created_at: float
+    """Time of creation, in seconds since 1970."""
+    terms: tuple[tuple[str, str], ...]
+    """Source and target of each term."""
+    owner: str = ""
+    """Digest of the API key that created it; empty if the server has no keys."""
+
+
+class GlossaryStore:
+    """A collection of glossaries, in a folder or in memory; each client sees those of its own API key."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Read the glossaries of a folder, which is created if necessary; None: keep them in memory.
+
+        Raises:
+            TransduceError: the folder cannot be used, or one of its glossaries is damaged.
+        """
+        self._folder = folder
+        self._glossaries = {} if folder is None else {stored.id: stored for stored in _read_folder(folder)}
+        self._for_search: dict[str, Glossary] = {}
+
+    def list(self, owner: str) -> list[StoredGlossary]:
+        """Return an owner's glossaries, oldest first."""
+        own = (stored for stored in self._glossaries.values() if stored.owner == owner)
+        return sorted(own, key=lambda stored: (stored.created_at, stored.id))
+
+    def get(self, id: str, owner: str) -> StoredGlossary:
+        """Return an owner's glossary.
+
+        Raises:
+            RequestError: status 404, the owner has no such glossary.
+        """
+        stored = self._glossaries.get(id)
+        if stored is None or stored.owner != owner:
+            raise RequestError(404, f"There is no glossary `{id[:40]}`: GET /v2/glossaries lists yours.")
+        return stored
+
+    def glossary(self, stored: StoredGlossary) -> Glossary:
+        """Return a stored glossary for the search; it is the same object at every call."""
+        if stored.id not in self._for_search:
+            self._for_search[stored.id] = _as_glossary(stored.terms)
+        return self._for_search[stored.id]
+
+    def add(
+        self, name: str, source: str, target: str, terms: tuple[tuple[str, str], ...], owner: str
+    ) -> StoredGlossary:
+        """Store a new glossary and return it.
+
+        Raises:
+            RequestError: the name is empty or too long, or the owner has too many glossaries.
+        """
+        if not name.strip() or len(name) > _MAX_NAME_CHARACTERS:
+            raise invalid_request(f"`name` must have 1 to {_MAX_NAME_CHARACTERS} characters, but has {len(name)}")
+        if len(self.list(owner)) >= MAX_GLOSSARIES or len(self._glossaries) >= _MAX_ALL_GLOSSARIES:
+            raise RequestError(456, f"There may be {MAX_GLOSSARIES} glossaries: delete one first.")
+        stored = StoredGlossary(
+            id=_new_id(),
+            name=name,
+            source=source,
+            target=target,
+            created_at=time.time(),
+            terms=terms,
+            owner=owner,
+        )
+        if self._folder is not None:
+            write_file(self._folder / f"{stored.id}.json", msgspec.json.encode(stored) + b"\n")
+        self._glossaries[stored.id] = stored
+        return stored
+
+    def delete(self, id: str, owner: str) -> None:
+        """Delete an owner's glossary.
+
+        Raises:
+            RequestError: status 404, the owner has no such glossary.
+        """
+        self.get(id, owner)
+        if self._folder is not None:
+            (self._folder / f"{id}.json").unlink(missing_ok=True)
+        del self._glossaries[id]
+        self._for_search.pop(id, None)
+
+
+def _new_id() -> str:
+    """Return a random identifier in the form of a UUID, which the names of stored files contain."""
+    digits = secrets.token_hex(16)
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _read_folder(folder: Path) -> Iterator[StoredGlossary]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = sorted(folder.glob("*.json"))
+    except OSError as error:
+        raise TransduceError(f"{folder} cannot hold glossaries ({error.strerror}): choose another folder.") from None
+    for path in paths:
+        if not _ID.fullmatch(path.stem):
+            continue
+        try:
+            stored = msgspec.json.decode(path.read_bytes(), type=StoredGlossary)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"{path} is not a stored glossary ({error}): remove it.") from None
+        if stored.id != path.stem:
+            raise TransduceError(f"{path} holds another glossary ({stored.id}): remove it.")
+        yield stored
+
+
+def _as_glossary(terms: tuple[tuple[str, str], ...]) -> Glossary:
+    return Glossary(Term(source, (target,)) for source, target in terms)
+
+
+def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
+    """Return the terms of a glossary in DeepL's formats `tsv` and `csv`: a source and its translation per line.
+
+    Raises:
+        RequestError: a line has no two texts, a source occurs twice, or there are no terms or too many.
+    """
+    rows = csv.reader(io.StringIO(text, newline="")) if format == "csv" else (line.split("\t") for line in _lines(text))
+    terms: dict[str, str] = {}
+    try:
+        for number, row in enumerate(rows, 1):
+            if not any(field.strip() for field in row):
+                continue
+            source, target = (row[0].strip(), row[1].strip()) if len(row) > 1 else ("", "")
+            if not source or not target or (format == "tsv" and len(row) > 2):
+                raise invalid_request(f"line {number} of `entries` must have a source text and its translation")
+            if max(len(source), len(target)) > _MAX_TERM_CHARACTERS:
+                raise invalid_request(f"a term may have {_MAX_TERM_CHARACTERS} characters, but line {number} has more")
+            if source in terms:
+                raise invalid_request(f"`entries` must have each source once, but line {number} has one again")
+            terms[source] = target
+            if len(terms) > MAX_TERMS:
+                raise invalid_request(f"`entries` may have {MAX_TERMS} terms")
+    except csv.Error as error:
+        raise invalid_request(f"`entries` is not CSV ({error})") from None
+    if not terms:
+        raise invalid_request("`entries` must have a term, but is empty")
+    return tuple(terms.items())
+
+
+def _lines(text: str) -> list[str]:
+    return text.replace("\r\n", "\n").split("\n")
+
+
+def entries_as_tsv(stored: StoredGlossary) -> str:
+    """Return the terms of a glossary as tab-separated lines."""
+    return "\n".join(f"{source}\t{target}" for source, target in stored.terms)

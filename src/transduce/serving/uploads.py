@@ -1,0 +1,231 @@
+"""Translate uploaded documents in the background, and keep the results for a limited time in limited memory."""
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple
+
+from transduce.documents.limits import Limits
+from transduce.documents.translate import translate_upload
+from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.errors import TransduceError
+from transduce.serving.batching import ClientGoneError, deadline_error
+from transduce.serving.messages import RequestError, UploadedFile
+from transduce.serving.service import Answer, Service, TranslationRequest
+from transduce.serving.settings import ServingSettings
+from transduce.text.glossary import Glossary
+
+DocumentState = Literal["queued", "translating", "done", "error"]
+_RETRY_SECONDS = 0.5  # while the queue is full
+_MAX_READERS = 2  # documents that are parsed at once: parsing takes the interpreter's lock
+
+
+class DocumentOrder(NamedTuple):
+    """A request to translate a document."""
+
+    file: UploadedFile
+    source: str
+    """A language code, or `auto`."""
+    target: str
+    glossary: Glossary | None = None
+
+
+class DocumentTranslation:
+    """A document that is translated in a thread of its own, whose texts go through the queue of all requests."""
+
+    def __init__(self, order: DocumentOrder, service: Service, readers: threading.Semaphore) -> None:
+        """Prepare the translation, which `start` begins in the running event loop."""
+        self.id = secrets.token_hex(16).upper()
+        self.key = secrets.token_hex(32).upper()
+        """Secret that the client must show to get the result."""
+        self.order = order
+        self.state: DocumentState = "queued"
+        self.error: RequestError | None = None
+        self.characters = 0
+        """Number of characters translated so far."""
+        self.result = b""
+        self.touched_at = time.monotonic()
+        """Time of the last change or request of the client, from which the time of storage counts."""
+        self.finished = asyncio.Event()
+        self._service = service
+        self._readers = readers
+        self._source = order.source
+        self._loop = asyncio.get_running_loop()
+        self._canceled: asyncio.Future[None] = self._loop.create_future()
+        self._deadline = time.monotonic() + service.settings.document_seconds
+
+    @property
+    def target_name(self) -> str:
+        """The name of the translated file: the target language stands before the suffix."""
+        path = PurePath(self.order.file.name or "document")
+        return f"{path.stem}.{self.order.target.lower()}{path.suffix}"
+
+    def start(self) -> None:
+        """Begin to translate the document in a thread, which does not keep the process alive."""
+        threading.Thread(target=self._run, name="document", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Stop the translation, whose result nobody needs."""
+        if not self._canceled.done():
+            self._canceled.set_result(None)
+
+    def matches(self, key: str) -> bool:
+        """Return whether a client has shown the translation's secret."""
+        return hmac.compare_digest(self.key.encode(), key.encode("utf-8", "surrogatepass"))
+
+    def _run(self) -> None:
+        result, error = b"", None
+        try:
+            with self._readers:
+                result = self._translate()
+        except RequestError as failure:
+            error = failure
+        except TransduceError as failure:
+            error = RequestError(400, str(failure))
+        except ClientGoneError:
+            error = RequestError(503, "The translation was canceled.")
+        except Exception:  # noqa: BLE001 - a damaged document must not end in silence
+            error = RequestError(
+                400, "The document is damaged, or has a form that cannot be translated: save it again."
+            )
+        with contextlib.suppress(RuntimeError):  # the event loop has been closed
+            self._loop.call_soon_threadsafe(self._finish, result, error)
+
+    def _translate(self) -> bytes:
+        settings = self._service.settings
+        limits = Limits(
+            max_bytes=settings.max_upload_bytes,
+            max_expanded_bytes=settings.max_expanded_bytes,
+            max_characters=settings.max_document_characters,
+        )
+        names = DocumentSettings(target_language=self.order.target)
+        return translate_upload(self.order.file.content, self.order.file.name, self._translate_texts, names, limits)
+
+    def _translate_texts(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+        """Translate texts of the document; this runs in the document's thread and waits for the event loop."""
+        future: Future[list[str]] = asyncio.run_coroutine_threadsafe(self._queue_texts(texts, kind), self._loop)
+        return future.result()
+
+    async def _queue_texts(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+        self.state = "translating"
+        if self._source == "auto":
+            target = self._service.routes.find(self.order.target)
+            self._source = self._service.routes.identify_source(
+                " ".join(texts), target, self._service.detector
+            ).language
+        translations: list[str] = []
+        most = self._service.settings.max_texts
+        for start in range(0, len(texts), most):
+            request = TranslationRequest(
+                texts=list(texts[start : start + most]),
+                source=self._source,
+                target=self.order.target,
+                format="text" if kind == "text" else "html",
+                glossary=self.order.glossary,
+                timeout_seconds=max(0.001, self._deadline - time.monotonic()),
+                is_document=True,
+            )
+            translations += [answer.text for answer in await self._when_free(request)]
+            self.characters += request.characters
+        return translations
+
+    async def _when_free(self, request: TranslationRequest) -> list[Answer]:
+        """Return the answers to a request, which is tried again while the queue is full."""
+        while not self._canceled.done():
+            if time.monotonic() >= self._deadline:
+                raise deadline_error()
+            if self._service.engine.batcher.free_slots():
+                return await self._service.translate(request, self._canceled)
+            await asyncio.sleep(_RETRY_SECONDS)
+        raise ClientGoneError
+
+    def _finish(self, result: bytes, error: RequestError | None) -> None:
+        self.result, self.error = result, error
+        self.state = "done" if error is None else "error"
+        self.touched_at = time.monotonic()
+        self.finished.set()
+
+
+class DocumentStore:
+    """The documents that are translated or wait to be downloaded; old ones are deleted."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._documents: dict[str, DocumentTranslation] = {}
+        self._readers = threading.Semaphore(_MAX_READERS)
+
+    @property
+    def _settings(self) -> ServingSettings:
+        return self._service.settings
+
+    def start(self, order: DocumentOrder) -> DocumentTranslation:
+        """Begin the translation of a document.
+
+        Raises:
+            RequestError: the languages are not served, the file is empty, or too many documents are stored.
+        """
+        routes = self._service.routes
+        target = routes.find(order.target)
+        if order.source == "auto":
+            routes.sources_of(target)
+        elif routes.model(routes.find(order.source), target) is None:
+            raise RequestError(400, "Invalid request: the source and the target language must differ")
+        if not order.file.content:
+            raise RequestError(400, "Invalid request: empty file")
+        self._delete_old()
+        if len(self._documents) >= self._settings.max_documents:
+            raise RequestError(503, "The server has too many documents: try again later.", retry_after_seconds=30)
+        translation = DocumentTranslation(order, self._service, self._readers)
+        self._documents[translation.id] = translation
+        translation.start()
+        return translation
+
+    def get(self, id: str, key: str) -> DocumentTranslation:
+        """Return a document that the client may see.
+
+        Raises:
+            RequestError: status 404, there is no such document, or the key is another.
+        """
+        self._delete_old()
+        translation = self._documents.get(id)
+        if translation is None or not translation.matches(key):
+            raise RequestError(404, "There is no such document, or it was downloaded or expired: upload it again.")
+        translation.touched_at = time.monotonic()
+        return translation
+
+    def delete(self, translation: DocumentTranslation) -> None:
+        """Delete a document with its result, and stop its translation."""
+        translation.cancel()
+        self._documents.pop(translation.id, None)
+
+    def _delete_old(self) -> None:
+        oldest = time.monotonic() - self._settings.file_seconds
+        for translation in list(self._documents.values()):
+            if translation.state in ("done", "error") and translation.touched_at < oldest:
+                self.delete(translation)
+
+    async def wait(self, translation: DocumentTranslation, disconnected: asyncio.Future[None]) -> None:
+        """Wait until a document is translated; if its client disconnects before, delete it.
+
+        Raises:
+            RequestError: the document could not be translated, and is deleted.
+            ClientGoneError: the client disconnected.
+        """
+        finished = asyncio.ensure_future(translation.finished.wait())
+        try:
+            waited_for: set[asyncio.Future[Any]] = {finished, disconnected}
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finished.cancel()
+        if not translation.finished.is_set():
+            self.delete(translation)
+            raise ClientGoneError
+        if translation.error is not None:
+            self.delete(translation)
+            raise translation.error
