@@ -19,10 +19,9 @@ import torch
 
 from transduce.kernels.cpu.decoding.search import NativeSearch
 from transduce.kernels.cpu.jit import threads as threads_module
-from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PrepackedTransformer
+from transduce.kernels.prepacked import PrepackedTransformer, quantize
 from transduce.kernels.select import int8_linear_maker, start_fast
-from transduce.model.batch_search import SearchBounds
+from transduce.model.backend import SearchBounds
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.process_environment import set_library_defaults

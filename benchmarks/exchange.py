@@ -42,10 +42,13 @@ from transduce.interop.ctranslate2 import (
     ctranslate2_obstacles,
     write_ctranslate2,
 )
-from transduce.interop.hugging_face.export import class_for
-from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
-from transduce.interop.onnx.export import write_onnx
-from transduce.interop.onnx.model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.interop.hugging_face.export import (
+    HuggingFaceEncoder,
+    HuggingFaceLanguageModel,
+    HuggingFaceModel,
+    class_for,
+)
+from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, write_onnx
 from transduce.model.build import Model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder

@@ -25,8 +25,7 @@ from training_speed import SIZES, Size, make_work, write_batches
 
 from transduce.kernels.select import find_batch_search, kernels_for_training, start_fast
 from transduce.machine import DTYPES, detect_machine
-from transduce.model.backend import using_backend
-from transduce.model.batch_search import SearchBounds
+from transduce.model.backend import SearchBounds, using_backend
 from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.training.choices import choose_kernels

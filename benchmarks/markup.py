@@ -19,9 +19,9 @@ from typing import NamedTuple
 from doubts import train_on, with_model
 from glossary import CHANGED
 from report import Row, data_folder, machine, parser, report
-from transduce.serving.html_and_xml import plan
 
 from transduce import Translator, load, score
+from transduce.documents.markup import translate_markup
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary, Term
 
@@ -106,19 +106,7 @@ def _in_parts(translator: Translator, cases: list[Case]) -> list[str]:
 
 
 def _as_documents(translator: Translator, cases: list[Case]) -> list[str]:
-    plans = [plan(case.document, "html", spaced=True) for case in cases]
-    texts = iter(translator([sentence for each in plans for sentence in each.sentences]))
-    found = [[next(texts).text for _ in each.sentences] for each in plans]
-    queries = [
-        ((each.sentences[number], own[number]), spans)
-        for each, own in zip(plans, found, strict=True)
-        for number, spans in each.marks.items()
-    ]
-    located = iter(translator.locate(*map(list, zip(*queries, strict=True))))
-    return [
-        each.assemble(own, {number: next(located) for number in each.marks})
-        for each, own in zip(plans, found, strict=True)
-    ]
+    return translate_markup(translator, [case.document for case in cases])
 
 
 if __name__ == "__main__":

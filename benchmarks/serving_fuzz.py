@@ -37,6 +37,9 @@ class Finding(NamedTuple):
     reason: str
 
 
+_PATH_PARAMETER = re.compile(r"\{\w+\}")
+
+
 class Request(NamedTuple):
     """An HTTP request."""
 
@@ -72,12 +75,15 @@ class Document:
     def requests(self, path: str, method: str, operation: dict[str, Any]) -> st.SearchStrategy[Request]:
         """Return a strategy for requests of an operation."""
         if "requestBody" not in operation:
-            query = {entry["name"]: self.values(entry["schema"]) for entry in operation.get("parameters", [])}
+            parameters = operation.get("parameters", [])
+            query = {entry["name"]: self.values(entry["schema"]) for entry in parameters if entry["in"] == "query"}
+            path = _PATH_PARAMETER.sub("0-0", path)
             asked = st.fixed_dictionaries({}, optional=query).map(
                 lambda values: "?" + urlencode(_texts(values)) if values else ""
             )
             return asked.map(lambda text: Request(method.upper(), path + text, b"", None))
         schema = next(iter(operation["requestBody"]["content"].values()))["schema"]
+        path = _PATH_PARAMETER.sub("0-0", path)
         return st.builds(lambda fields, form: _with_body(path, fields, form=form), self._fields(schema), st.booleans())
 
     def _fields(self, schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
@@ -120,18 +126,19 @@ class Document:
         if kind == "integer":
             return st.integers(schema.get("minimum", -5), schema.get("maximum", 5))
         if kind == "number":
-            # The only number is a timeout, which must be too long to expire.
-            return st.floats(10.0, schema.get("maximum", 100.0), allow_nan=False)
+            # A timeout must be too long to expire.
+            most = schema.get("maximum", 100.0)
+            return st.floats(min(10.0, most), most, allow_nan=False)
         if kind == "object":
             return self._objects(schema)
         if kind == "array":
-            return st.lists(self.values(schema["items"]), max_size=min(schema.get("maxItems", 5), 5))
+            return st.lists(self.values(schema.get("items", {})), max_size=min(schema.get("maxItems", 5), 5))
         return st.booleans() if kind == "boolean" else st.none()
 
     def _objects(self, schema: Schema) -> st.SearchStrategy[dict[str, Any]]:
         if "properties" in schema:
             return st.fixed_dictionaries(self._properties(schema))
-        return st.dictionaries(st.text(max_size=20), self.values(schema["additionalProperties"]), max_size=3)
+        return st.dictionaries(st.text(max_size=20), self.values(schema.get("additionalProperties", {})), max_size=3)
 
     def mismatch(self, value: Any, schema: Schema, place: str = "$") -> str | None:
         """Return how a value violates a schema, or None."""
@@ -141,6 +148,8 @@ class Document:
             return None if None in found else f"{place} is none of {len(found)} kinds"
         if "enum" in schema:
             return None if value in schema["enum"] else f"{place} is none of {schema['enum']}"
+        if "type" not in schema:
+            return None
         kinds: dict[str, type | tuple[type, ...]] = {
             "string": str,
             "integer": int,
@@ -153,7 +162,7 @@ class Document:
         if not isinstance(value, kinds[schema["type"]]):
             return f"{place} is no {schema['type']}"
         if isinstance(value, list):
-            kinds_of = schema.get("prefixItems") or [schema["items"]] * len(value)
+            kinds_of = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
             if len(kinds_of) != len(value):
                 return f"{place} has {len(value)} entries"
             entries = enumerate(zip(value, kinds_of, strict=True))
@@ -163,6 +172,8 @@ class Document:
         return None
 
     def _object_mismatch(self, value: dict[str, Any], schema: Schema, place: str) -> str | None:
+        if "properties" not in schema:
+            return None
         missing = [name for name in schema.get("required", []) if name not in value]
         unknown = [name for name in value if name not in schema["properties"]]
         if missing or unknown:
@@ -278,13 +289,16 @@ def _send(connection: http.client.HTTPConnection, request: Request) -> tuple[int
 def _judge(document: Document, operation: dict[str, Any], status: int, kind: str, body: bytes) -> str | None:
     if status >= 500:
         return body[:200].decode(errors="replace")
-    family = "200" if status == 200 else f"{status // 100}XX"
-    content = operation["responses"].get(family, {}).get("content", {})
+    family = str(status) if status < 300 else f"{status // 100}XX"
+    response = operation["responses"].get(family)
+    if response is not None and "content" not in response:
+        return "this answer has no content" if body else None
+    content = (response or {}).get("content", {})
     if kind not in content:
         return f"the document knows no {kind} with status {status}"
     return (
         document.mismatch(json.loads(body), content[kind]["schema"])
-        if kind == _JSON and status != 200
+        if kind == _JSON and status >= 300
         else (_success_mismatch(document, content[kind]["schema"], kind, body))
     )
 
@@ -292,7 +306,9 @@ def _judge(document: Document, operation: dict[str, Any], status: int, kind: str
 def _success_mismatch(document: Document, schema: Schema, kind: str, body: bytes) -> str | None:
     """Return how a successful answer violates its schema, or None; texts have no schema to check."""
     if kind == "text/event-stream":
-        return None if re.fullmatch(rb"(event: \w+\ndata: [^\n]*\n\n)+", body) else "these are no server-sent events"
+        return None if re.fullmatch(rb"((event: \w+\n)?data: [^\n]*\n\n)+", body) else "these are no server-sent events"
+    if kind == "application/x-ndjson":
+        return None if all(isinstance(json.loads(line), dict) for line in body.splitlines()) else "a line is no object"
     if kind != _JSON or schema == {"type": "string"}:
         return None
     return document.mismatch(json.loads(body), schema)

@@ -95,6 +95,8 @@ class GatedModel:
         observer: Observer,
         glossary: Glossary | None,
         text_settings: TextSettings,  # noqa: ARG002
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,  # noqa: ARG002
     ) -> list[Translation]:
         """Return sentences in upper case with glossary terms; a sentence with the word `poison` raises an error."""
         self.batches.append(list(sentences))
@@ -136,6 +138,10 @@ class GatedModel:
     def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a sentence that the model cannot read (☃)."""
         return "☃" * sentence.count("☃")
+
+    def encode_target(self, text: str) -> list[int]:
+        """Return one token per word."""
+        return list(range(len(text.split())))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return one word per step."""

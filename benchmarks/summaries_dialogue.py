@@ -34,8 +34,7 @@ import dialogue
 import summaries
 
 import transduce
-from transduce.evaluation.rouge import rouge
-from transduce.evaluation.scores import score
+from transduce.evaluation.scores import rouge, score
 
 MOST_FREQUENT = 50
 CANDIDATES = 10

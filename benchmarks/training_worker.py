@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Work(NamedTuple):
 
 def read_plan() -> tuple[Work, list[tuple[Ids, Ids]]]:
     """Return the plan from the first argument, and its batches."""
+    _answers()
     work = Work(**json.loads(sys.argv[1]))
     with np.load(work.batches) as arrays:
         pairs = [(arrays[f"s{n}"], arrays[f"t{n}"]) for n in range(len(arrays.files) // 2)]
@@ -92,9 +94,12 @@ def serve(work: Work, pairs: list[tuple[Ids, Ids]], step: Callable[[int], Any], 
 
 
 def _send(answer: dict[str, Any]) -> None:
-    os.write(_ANSWERS, (json.dumps(answer) + "\n").encode())
+    os.write(_answers(), (json.dumps(answer) + "\n").encode())
 
 
-# Redirect the toolkit's output to standard error, so that it does not mix with the answers.
-_ANSWERS = os.dup(1)
-os.dup2(2, 1)
+@cache
+def _answers() -> int:
+    """Return the file descriptor for answers, and redirect later output of the toolkit to standard error."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers

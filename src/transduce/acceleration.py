@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, SearchBounds
+from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
@@ -52,8 +51,7 @@ NO_KERNELS = "this installation has no kernels of our own (the folder `transduce
 try:
     from transduce.kernels.cuda.available import why_no_triton
     from transduce.kernels.cuda.graphs import is_recording
-    from transduce.kernels.int8_fbgemm import quantize
-    from transduce.kernels.prepacked import PrepackedModel
+    from transduce.kernels.prepacked import PrepackedModel, quantize
     from transduce.kernels.select import (
         compiled_state,
         decoded_model,

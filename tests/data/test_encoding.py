@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.data import IdRun, encoding
-from transduce.data.encoding import SentenceEncoder
+from transduce.data import IdRun, parts
+from transduce.data.parts import SentenceEncoder
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, Vocabulary, read_lines, read_pairs
 from transduce.text.vocabulary import tokenizes_words_independently
 
@@ -79,7 +79,7 @@ def test_every_kind_of_vocabulary(settings: str) -> None:
 
 
 def test_real_sentences_in_small_blocks(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "_MAX_WORDS", 2_000)  # the table begins anew several times
+    monkeypatch.setattr(parts, "_MAX_WORDS", 2_000)  # the table begins anew several times
     folder = data_folder / "tatoeba-zh-en"
     files = CorpusFiles(source=(str(folder / "dev.zh.gz"),), target=(str(folder / "dev.en.gz"),))
     tokenizer = Tokenizer.train(lambda: read_pairs(files), TokenizerSettings(vocabulary_size=3_000))

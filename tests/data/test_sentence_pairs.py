@@ -5,8 +5,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from transduce.data.masking import MaskingSettings
-from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.data.sentence_pairs import (
+    MaskingSettings,
+    PairSettings,
+    SentencePairBatch,
+    SentencePairPlan,
+    SentenceStore,
+)
 from transduce.errors import TransduceError
 from transduce.text.special_tokens import SpecialTokens
 

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.evaluation.accuracy import score_labels
+from transduce.evaluation.scores import score_labels
 
 
 def test_figures_by_hand() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.evaluation.rouge import rouge
+from transduce.evaluation.scores import rouge
 
 
 def test_a_case_counted_by_hand() -> None:

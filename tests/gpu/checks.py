@@ -33,9 +33,7 @@ from transduce.data.batches import Batch
 from transduce.errors import TransduceError
 from transduce.inference.decoding import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import TransformerScorer
-from transduce.kernels.cuda import backend, decode_graph, loss_graph, rows
-from transduce.kernels.cuda import layer as gpu_layers
-from transduce.kernels.cuda import layer as products
+from transduce.kernels.cuda import backend, decode_graph, rows
 from transduce.kernels.cuda import rows as norms
 from transduce.kernels.cuda import rows as seeds
 from transduce.kernels.cuda import search as gpu_search
@@ -181,7 +179,7 @@ def check_products_with_matrices() -> None:
         )
         chosen = slice(*(part or (0, 40)))
         for inputs in ((x, weight, bias), (x, weight)):
-            found = products.linear(x, weight, bias if len(inputs) == 3 else None, part, activation=activation)
+            found = backend.linear(x, weight, bias if len(inputs) == 3 else None, part, activation=activation)
             expected = F.linear(x, weight[chosen], bias[chosen] if len(inputs) == 3 else None)
             expected = F.relu(expected) if activation else expected
             gradient = torch.randn_like(found)
@@ -201,7 +199,7 @@ def check_gradients_are_summed_where_they_are_kept() -> None:
         add_gradients_to(parameter, total)
     x, gradient = randn(5, 16), randn(5, 8)
     for _ in range(2):
-        products.linear(x, weight, bias, None).backward(gradient)
+        backend.linear(x, weight, bias, None).backward(gradient)
     assert weight.grad is None
     assert bias.grad is None
     compare(sums, [2 * gradient.t() @ x, 2 * gradient.sum(dim=0)])
@@ -209,7 +207,7 @@ def check_gradients_are_summed_where_they_are_kept() -> None:
 
 def check_embedding() -> None:
     weight, ids = randn(9, 16, learns=True), torch.tensor([[1, 8, 0], [1, 1, 3]], device=DEVICE)
-    found, expected = products.embed(ids, weight, 4.0, 0), F.embedding(ids, weight, padding_idx=0) * 4.0
+    found, expected = backend.embed(ids, weight, 4.0, 0), F.embedding(ids, weight, padding_idx=0) * 4.0
     gradient = torch.randn_like(found)
     slopes = (torch.autograd.grad(each, weight, gradient)[0] for each in (found, expected))
     compare([found, next(slopes)], [expected, next(slopes)])
@@ -393,7 +391,7 @@ def check_whole_layers_are_what_their_bricks_are() -> None:
         layers: list[Tensor] = []
 
         def run_layer(*arguments: Any, seen: list[Tensor] = layers) -> Tensor | None:
-            found = gpu_layers.run_layer(*arguments)
+            found = backend.run_layer(*arguments)
             seen.extend([] if found is None else [found])
             return found
 
@@ -427,17 +425,17 @@ def pretend_to_record(loss: Any, pool: object, read: object) -> None:  # noqa: A
 def recording() -> Iterator[list[object]]:
     """Record losses within the context and list the recorded ones; without a GPU, recording is simulated."""
     recorded: list[object] = []
-    record = loss_graph._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
+    record = backend._RecordedLoss.record if DEVICE == "cuda" else pretend_to_record
 
     def note(loss: Any, *arguments: Any) -> None:
         recorded.append(loss)
         record(loss, *arguments)
 
     with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(loss_graph._RecordedLoss, "record", note))
+        patches.enter_context(mock.patch.object(backend._RecordedLoss, "record", note))
         if DEVICE == "cpu":
-            patches.enter_context(mock.patch.object(loss_graph, "can_record", return_value=True))
-            patches.enter_context(mock.patch.object(loss_graph, "_has_free_memory", return_value=True))
+            patches.enter_context(mock.patch.object(backend, "can_record", return_value=True))
+            patches.enter_context(mock.patch.object(backend, "_has_free_memory", return_value=True))
             patches.enter_context(mock.patch.object(torch.cuda, "graph_pool_handle", return_value=(0, 0)))
         yield recorded
 
@@ -516,10 +514,10 @@ def check_what_cannot_be_recorded_is_launched() -> None:
             raise RuntimeError("it waits\nfor something")
         pretend_to_record(loss, pool, read)
 
-    with recording(), mock.patch.object(loss_graph._LOG, "warning") as warning, ExitStack() as patches:
+    with recording(), mock.patch.object(backend._LOG, "warning") as warning, ExitStack() as patches:
         if DEVICE == "cpu":
-            patches.enter_context(mock.patch.object(loss_graph._RecordedLoss, "record", refuse))
-        recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+            patches.enter_context(mock.patch.object(backend._RecordedLoss, "record", refuse))
+        recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (2, 2, 2, 3, 3, 3, 2, 2):
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.zero_()
             total, _ = recorder(size, np.arange(size) + 1, compute)
@@ -539,10 +537,10 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
 
     with (
         recording() as recorded,
-        mock.patch.object(loss_graph, "_has_free_memory", return_value=False),
-        mock.patch.object(loss_graph._LOG, "warning") as warning,
+        mock.patch.object(backend, "_has_free_memory", return_value=False),
+        mock.patch.object(backend._LOG, "warning") as warning,
     ):
-        recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+        recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for _ in range(3):
             total, _likelihood = recorder(2, np.arange(2) + 1, compute)
             assert total.item() == 3
@@ -554,7 +552,7 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
         with ExitStack() as patches:
             for name, found in {**sizes, "mem_get_info": (free, 1000)}.items():
                 patches.enter_context(mock.patch.object(torch.cuda, name, return_value=found))
-            assert loss_graph._has_free_memory(torch.device("cuda")) is has_room
+            assert backend._has_free_memory(torch.device("cuda")) is has_room
 
 
 def check_more_dropouts_than_there_are_seeds() -> None:
@@ -569,8 +567,8 @@ def check_only_so_many_sizes_are_kept() -> None:
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
 
-    with recording() as recorded, mock.patch.object(loss_graph, "_MAX_SIZES", 2):
-        recorder = loss_graph.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+    with recording() as recorded, mock.patch.object(backend, "_MAX_SIZES", 2):
+        recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the second one leaves for the third
             total, likelihood = recorder(size, np.arange(size) + 1, compute)
             assert (total.item(), likelihood.item()) == (size * (size + 1) / 2, 1.0)
@@ -586,7 +584,7 @@ def check_a_layer_goes_back_as_it_came() -> None:
     for turns_off in (False, True):
         layer.train()
         torch.manual_seed(6)
-        found = gpu_layers.run_layer(layer, x, None, [mask])
+        found = backend.run_layer(layer, x, None, [mask])
         assert found is not None
         layer.train(not turns_off)
         slopes.append(torch.autograd.grad(found.square().sum(), x)[0])
@@ -597,20 +595,20 @@ def check_layers_of_other_bricks_are_left_to_them() -> None:
     x, mask = randn(1, 4, 32), PackedMask(packing([4]), packing([4]))
     for changes in ({"activation": "gelu"}, {"activation": "swiglu"}, {"norm_order": "sandwich"}):
         layer = EncoderLayer(small_config(**changes)).to(DEVICE).train()
-        assert gpu_layers.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
+        assert backend.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
         for parameter in layer.parameters():
             add_gradients_to(parameter, torch.zeros_like(parameter))
-        assert gpu_layers.run_layer(layer, x, None, [mask]) is None
+        assert backend.run_layer(layer, x, None, [mask]) is None
     layer = EncoderLayer(small_config()).to(DEVICE).train()
     for parameter in layer.parameters():
         add_gradients_to(parameter, torch.zeros_like(parameter))
-    found = gpu_layers.run_layer(layer, x, None, [mask])
+    found = backend.run_layer(layer, x, None, [mask])
     assert found is not None
     found.sum().backward()
     with pytest.raises(RuntimeError, match="was taken before: compute it again"):
         found.sum().backward()
     next(layer.parameters()).register_hook(lambda gradient: gradient)  # somebody wants to see it
-    assert gpu_layers.run_layer(layer, x, None, [mask]) is None
+    assert backend.run_layer(layer, x, None, [mask]) is None
 
 
 # --- decoding -----------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from transduce.inference.decoding import CompiledSearch, find_compiled_search
 from transduce.inference.scorers import TransformerScorer, install_search_kernels
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.logits import NativeReductions
-from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PrepackedTransformer
+from transduce.kernels.prepacked import PrepackedTransformer, quantize
 from transduce.kernels.select import int8_linear_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

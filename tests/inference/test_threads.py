@@ -10,7 +10,7 @@ import torch
 from transduce.inference import translator as module
 from transduce.inference.batching import decode_in_parallel
 from transduce.inference.translator import Translator
-from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import quantize
 from transduce.kernels.select import has_kernels, int8_linear_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

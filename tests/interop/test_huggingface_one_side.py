@@ -13,9 +13,16 @@ from transduce.atomic_io import file_sha256
 from transduce.exchange.comparison import compare_encoders, compare_models
 from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
 from transduce.inference.translator import Translator
-from transduce.interop.hugging_face.export import automatic_class_for, class_for, config_json, ignored_names
+from transduce.interop.hugging_face.export import (
+    HuggingFaceEncoder,
+    HuggingFaceLanguageModel,
+    HuggingFaceModel,
+    automatic_class_for,
+    class_for,
+    config_json,
+    ignored_names,
+)
 from transduce.interop.hugging_face.families import huggingface_obstacles
-from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig, RotaryScaling

@@ -14,9 +14,8 @@ from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
-from transduce.interop.onnx import graph
-from transduce.interop.onnx.export import longest_sequence, onnx_obstacles, write_onnx
-from transduce.interop.onnx.model import OnnxModel
+from transduce.interop.onnx import layers as onnx_layers
+from transduce.interop.onnx.export import OnnxModel, longest_sequence, onnx_obstacles, write_onnx
 from transduce.model import layer_graph
 from transduce.model.config import RotaryScaling
 
@@ -174,7 +173,7 @@ def test_weights_are_stored_once(make_translator: MakeTranslator, tmp_path: Path
 def test_large_weights_stand_in_a_file_of_their_own(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "MAX_FILE_BYTES", 10_000)
+    monkeypatch.setattr(onnx_layers, "MAX_FILE_BYTES", 10_000)
     translator = make_translator()
     model = write_and_open(translator, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

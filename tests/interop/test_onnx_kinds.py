@@ -12,8 +12,7 @@ from transduce.exchange.comparison import Comparison, compare_encoders, compare_
 from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
-from transduce.interop.onnx.export import onnx_obstacles, write_onnx
-from transduce.interop.onnx.model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
 from transduce.model.decoder import Decoder

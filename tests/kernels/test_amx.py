@@ -86,7 +86,7 @@ def _compare_products() -> None:
 @torch.inference_mode()
 def _compare_models() -> None:
     from transduce.kernels.cpu.decoding.state import NativeState
-    from transduce.kernels.int8_fbgemm import quantize
+    from transduce.kernels.prepacked import quantize
     from transduce.kernels.select import int8_linear_maker, start_fast
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer

@@ -16,8 +16,7 @@ from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.kernels.cpu.logits import NativeReductions
 from transduce.kernels.eager import EagerState, supports
-from transduce.kernels.int8_fbgemm import Int8Linear, quantize
-from transduce.kernels.prepacked import LinearUse, PrepackedCrossAttention, PrepackedTransformer
+from transduce.kernels.prepacked import Int8Linear, LinearUse, PrepackedCrossAttention, PrepackedTransformer, quantize
 from transduce.kernels.select import int8_linear_maker, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.kernels.eager import EagerState, encode_without_padding, supports
-from transduce.kernels.int8_fbgemm import Int8Linear, quantize, safe_levels
-from transduce.kernels.prepacked import PrepackedTransformer
+from transduce.kernels.prepacked import Int8Linear, PrepackedTransformer, quantize, safe_levels
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import DecodingState, Transformer
 

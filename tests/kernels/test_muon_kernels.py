@@ -7,7 +7,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
+from transduce.kernels.cpu.training.optimizer import orthogonalize_in_place, supports_orthogonalization
 from transduce.model.backend import using_backend
 from transduce.training.muon import _POLYNOMIALS as POLYNOMIALS
 from transduce.training.muon import orthogonalize

@@ -11,7 +11,7 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
-from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import quantize
 from transduce.kernels.select import decoded_model, int8_linear_maker, make_inference_copy, start_prompts
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState

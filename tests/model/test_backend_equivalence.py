@@ -19,8 +19,7 @@ from transduce.inference.decoding import find_compiled_search
 from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.cuda.decode_graph import TRITON
 from transduce.kernels.eager import EAGER, why_not_eager
-from transduce.kernels.int8_fbgemm import quantize
-from transduce.kernels.prepacked import PREPACKABLE
+from transduce.kernels.prepacked import PREPACKABLE, quantize
 from transduce.kernels.select import int8_linear_maker, make_inference_copy, select_decoder, start_fast, start_prompts
 from transduce.model import layer_graph
 from transduce.model.build import build_model

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from transduce.errors import TransduceError
-from transduce.kernels.int8_fbgemm import quantize
+from transduce.kernels.prepacked import quantize
 from transduce.kernels.select import int8_linear_maker, make_inference_copy, select_decoder, start_fast, start_prompts
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig

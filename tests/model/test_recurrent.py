@@ -10,8 +10,7 @@ from transduce.model.attention import AttentionTrace
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
-from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_layers import RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_permutation
+from transduce.model.recurrent import Recurrent, RecurrentDecoderLayer, RecurrentEncoderLayer, reversal_permutation
 
 PAD, EOS, V, D = 0, 1, 17, 12
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD]])

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch
-from transduce.search.coverage import Coverage
+from transduce.search.beam import Beam, BeamSearch, Coverage
 from transduce.search.scorer import Bounds, Ensemble, Hypothesis, MeanAttention, Scorer, run
 
 START, END, A, B = 0, 1, 2, 3

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam
-from transduce.search.generate import GenerateSearch, LogProbabilities
+from transduce.search.beam import Beam, GenerateSearch, LogProbabilities
 from transduce.search.rules import GenerateSettings
 from transduce.search.scorer import Bounds, run
 from transduce.search.selection import DiverseSelection

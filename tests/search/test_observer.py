@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import Beam, BeamSearch
-from transduce.search.generate import GenerateSearch, LogProbabilities
+from transduce.search.beam import Beam, BeamSearch, GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.rules import GenerateSettings
 from transduce.search.scorer import Bounds, Search, run

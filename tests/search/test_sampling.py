@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.greedy import GreedySearch
-from transduce.search.sampling import Draw, draw
+from transduce.search.greedy import Draw, GreedySearch, draw
 from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.settings import SamplingSettings
 

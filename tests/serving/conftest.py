@@ -117,11 +117,11 @@ class Background:
 
 
 @contextmanager
-def live_server(*models: Any, views: Any = None, **settings: Any) -> Iterator[Live]:
+def live_server(*models: Any, views: Any = None, generators: Any = (), **settings: Any) -> Iterator[Live]:
     """A server with these models on a port that the system chose; with views it has a page."""
     chosen = ServingSettings(**{"port": 0, "gather_milliseconds": 0.0, "shutdown_seconds": 5.0} | settings)
     opened = open_socket(chosen.host, chosen.port)
-    server = Server(Application(Service(models, chosen), views), chosen)
+    server = Server(Application(Service(models, chosen, generators=generators), views), chosen)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     port = opened.getsockname()[1]
     thread.start()

@@ -54,8 +54,14 @@ def test_a_users_last_words_are_translated(live: Any) -> None:
     assert reply.json["object"] == "chat.completion"
     assert reply.json["model"] == "de-en"
     assert reply.json["choices"] == [
-        {"index": 0, "message": {"role": "assistant", "content": "ZWEI\n\nDREI"}, "finish_reason": "stop"}
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "ZWEI\n\nDREI", "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
     ]
+    assert reply.json["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
 
 
 def test_parts_of_text_are_one_text(live: Any) -> None:
@@ -81,7 +87,9 @@ def test_several_choices_are_the_alternatives(serve: Any, gated_model: Any) -> N
 
 
 def test_a_stream_adds_up_to_the_answer(serve: Any, gated_model: Any) -> None:
-    with serve(gated_model(steps=5)) as live:
+    model = gated_model(steps=5)
+    model.decode = lambda ids: "EIN"[: len(ids)]
+    with serve(model) as live:
         *found, end = chunks(live, "ein Satz")
         several = chunks(live, "eins\nzwei")
     assert end == "[DONE]"
@@ -117,7 +125,7 @@ def test_text_that_is_certain_comes_at_once(serve: Any, gated_model: Any) -> Non
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "of the type `image_url`"),
         ({"messages": "eins"}, 400, "Invalid request: expected `array`, got `str` in `messages`"),
         ({"n": 5}, 400, "`n` must be at most 4, but is 5"),
-        ({"n": 2, "stream": True}, 400, "`n` must be at most 1, but is 2, as only one text"),
+        ({"n": 2, "stream": True}, 400, "only one text can be streamed: leave `n` out"),
         ({"n": 0}, 400, "Invalid request: expected `int` >= 1 in `n`"),
     ],
 )
@@ -159,7 +167,9 @@ def test_limits_and_keys_hold(serve: Any, gated_model: Any) -> None:
 
 def test_openai(serve: Any, gated_model: Any) -> None:
     openai = pytest.importorskip("openai")
-    with serve(gated_model(), api_keys=("secret",)) as live:
+    model = gated_model()
+    model.decode = lambda ids: "EIN"[: len(ids)]
+    with serve(model, api_keys=("secret",)) as live:
         client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="secret", max_retries=0)
         assert [model.id for model in client.models.list()] == ["de-en"]
         said: Any = [{"role": "user", "content": "ein süßer Tee"}]

@@ -104,3 +104,51 @@ def test_deepl_with_a_key(serve: Any, gated_model: Any) -> None:
         with pytest.raises(deepl.AuthorizationException):
             wrong.translate_text("eins", target_lang="EN-US")
         wrong.close()
+
+
+def test_openai_completions_and_usage(serve: Any, gated_model: Any) -> None:
+    openai = pytest.importorskip("openai")
+    model = gated_model()
+    model.decode = lambda ids: "EIN"[: len(ids)]
+    with serve(model) as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0)
+        assert client.models.retrieve("de-en").id == "de-en"
+        completion = client.completions.create(model="de-en", prompt="ein Satz", max_tokens=5)
+        assert (completion.choices[0].text, completion.choices[0].finish_reason) == ("EIN SATZ", "stop")
+        assert completion.usage.total_tokens == 4
+        stream = client.chat.completions.create(
+            model="de-en",
+            messages=[{"role": "user", "content": "ein Satz"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        *chunks, last = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "EIN SATZ"
+        assert (last.choices, last.usage.completion_tokens) == ([], 2)
+        with pytest.raises(openai.BadRequestError, match="`tools` is not supported"):
+            client.chat.completions.create(
+                model="de-en",
+                messages=[{"role": "user", "content": "ein Satz"}],
+                tools=[{"type": "function", "function": {"name": "a"}}],
+            )
+        client.close()
+
+
+def test_ollama(serve: Any, gated_model: Any) -> None:
+    ollama = pytest.importorskip("ollama")
+    model = gated_model()
+    model.decode = lambda ids: "EIN"[: len(ids)]
+    with serve(model) as live:
+        client = ollama.Client(host=live.url)
+        assert [each.model for each in client.list().models] == ["de-en:latest"]
+        messages = [{"role": "user", "content": "ein Satz"}]
+        assert client.chat(model="de-en", messages=messages).message.content == "EIN SATZ"
+        parts = list(client.chat(model="de-en:latest", messages=messages, stream=True))
+        assert "".join(part.message.content for part in parts) == "EIN SATZ"
+        assert (parts[-1].done, parts[-1].done_reason, parts[-1].eval_count) == (True, "stop", 2)
+        assert client.generate(model="de-en", prompt="ein Satz", options={"num_predict": 1}).done_reason == "length"
+        assert client.show("de-en").capabilities == ["completion"]
+        assert client.ps().models[0].model == "de-en:latest"
+        with pytest.raises(ollama.ResponseError, match="There is no model `gpt`"):
+            client.chat(model="gpt", messages=messages)
+        client._client.close()

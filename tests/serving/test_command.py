@@ -188,7 +188,7 @@ def test_a_glossary_belongs_to_a_model_whose_languages_are_spelt_otherwise(train
     path = tmp_path / "terms.tsv"
     path.write_text("鱼\tfish\n", encoding="utf-8")
     options = build_parser("serve").parse([f"zh:en={trained}", "--glossary", f"zh-CN:EN={path}", "--threads", "1"])
-    (model,) = load_models(options)
+    ((model,), ()) = load_models(options)
     assert model.glossary is not None
 
 

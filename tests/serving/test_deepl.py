@@ -101,6 +101,8 @@ def test_fields_that_cannot_change_the_result_are_accepted(fields: dict[str, Any
         ({"rhyme": True}, "object contains unknown field `rhyme`"),
         ({"glossary_id": "a", "source_lang": None}, "`glossary_id` needs `source_lang`"),
         ({"glossary_ids": ["a", "b"]}, "only one glossary can be used at once"),
+        ({"ignore_tags": "x"}, "`ignore_tags` needs `tag_handling`"),
+        ({"tag_handling": "xml", "ignore_tags": "x y"}, "`ignore_tags` must have at most 200 names of tags"),
     ],
 )
 def test_fields_that_would_change_the_result_are_refused(fields: dict[str, Any], sentence: str, live: Any) -> None:
@@ -113,7 +115,7 @@ def test_sentences_are_split_as_requested(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     settings: list[TextSettings] = []
     decode = model.translate
-    model.translate = lambda *arguments: settings.append(arguments[-1]) or decode(*arguments)
+    model.translate = lambda *arguments, **options: settings.append(arguments[-1]) or decode(*arguments, **options)
     with serve(model) as live:
         for choice in ("0", "1", "nonewlines", None):
             reply = translate(live, "eins\nzwei", split_sentences=choice)
@@ -294,3 +296,19 @@ def test_a_document_waits_while_the_queue_is_full(serve: Any, gated_model: Any, 
         path, key = f"/v2/document/{handle['document_id']}", {"document_key": handle["document_key"]}
         wait_until(lambda: live.ask("POST", path, key).json["status"] == "done")
         assert live.ask("POST", f"{path}/result", key).body == b"ZWEI"
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "translated"),
+    [
+        ("ein <x>Satz</x>", {"tag_handling": "xml", "ignore_tags": "x"}, "EIN <x>Satz</x>"),
+        ("ein <X>Satz</X>", {"tag_handling": "html", "ignore_tags": ["X", "y"]}, "EIN <X>Satz</X>"),
+        ("ein <ph id='1'/> Satz", {"tag_handling": "xml"}, "EIN <ph id='1'/> SATZ"),
+        ("<p>ein</p>\n<p translate=no>Satz</p>", {"tag_handling": "html"}, "<p>EIN</p>\n<p translate=no>Satz</p>"),
+        ("<a>ein</a><a> Satz</a>", {"tag_handling": "xml", "non_splitting_tags": "a"}, "<a>EIN</a> <a>SATZ</a>"),
+        ("ein\nSatz", {"tag_handling": "html"}, "EIN SATZ"),
+        ("ein\nSatz", {"tag_handling": "html", "split_sentences": "1"}, "EIN\nSATZ"),
+    ],
+)
+def test_tags_are_handled_as_requested(text: str, fields: dict[str, Any], translated: str, live: Any) -> None:
+    assert translate(live, text, **fields).json["translations"][0]["text"] == translated

@@ -36,7 +36,7 @@ def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
         assert live.translate("ein Hund", doubts=True).json["doubts"] == []
     model = gated_model(glossary=OWN)
-    model.translate = lambda sentences, *rest: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
+    model.translate = lambda sentences, *rest, **_: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
     with serve(model) as live:
         doubts = live.translate("ein Hund", doubts=True).json["doubts"]
     assert {"kind": "terms", "found": "`Hund` as `dog`"} in doubts
@@ -60,16 +60,6 @@ def test_what_cannot_be_is_told(serve: Any, gated_model: Any, glossary: Any, sen
         reply = live.translate("ein Satz", glossary=glossary)
     assert reply.status == 400
     assert reply.error.startswith(sentence)
-
-
-def test_a_glossary_by_its_number_is_refused_and_not_left_out(serve: Any, gated_model: Any) -> None:
-    with serve(gated_model()) as live:
-        asked = {"text": ["ein"], "target_lang": "EN", "glossary_id": "def3a26b-3e84"}
-        reply = live.ask("POST", "/v2/translate", asked)
-    assert reply.status == 400
-    assert reply.error.startswith(
-        "Invalid request: there is no glossary `def3a26b-3e84`: the server's own glossary applies"
-    )
 
 
 def test_sentences_with_other_glossaries_are_not_decoded_together(gated_model: Any) -> None:

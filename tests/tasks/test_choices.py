@@ -7,11 +7,11 @@ import pytest
 from transduce.machine import Machine, Precision
 from transduce.model.config import ModelConfig
 from transduce.tasks.run.resolving import explain_decoding, predict_epochs
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings
 from transduce.training.choices import (
     PRESETS,
     Choice,
+    ChoiceLog,
     CorpusSize,
     choose_accumulate,
     choose_average_decay,

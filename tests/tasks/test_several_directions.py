@@ -266,9 +266,9 @@ def test_corpora_of_the_command_line_find_their_dev_sets(
 
 def test_the_server_offers_every_direction_of_a_model(trained: Path) -> None:
     options = build_parser("serve").parse([str(trained), "--threads", "1"])
-    models = load_models(options)
+    models, _ = load_models(options)
     assert [(model.source_language, model.target_language) for model in models] == [("en", "de"), ("en", "cs")]
     assert models[0].translator.model is models[1].translator.model
     assert models[0].access is models[1].access
-    (one,) = load_models(build_parser("serve").parse([f"en:cs={trained}", "--threads", "1"]))
+    (one,), _ = load_models(build_parser("serve").parse([f"en:cs={trained}", "--threads", "1"]))
     assert one.translator("sun").text == models[1].translator("sun").text

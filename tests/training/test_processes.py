@@ -21,8 +21,7 @@ from transduce.training import distributed
 from transduce.training.choices import choose_kernels
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.optimizer import collect_gradients
-from transduce.training.reduction import GradientReduction
+from transduce.training.optimizer import GradientReduction, collect_gradients
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
@@ -120,7 +119,7 @@ def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatc
     sizes, seen = [3, 5, 2, 4], []
     for way in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0]):
         begun, before = Begun(), []
-        monkeypatch.setattr("transduce.training.reduction.dist.all_reduce", begun.all_reduce)
+        monkeypatch.setattr("transduce.training.optimizer.dist.all_reduce", begun.all_reduce)
         parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
         vector = torch.zeros(sum(sizes))
         collect_gradients(parameters, vector)
@@ -137,12 +136,12 @@ def test_sums_begin_in_the_same_order_whichever_way_the_gradient_came(monkeypatc
 
 def test_sums_of_a_recorded_pass_begin_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, parameter = Begun(), nn.Parameter(torch.ones(3))
-    monkeypatch.setattr("transduce.training.reduction.dist.all_reduce", begun.all_reduce)
+    monkeypatch.setattr("transduce.training.optimizer.dist.all_reduce", begun.all_reduce)
     vector = torch.zeros(3)
     collect_gradients([parameter], vector)
     reduction = GradientReduction([parameter], vector, chunk_elements=1)
     reduction.begin(last=True)
-    monkeypatch.setattr("transduce.training.reduction.is_recording", lambda _: True)
+    monkeypatch.setattr("transduce.training.optimizer.is_recording", lambda _: True)
     parameter.sum().backward()
     assert begun.sizes == []
     reduction.finish()
@@ -157,7 +156,7 @@ def test_sums_begin_beside_the_backward_pass_with_kernels_too(
     if kernels is None:
         pytest.skip("there are no kernels of our own here")
     begun = Begun()
-    monkeypatch.setattr("transduce.training.reduction.dist.all_reduce", begun.all_reduce)
+    monkeypatch.setattr("transduce.training.optimizer.dist.all_reduce", begun.all_reduce)
     sizes: dict[str, Any] = {"d_model": 64, "d_ff": 64, "num_heads": 2, "share_layers": True, "dropout": 0.0}
     vocabularies: dict[str, Any] = {
         "source_vocabulary_size": 64,

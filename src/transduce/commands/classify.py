@@ -9,8 +9,7 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
-from transduce.evaluation.accuracy import score_labels
-from transduce.evaluation.scores import check_line_counts
+from transduce.evaluation.scores import check_line_counts, score_labels
 from transduce.inference.classifier import Classification, Classifier, load_classifier
 from transduce.text.files import read_lines
 

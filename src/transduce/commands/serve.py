@@ -14,6 +14,8 @@ import torch
 
 from transduce.commands.options import add_computing, add_datastore, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
+from transduce.inference.generator import load_generator
+from transduce.inference.load import task_of
 from transduce.inference.translator import Translator
 from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
 from transduce.inspection.page import render_live_page
@@ -24,13 +26,14 @@ from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.languages import canonical
 from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
-from transduce.serving.models import ServedModel, parse_model
+from transduce.serving.models import ServedGenerator, ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
 
 if TYPE_CHECKING:
     from transduce.serving.inspection_api import InspectionViews
+    from transduce.serving.service import Catalog
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
@@ -42,6 +45,7 @@ _LIMITS = {
     "queue_seconds": (float, "SECONDS", "a request that waits longer is refused"),
     "deadline_seconds": (float, "SECONDS", "a request is canceled after this time"),
     "read_seconds": (float, "SECONDS", "time within which a request must be received"),
+    "upload_seconds": (float, "SECONDS", "time within which a document must be uploaded"),
     "shutdown_seconds": (float, "SECONDS", "time to finish accepted requests at shutdown"),
     "max_connections": (int, "N", "open connections"),
     "max_body_bytes": (int, "N", "size of a request's body, compressed or not"),
@@ -49,6 +53,7 @@ _LIMITS = {
     "max_characters": (int, "N", "characters of all texts of a request"),
     "max_alternatives": (int, "N", "alternative translations of a text"),
     "max_inspection_tokens": (int, "N", "tokens of a sentence to inspect"),
+    "max_new_tokens": (int, "N", "tokens that a language model generates for a prompt"),
     "max_upload_bytes": (int, "N", "size of an uploaded document"),
     "max_expanded_bytes": (int, "N", "size of an uploaded archive, such as .docx, after decompression"),
     "max_document_characters": (int, "N", "characters of an uploaded document"),
@@ -85,6 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network and access")
     network.add_argument("--host", default=defaults["host"], help="address to listen on; 0.0.0.0: all addresses")
     network.add_argument("--port", type=int, default=defaults["port"], metavar="N", help="0: chosen by the system")
+    network.add_argument(
+        "--unix-socket", metavar="PATH", help="listen on this Unix domain socket instead of a port, for a proxy"
+    )
+    network.add_argument("--tls-certificate", metavar="FILE", help="speak HTTPS with this certificate chain (PEM)")
+    network.add_argument("--tls-key", metavar="FILE", help="private key of the certificate (PEM)")
     network.add_argument("--api-keys", metavar="FILE", help="require a key from this file, which has one per line")
     network.add_argument(
         "--trusted-proxies",
@@ -115,30 +125,41 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal arrives, then return 0."""
     _check_installed()
     from transduce.serving.app import Application
-    from transduce.serving.server import address_of, open_socket, serve, signal_handlers
-    from transduce.serving.service import Service
+    from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve, signal_handlers
+    from transduce.serving.service import Catalog, Service
 
     settings = serving_settings(options)
     if options.datastore is not None and len(options.models) > 1:
         raise TransduceError(f"--datastore belongs to one model, but {len(options.models)} are served: leave it out.")
     for argument in options.models:  # check the options before models are loaded
         search_settings(options, str(parse_model(argument)[1]))
-    opened = open_socket(settings.host, settings.port)
+    path = settings.unix_socket
+    opened = open_socket(settings.host, settings.port) if path is None else open_unix_socket(path)
     # While models are loaded no request is pending, so a signal may exit at once.
     with contextlib.closing(opened), signal_handlers(_leave):
-        models = load_models(options)
+        models, generators = load_models(options)
+        catalog = make_catalog(models, generators, settings)
         if options.workers is None:
-            settings = msgspec.structs.replace(settings, workers=default_workers(models))
-        profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
-        service = Service(models, settings, profiles=profiles, threads=options.threads)
-        pairs = ", ".join(f"{model.source_language} → {model.target_language}" for model in models)
-        address = address_of(opened)
+            settings = msgspec.structs.replace(settings, workers=default_workers([*models, *generators]))
+        service = Service(
+            catalog.models,
+            settings,
+            generators=catalog.generators,
+            profiles=catalog.profiles,
+            threads=options.threads,
+        )
+        pairs = [f"{model.source_language} → {model.target_language}" for model in models]
+        names = ", ".join([*pairs, *service.generators])
+        address = address_of(opened, has_tls=settings.tls_certificate is not None)
 
         def announce() -> None:
-            sys.stderr.write(f"Serving {pairs} on {address} (Ctrl-C ends it).\n")
+            sys.stderr.write(f"Serving {names} on {address} (Ctrl-C ends it).\n")
             sys.stderr.flush()
 
-        serve(Application(service, inspection_views()), settings, opened, announce)
+        def load_again() -> Catalog:
+            return make_catalog(*load_models(options), serving_settings(options))
+
+        serve(Server(Application(service, inspection_views()), settings, announce, load_again), opened)
     return 0
 
 
@@ -169,6 +190,9 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
         port=options.port,
         api_keys=read_api_keys(options.api_keys) if options.api_keys else (),
         trusted_proxies=tuple(options.trusted_proxies),
+        unix_socket=options.unix_socket,
+        tls_certificate=options.tls_certificate,
+        tls_key=options.tls_key,
         root_path=options.root_path.rstrip("/"),
         glossary_folder=options.glossary_folder,
         suggestions=options.suggestions,
@@ -177,11 +201,14 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
     )
 
 
-def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
-    """Load the models in the order in which they were named."""
-    models, glossaries = [], read_glossaries(options.glossary, len(options.models))
+def load_models(options: argparse.Namespace) -> tuple[list[ServedModel], list[ServedGenerator]]:
+    """Load the translation models and the language models, each in the order in which they were named."""
+    models, generators, glossaries = [], [], read_glossaries(options.glossary, len(options.models))
     for argument in options.models:
         languages, folder = parse_model(argument)
+        if task_of(folder) == "language-model":
+            generators.append(_load_generator(folder, options))
+            continue
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
         of_folder: list[ServedModel] = []
@@ -198,7 +225,23 @@ def load_models(options: argparse.Namespace) -> Sequence[ServedModel]:
             f"A glossary must belong to a served model, but none translates {_pairs(glossaries)}: set the languages of "
             "one that is served, as in zh:en=FILE."
         )
-    return models
+    return models, generators
+
+
+def make_catalog(
+    models: Sequence[ServedModel], generators: Sequence[ServedGenerator], settings: ServingSettings
+) -> "Catalog":
+    """Return everything that a running server can load again: models, language profiles and API keys."""
+    from transduce.serving.service import Catalog
+
+    profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
+    return Catalog(models, generators, profiles, settings.api_keys)
+
+
+def _load_generator(folder: Path, options: argparse.Namespace) -> ServedGenerator:
+    precision, device, threads = options.precision, options.device, options.threads
+    generator = load_generator(folder, precision=precision, device=device, threads=threads)
+    return ServedGenerator(folder.resolve().name, generator)
 
 
 def _translators(
@@ -242,12 +285,12 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
     return ", ".join(" → ".join(pair) for pair in glossaries if pair is not None)
 
 
-def default_workers(models: Sequence[ServedModel]) -> int:
+def default_workers(models: Sequence[ServedModel | ServedGenerator]) -> int:
     """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
     """
-    if any(model.translator.device.type != "cpu" for model in models):
+    if any(model.device.type != "cpu" for model in models):
         return 1
     return min(torch.get_num_threads(), _MOST_WORKERS)
 

@@ -91,7 +91,7 @@ class SideWriter:
         self._sentences_by_length = counts
 
     def card(self) -> SideCard:
-        """Return the description of what has been written so far."""
+        """Return the description of the side's two files as written so far."""
         return SideCard(
             dtype=self._dtype.str,
             tokens=self._tokens,

@@ -29,7 +29,7 @@ Lexicon = Mapping[tuple[int, int], float]
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
-    """Learn which tokens translate each other from a sample of the corpus, the same one each time.
+    """Learn which tokens translate each other, from a sample of the corpus that is the same at every call.
 
     Args:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
@@ -90,6 +90,10 @@ def _translation_probabilities(
 # --- words ---
 
 
+_MIN_SCORE = 0.08
+"""Minimum mean of the lexicon's values for the tokens of a word pair."""
+
+
 class _Words:
     """The division of one side's token sequences into words."""
 
@@ -122,11 +126,46 @@ class _Words:
         return spans
 
 
-class _Link(NamedTuple):
-    """A word pair of a sentence pair: the range of positions on each side."""
+class WordPair(NamedTuple):
+    """Two words of a sentence pair that translate each other: the range of token positions on each side."""
 
     source: tuple[int, int]
     target: tuple[int, int]
+
+
+class WordAligner:
+    """A function that finds the clear word pairs of tokenized sentence pairs."""
+
+    def __init__(self, corpus: Corpus, vocabularies: tuple[Vocabulary, Vocabulary], tokens: Sequence[str]) -> None:
+        """Learn the lexicon from a corpus, whose vocabularies have these placeholder tokens."""
+        source, target = vocabularies
+        self._lexicon = learn_lexicon(corpus, (source.size, target.size))
+        self.words = _Words(source, tokens), _Words(target, tokens)
+
+    def pairs(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[WordPair]:
+        """Return the word pairs in which each word is the best translation of the other, in the order of the source.
+
+        Args:
+            source: the source's token ids, without the end symbol.
+            target: the target's token ids, without the end symbol.
+        """
+        sources, targets = self.words[0].spans(source), self.words[1].spans(target)
+        if not sources or not targets:
+            return []
+        scores = np.zeros((len(sources), len(targets)))
+        source_ids, target_ids = source.tolist(), target.tolist()
+        for i, (start, stop) in enumerate(sources):
+            for j, (begin, end) in enumerate(targets):
+                total = sum(
+                    self._lexicon.get((s, t), 0.0) for s in source_ids[start:stop] for t in target_ids[begin:end]
+                )
+                scores[i, j] = total / max(stop - start, end - begin)
+        best_target, best_source = scores.argmax(axis=1), scores.argmax(axis=0)
+        return [
+            WordPair(sources[i], targets[j])
+            for i, j in enumerate(best_target.tolist())
+            if best_source[j] == i and scores[i, j] >= _MIN_SCORE
+        ]
 
 
 # --- masking ---
@@ -134,8 +173,6 @@ class _Link(NamedTuple):
 
 # Makes the choices independent of other random numbers with the same seed and epoch.
 _MASKING = 31
-_MIN_LINK = 0.08
-"""Minimum mean of the lexicon's values for the tokens of a word pair."""
 # Numbers of placeholders in a changed pair, and their probabilities.
 _COUNTS, _COUNT_PROBABILITIES = (1, 2, 3, 4), (0.45, 0.3, 0.15, 0.1)
 # What a placeholder does, and how often: it replaces a word pair, or is put before it, after it, on both sides of it
@@ -167,7 +204,7 @@ class PlaceholderMasker:
         rate: float,
         seed: int,
     ) -> None:
-        """Learn the lexicon.
+        """Learn which words translate each other.
 
         Args:
             corpus: the training corpus.
@@ -178,8 +215,8 @@ class PlaceholderMasker:
         """
         source, target = vocabularies
         self._rate, self._seed = rate, seed
-        self._lexicon = learn_lexicon(corpus, (source.size, target.size))
-        self._words = _Words(source, tokens), _Words(target, tokens)
+        self._aligner = WordAligner(corpus, vocabularies, tokens)
+        self._words = self._aligner.words
         self._ids = [source.id(token) for token in tokens], [target.id(token) for token in tokens]
         self._pads = source.pad_id, target.pad_id
         self._longest = self._longest_of(corpus)
@@ -215,10 +252,10 @@ class PlaceholderMasker:
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return a pair with placeholders; unchanged if it would become longer than any pair of the corpus."""
-        links = self._links(source[:-1], target[:-1])
+        pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))
         numbers = generator.permutation(len(self._ids[0])).tolist()
-        order = generator.permutation(len(links)).tolist()
+        order = generator.permutation(len(pairs)).tolist()
         edits: list[tuple[_Edit, _Edit]] = []
         while count > 0:
             operation = str(generator.choice(_OPERATIONS, p=_OPERATION_PROBABILITIES))
@@ -228,33 +265,13 @@ class PlaceholderMasker:
                 number = (numbers.pop(),)
                 edits.append((_Edit(positions[0], positions[0], number), _Edit(positions[1], positions[1], number)))
             elif order:
-                edits += _edits_of(links[order.pop()], operation, numbers)
+                edits += _edits_of(pairs[order.pop()], operation, numbers)
         edited = self._apply(source, [one for one, _ in edits], 0), self._apply(target, [one for _, one in edits], 1)
         fits = all(
             len(new) <= most and len(new) <= len(old) + MAX_GROWTH
             for new, old, most in zip(edited, (source, target), self._longest, strict=True)
         )
         return edited if fits else (source, target)
-
-    def _links(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[_Link]:
-        """Return the word pairs in which each word is the best translation of the other."""
-        sources, targets = self._words[0].spans(source), self._words[1].spans(target)
-        if not sources or not targets:
-            return []
-        scores = np.zeros((len(sources), len(targets)))
-        source_ids, target_ids = source.tolist(), target.tolist()
-        for i, (start, stop) in enumerate(sources):
-            for j, (begin, end) in enumerate(targets):
-                total = sum(
-                    self._lexicon.get((s, t), 0.0) for s in source_ids[start:stop] for t in target_ids[begin:end]
-                )
-                scores[i, j] = total / max(stop - start, end - begin)
-        best_target, best_source = scores.argmax(axis=1), scores.argmax(axis=0)
-        return [
-            _Link(sources[i], targets[j])
-            for i, j in enumerate(best_target.tolist())
-            if best_source[j] == i and scores[i, j] >= _MIN_LINK
-        ]
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
         """Return one side with its edits; after a placeholder at the start, a text has no space of its own."""
@@ -270,9 +287,9 @@ class PlaceholderMasker:
         return np.concatenate([*parts, rest])
 
 
-def _edits_of(link: _Link, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
+def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
     """Return the edits of both sides at a word pair; they take their placeholders from the end of `numbers`."""
-    (start, stop), (begin, end) = link
+    (start, stop), (begin, end) = pair
     if operation == "replace":
         number = (numbers.pop(),)
         return [(_Edit(start, stop, number), _Edit(begin, end, number))]
@@ -324,7 +341,7 @@ def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.
 
 
 class PlaceholderPlan:
-    """A plan of batches in which other pairs have placeholders in each epoch."""
+    """A plan of batches that puts placeholders into different pairs in each epoch."""
 
     def __init__(self, plan: BatchPlan, masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker

@@ -43,7 +43,7 @@ class Format(NamedTuple):
 
     @property
     def is_archive(self) -> bool:
-        """True if it is a ZIP archive, not text."""
+        """True if documents of this format are ZIP archives, not text."""
         return self.name not in {each.name for each in _TEXT_FORMATS}
 
     def read(self, source: Source) -> Document:
@@ -229,7 +229,7 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 
 
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
-    """Return whether content that looks like one format cannot be meant as the format of the name."""
+    """Return whether the format that a document's content shows contradicts the format of its name."""
     return (
         by_name.is_archive
         or by_name.name == "txt"

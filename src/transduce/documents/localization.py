@@ -34,7 +34,7 @@ _PO_WIDTH = 77
 
 
 class _String(NamedTuple):
-    """A string of a catalog with the span of its literals."""
+    """A string of a gettext catalog, with the span of its quoted literals in the file."""
 
     start: int
     end: int
@@ -43,7 +43,7 @@ class _String(NamedTuple):
 
 @dataclass
 class _Entry:
-    """An entry of a catalog."""
+    """An entry of a gettext catalog: its flags, its texts and their translations."""
 
     start: int
     """Position of its first statement or of its line of flags."""
@@ -76,7 +76,7 @@ def _is_header(entry: _Entry) -> bool:
 
 
 def _entries(text: str) -> Iterator[_Entry]:
-    """Yield the entries of a catalog; obsolete ones are comments.
+    """Yield the entries of a gettext catalog; obsolete entries count as comments.
 
     Raises:
         TransduceError: a line is neither a comment nor a string.
@@ -130,7 +130,7 @@ def _unquoted(literal: str) -> str:
 
 
 def _quoted(text: str, newline: str) -> str:
-    """Return the literals of a string: one line, or an empty one and lines of at most 77 characters."""
+    """Return a text as quoted literals of a gettext catalog, on one line or wrapped at 77 characters."""
     escapes = {value: f"\\{key}" for key, value in _ESCAPED.items()} | {"\\": "\\\\", '"': '\\"'}
     escaped = "".join(escapes.get(character, character) for character in text)
     if len(escaped) <= _PO_WIDTH - 7 and "\\n" not in escaped.removesuffix("\\n"):
@@ -144,7 +144,7 @@ def _quoted(text: str, newline: str) -> str:
 
 
 def _edit_entry(file: TextFile, entry: _Entry, plurals: int, settings: DocumentSettings) -> Edit:
-    """Return the edit of an entry; without a text to translate, it has no units."""
+    """Return the edit of a catalog entry; the edit has no units if the entry has no text to translate."""
     open_strings = [
         (string, entry.ids[0 if number == 0 and plurals > 1 else -1].text)
         for number, string in sorted(entry.translations.items())
@@ -248,7 +248,7 @@ def _open(opened: list[_Element], match: re.Match[str], name: str) -> None:
 
 
 def _close(file: TextFile, opened: list[_Element], match: re.Match[str], settings: DocumentSettings) -> Iterator[Edit]:
-    """Close the innermost element; yield the edit of a segment."""
+    """Close the innermost open XLIFF element, and yield an edit if the element is a segment."""
     element = opened.pop()
     parent = opened[-1] if opened else None
     inner = (element.inner, max(element.inner, match.start()) if not match["empty"] else element.inner)
@@ -344,7 +344,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
 
 
 def _kind(name: str) -> Literal["empty", "object"]:
-    """Return the kind of tag of an element without text to translate."""
+    """Return the kind of tag that stands for an XLIFF element without text to translate, by the element's name."""
     return "object" if name in ("x", "ph", "mrk", "g", "pc", "cp") else "empty"
 
 

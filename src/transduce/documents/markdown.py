@@ -69,7 +69,7 @@ class _Reader:
                 yield from self._html(*token.map)
 
     def _locate(self, first: int, content: str) -> list[_Line]:
-        """Return the lines of a block's content; the source has prefixes such as `> ` before them."""
+        """Return the source lines of a block's content, which follow prefixes such as `> `."""
         located = []
         for number, line in enumerate(content.split("\n"), first):
             start = self.lines[number].rfind(line)
@@ -104,7 +104,7 @@ class _Reader:
                     yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
 
     def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
-        """Yield the edit of a block, if it has text."""
+        """Yield the edit of a Markdown block, if the block has text."""
         parsed = self.inline.parse([line.text for line in lines])
         inline = InlineText(parsed.parts)
         start, end = lines[0].start, lines[-1].start + len(lines[-1].text)
@@ -143,7 +143,7 @@ class _Image(NamedTuple):
 
 @dataclass
 class _Parsed:
-    """The texts and tags of a block."""
+    """The texts and inline tags that were parsed from a Markdown block."""
 
     parts: list[Part] = field(default_factory=list)
     sources: dict[Tag, str] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class _Parsed:
     """Tags of hard line breaks."""
 
     def add(self, kind: Any, source: str, number: int | None = None) -> Tag:
-        """Append a tag; a new number is used unless one is set."""
+        """Append an inline tag, with a new number unless a number is passed."""
         tag = Tag(kind, len(self.sources) if number is None else number)
         self.parts.append(tag)
         self.sources[tag] = source
@@ -188,7 +188,7 @@ _SPECIAL = set("\\`[!<&*_~${\n")
 
 
 class _Inline:
-    """A parser and writer of inline elements."""
+    """A parser and writer of inline Markdown elements, such as emphasis and links."""
 
     def __init__(self, markdown: Any, env: dict[str, Any]) -> None:
         self.markdown = markdown
@@ -210,7 +210,7 @@ class _Inline:
         return parsed
 
     def _match(self, state: Any, position: int) -> tuple[str, int]:
-        """Return the name and the end of the construct at a position; an empty name if there is none."""
+        """Return the name and the end of the inline element that starts at a position; an empty name if none does."""
         if edge := _EDGE.match(state.src, position):
             return "edge", edge.end()
         opaque = _OPAQUE.match(state.src, position, state.posMax)
@@ -223,7 +223,7 @@ class _Inline:
         return "", position
 
     def _range(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
-        """Append the texts and tags of a span to the result; emphasis is paired within the span."""
+        """Append the texts and tags of a range of the block to the result; emphasis is paired within the range."""
         state.posMax = end
         delimiters: list[_Delimiters] = []
         position = start
@@ -295,7 +295,7 @@ class _Inline:
 
     @staticmethod
     def _tag_source(parts: Sequence[Part], index: int, sources: dict[Tag, str]) -> str:
-        """Return a tag; `_` inside a word becomes `*`, which means the same."""
+        """Return the Markdown of a tag; `_` inside a word becomes `*`, which means the same."""
         tag = parts[index]
         assert isinstance(tag, Tag)
         source = sources[tag]

@@ -22,7 +22,7 @@ def _names(namespace: str, names: str) -> frozenset[str]:
 
 
 class _Dialect(NamedTuple):
-    """The names of the elements of paragraphs in one of the formats."""
+    """The names of the elements that one of the Office formats uses for paragraphs and runs."""
 
     paragraph: str
     run: str
@@ -74,14 +74,14 @@ _UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
 
 
 class _Leaf(NamedTuple):
-    """An element inside a run, or a child of the paragraph that is not a run (`run` is None)."""
+    """An element inside a run (a stretch of formatted text), or a child of a paragraph that is not a run."""
 
     run: Any
     element: Any
 
 
 class _Container(NamedTuple):
-    """An element around runs, and the element that holds the runs."""
+    """An element that surrounds runs, such as a link, and the element that directly holds the runs."""
 
     element: Any
     holder: Any
@@ -114,7 +114,7 @@ class _Paragraph:
 
     @property
     def units(self) -> list[Unit]:
-        """The units to translate."""
+        """The units of the paragraph that are to be translated."""
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def _atoms(self, parent: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -142,7 +142,7 @@ class _Paragraph:
                 yield "leaf", None, child
 
     def _choose_base(self, atoms: Sequence[tuple[str, Any, Any]]) -> None:
-        """Find the formatting of most of the text."""
+        """Find the formatting that most of the paragraph's text has."""
         counts: Counter[bytes] = Counter()
         runs: dict[bytes, Any] = {}
         for kind, run, content in atoms:
@@ -217,7 +217,7 @@ class _Paragraph:
     # --- writing ---
 
     def write(self, translations: Sequence[str]) -> None:
-        """Replace the texts of the paragraph; formatting follows the words that have it."""
+        """Replace the texts of the paragraph by their translations; formatted words stay formatted."""
         waiting = list(translations)
         parts: list[Part] = []
         for text in self.texts:
@@ -359,7 +359,7 @@ def _is_field_mark(atom: tuple[str, Any, Any], type: str) -> bool:
 
 
 class _PartFile(NamedTuple):
-    """A file of an archive with its paragraphs."""
+    """A file of an Office archive, with the paragraphs that it contains."""
 
     name: str
     tree: Any

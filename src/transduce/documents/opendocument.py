@@ -50,7 +50,7 @@ def read_opendocument(source: Source) -> Document:
 
 
 def _paragraphs(root: Any) -> Iterator["_Paragraph"]:
-    """Yield the paragraphs with text to translate; texts that show a number or a formula's result are none."""
+    """Yield the paragraphs with text to translate, without texts that show a number or a formula's result."""
     noise = _styles_without_effect(root)
     deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
     for element in root.iter(*_PARAGRAPHS):
@@ -88,7 +88,7 @@ class _Paragraph:
 
     @property
     def units(self) -> list[Unit]:
-        """The units to translate."""
+        """The units of the paragraph that are to be translated."""
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
@@ -115,7 +115,7 @@ class _Paragraph:
             yield _collapsed(child.tail)
 
     def write(self, translations: Sequence[str]) -> None:
-        """Replace the texts of the paragraph."""
+        """Replace the texts of the paragraph by their translations."""
         waiting = list(translations)
         parts: list[Part] = []
         for text in self.texts:
@@ -150,11 +150,11 @@ class _Position(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text that has been read so far."""
         return (self.element.tail if self.is_tail else self.element.text) or ""
 
     def add(self, text: str) -> None:
-        """Append a text."""
+        """Append a text at this position."""
         if self.is_tail:
             self.element.tail = self.text + text
         else:
@@ -166,7 +166,7 @@ def _end(holder: Any) -> _Position:
 
 
 def _append_text(holder: Any, text: str) -> None:
-    """Append a text; spaces that XML would collapse become elements."""
+    """Append a text at a position; spaces that XML would collapse become elements."""
     for index, word in enumerate(xml_text(text).split(" ")):
         if index:
             end = _end(holder)
@@ -189,7 +189,7 @@ def _clear(element: Any) -> None:
 
 
 def _collapsed(text: str | None) -> str:
-    """Return the text that white space in the file stands for."""
+    """Return a text of the file with line breaks and tabs replaced by spaces; an empty text for None."""
     return " ".join((text or "").replace("\n", " ").replace("\t", " ").split(" ")) if text else ""
 
 

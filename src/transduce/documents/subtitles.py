@@ -162,7 +162,7 @@ _SENTENCE_END = re.compile(r"[.!?…。！？؟।:：;；\"”』」)\]]\s*$")
 
 
 class _Segment(NamedTuple):
-    """Lines of one cue that one speaker says."""
+    """The lines of a subtitle cue that one speaker says."""
 
     cue: Cue
     start: int
@@ -226,7 +226,7 @@ def _parts(text: str, syntax: Syntax) -> tuple[list[Part], dict[Tag, str]]:
 
 
 def _join(lines: Sequence[str], syntax: Syntax) -> str:
-    """Return the source of a segment's lines on one line."""
+    """Return the lines of a segment joined to one line of subtitle source."""
     joined = lines[0]
     for line in lines[1:]:
         before, after = syntax.tags.sub("", joined).rstrip(), syntax.tags.sub("", line).lstrip()
@@ -238,7 +238,7 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
 
 
 def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
-    """Return two lines without an end tag at the end of one that the start of the other reverts."""
+    """Return two lines without an end tag at the end of the first that the start of the second opens again."""
     closing = next((match for match in syntax.tags.finditer(one) if match["end"] and match.end() == len(one)), None)
     opening = syntax.tags.match(other)
     if closing and opening and closing["name"] == opening["name"] and not opening["end"] and opening[0] in one:
@@ -269,7 +269,7 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
 
 
 def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
-    """Return whether a sentence goes on from one cue to the next."""
+    """Return whether a sentence continues from one subtitle cue in the next."""
     before, after = one.inline.plain.strip(), other.inline.plain.strip()
     if other.prefix or one.cue.style != other.cue.style or not (has_letters(before) and has_letters(after)):
         return False

@@ -10,15 +10,20 @@ import msgspec
 from transduce.atomic_io import write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
-from transduce.documents.markup import plan
+from transduce.documents.markup import translate_markup
+from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
-from transduce.inference.batching import is_unspaced
 from transduce.inference.glossary_search import GlossaryLike
-from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.text_settings import TextSettings
+
+UNIT_MARKUP = {
+    "xml": MarkupSettings(kind="xliff"),
+    "html": MarkupSettings(attributes=("alt", "aria-label", "placeholder", "title")),
+}
+"""Settings for the texts of documents that have tags, by the kind of the text."""
 
 _PORTION_CHARACTERS = 20_000  # characters that are translated together, and after which progress is stored
 
@@ -126,21 +131,18 @@ class ModelTexts:
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the translation of each text, in order."""
         if kind == "text":
-            return [each.text for each in self._translate(texts)]
-        spaced = not is_unspaced(self.translator.target_language)
-        plans = [plan(text, "html", spaced=spaced) for text in texts]
-        translations = self._translate([sentence for each in plans for sentence in each.sentences])
-        results, position = [], 0
-        for each in plans:
-            own = translations[position : position + len(each.sentences)]
-            position += len(each.sentences)
-            marked = list(each.marks)
-            places = self.translator.locate([own[n] for n in marked], [each.marks[n] for n in marked])
-            results.append(each.assemble([one.text for one in own], dict(zip(marked, places, strict=True))))
-        return results
-
-    def _translate(self, texts: Sequence[str]) -> list[Translation]:
-        return self.translator.translate(texts, self.search, glossary=self.glossary, text_settings=self.text_settings)
+            translations = self.translator.translate(
+                texts, self.search, glossary=self.glossary, text_settings=self.text_settings
+            )
+            return [each.text for each in translations]
+        return translate_markup(
+            self.translator,
+            texts,
+            UNIT_MARKUP[kind],
+            search=self.search,
+            glossary=self.glossary,
+            text_settings=self.text_settings,
+        )
 
 
 Progress = Callable[[int, int], None]
@@ -284,5 +286,5 @@ class _Store:
                 file.write(msgspec.json.encode(list(translations)) + b"\n")
 
     def delete(self) -> None:
-        """Delete the file."""
+        """Delete the file of finished portions."""
         self.path.unlink(missing_ok=True)

@@ -83,7 +83,7 @@ class InlineText:
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
-        """Make the unit of a text.
+        """Create the unit of a text from its parts.
 
         Args:
             parts: texts and tags in order; start and end tags are balanced.

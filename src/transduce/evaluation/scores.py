@@ -1,4 +1,4 @@
-"""BLEU and chrF scores by sacreBLEU, with the signatures that make them comparable."""
+"""Scores of texts against references: BLEU and chrF by sacreBLEU, ROUGE of summaries, and the accuracy of labels."""
 
 import difflib
 import hashlib
@@ -6,6 +6,7 @@ import html
 import importlib.util
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ from sacrebleu.metrics.chrf import CHRF
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
+from transduce.text.languages import is_word_character
 
 # --- sacreBLEU's tokenizer of a language ---
 
@@ -302,7 +304,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
 
 
 def _named(name: str, count: int) -> str:
-    """Return a count with the name of the lines, such as "3 hypotheses", for messages."""
+    """Return the name of lines, which begins with a plural noun, in the singular if `count` is 1, for messages."""
     first, space, rest = name.partition(" ")
     return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 
@@ -395,3 +397,112 @@ def _tokenized_warning(name: str, lines: Sequence[str], tokenizer: str) -> str |
 def _empty_warning(name: str, lines: Sequence[str]) -> str | None:
     count = sum(not line.strip() for line in lines)
     return f"Empty lines among the {name}: {count:,} of {len(lines):,}." if count else None
+
+
+# --- accuracy of labels ---
+
+
+class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of predicted labels, in percent."""
+
+    texts: int
+    """The number of texts."""
+    right: int
+    """The number of texts with the right label."""
+    accuracy: float
+    """Share of the texts with the right label."""
+    macro_f1: float
+    """The mean over labels of each label's F1, so rare labels count as much as frequent ones; as in scikit-learn."""
+
+    def __str__(self) -> str:
+        return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
+
+
+def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyReport:
+    """Compute accuracy and macro F1.
+
+    Args:
+        predicted: a label for each text.
+        right: the right labels.
+
+    Raises:
+        TransduceError: the numbers of labels differ, or there are none.
+    """
+    if len(predicted) != len(right) or not right:
+        raise TransduceError(
+            f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: "
+            "provide one of each."
+        )
+    hits = Counter(guess for guess, label in zip(predicted, right, strict=True) if guess == label)
+    predicted_counts, right_counts = Counter(predicted), Counter(right)
+    scores = [
+        2 * hits[label] / (predicted_counts[label] + right_counts[label])
+        for label in sorted(predicted_counts | right_counts)
+    ]
+    return AccuracyReport(
+        texts=len(right),
+        right=hits.total(),
+        accuracy=100.0 * hits.total() / len(right),
+        macro_f1=100.0 * sum(scores) / len(scores),
+    )
+
+
+# --- ROUGE (Lin 2004) ---
+# Words are runs of letters, combining marks and digits in lower case, without stemming. Scores are means over texts of
+# the F1 of single words (ROUGE-1), of bigrams (ROUGE-2), and of the longest common subsequence (ROUGE-L).
+
+
+class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of F1 over all texts, in percent."""
+
+    texts: int
+    rouge_1: float
+    rouge_2: float
+    rouge_l: float
+
+    def __str__(self) -> str:
+        return f"ROUGE-1 {self.rouge_1:.1f} · ROUGE-2 {self.rouge_2:.1f} · ROUGE-L {self.rouge_l:.1f}"
+
+
+def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
+    """Score summaries against references.
+
+    Raises:
+        TransduceError: the numbers of texts differ, or there are none.
+    """
+    hypotheses, references = aligned_lines({"hypotheses": hypotheses, "references": references})
+    pairs = [(_words(one), _words(other)) for one, other in zip(hypotheses, references, strict=True)]
+    return RougeReport(
+        texts=len(pairs),
+        rouge_1=_mean([_overlap(one, other, 1) for one, other in pairs]),
+        rouge_2=_mean([_overlap(one, other, 2) for one, other in pairs]),
+        rouge_l=_mean([_f1(_longest_common(one, other), len(one), len(other)) for one, other in pairs]),
+    )
+
+
+def _words(text: str) -> list[str]:
+    return "".join(letter if is_word_character(letter) else " " for letter in text.lower()).split()
+
+
+def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
+    """Return the F1 score of word n-grams, each counted as often as it occurs in both texts."""
+    ours, theirs = (Counter(zip(*(words[n:] for n in range(size)), strict=False)) for words in (one, other))
+    return _f1((ours & theirs).total(), ours.total(), theirs.total())
+
+
+def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence of words."""
+    row = [0] * (len(other) + 1)
+    for word in one:
+        before, row = row, [0]
+        for position, candidate in enumerate(other):
+            row.append(before[position] + 1 if word == candidate else max(before[position + 1], row[position]))
+    return row[-1]
+
+
+def _f1(common: int, ours: int, theirs: int) -> float:
+    return 2.0 * common / (ours + theirs) if common else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return 100.0 * sum(values) / len(values)

@@ -18,12 +18,11 @@ from transduce.interop.ctranslate2 import (
     ctranslate2_obstacles,
     write_ctranslate2,
 )
+from transduce.interop.hugging_face.export import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.hugging_face.model import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
-from transduce.interop.onnx.export import onnx_obstacles, write_onnx
-from transduce.interop.onnx.model import OnnxEncoder, OnnxLanguageModel, OnnxModel
+from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.interop.readme import readme
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -277,7 +276,7 @@ def _as_toml(value: object) -> str:
 
 
 def _other_formats(name: str, config: ModelConfig) -> str:
-    """Return a message's hint for a model that a format does not support: the formats that support it."""
+    """Return a hint for an error message: the other formats that support a model."""
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)}" if fitting else "no other export can either"
 

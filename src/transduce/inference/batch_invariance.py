@@ -80,7 +80,7 @@ class BatchInvariantScorer:
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return values (B, W) with rows appended for the copies."""
+        """Return values (B, W) with rows appended for the copied sentences that fill the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 

@@ -38,7 +38,7 @@ _TEMPERATURES = (0.05, 0.1, 0.2, 0.4)  # times the mean squared distance between
 
 
 class Datastore(NamedTuple):
-    """A datastore, with statistics of its construction."""
+    """A datastore for kNN retrieval that was just built, with statistics of its construction."""
 
     neighbors: NeighborIndex
     """The index of the stored positions that retrieval searches."""

@@ -24,18 +24,15 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
-from transduce.model.batch_search import BatchSearch, SearchBounds
+from transduce.model.backend import BatchSearch, SearchBounds
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
 from transduce.model_folder.safety import read_json, read_toml
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import Beam, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase
-from transduce.search.coverage import Coverage
-from transduce.search.generate import GenerateSearch, LogProbabilities
-from transduce.search.greedy import GreedySearch, make_hypothesis, take_argmax
+from transduce.search.greedy import Draw, GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
-from transduce.search.sampling import Draw
 from transduce.search.scorer import (
     Bounds,
     Ensemble,
@@ -450,11 +447,6 @@ def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, widt
 
 def _follows_attention(search: SearchSettings, width: int) -> bool:
     return search.coverage_penalty > 0.0 and search.sampling is None and width > 1
-
-
-def may_require_phrases(search: SearchSettings) -> bool:
-    """Return whether a search can be constrained to write phrases, within any length."""
-    return search.sampling is None and search.diverse_groups == 1 and search.max_length is None
 
 
 def check_phrases(

@@ -29,10 +29,9 @@ from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
 from transduce.model_folder.safety import read_toml
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens
-from transduce.search.sampling import Draw
-from transduce.search.scorer import Bounds, Hypothesis, Search, length_penalty, run
+from transduce.search.scorer import Bounds, Hypothesis, Observer, Search, length_penalty, run
 from transduce.search.settings import SamplingSettings, SearchSettings, checked_search, override_search
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
@@ -170,11 +169,32 @@ class Generator:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         changed = override_search(checked_search(search or DEFAULT_SEARCH), {}, sampling)
         settings = self._settings(changed, n_best=n_best, max_length=max_length, seed=seed)
-        ids = self.prompt_ids(prompt)
+        return self.generate(prompt, settings, one_line=one_line)
+
+    def generate(
+        self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
+    ) -> Generation:
+        """Continue a text with these search settings.
+
+        Args:
+            prompt: the start of the text; an empty prompt starts a new line.
+            search: search settings.
+            one_line: end each continuation at the end of its line.
+            observer: called after each step with the new tokens; if it abandons the only row, the continuations end.
+
+        Raises:
+            TransduceError: a setting is not supported by language models.
+        """
+        settings, ids = self._settings(search), self.prompt_ids(prompt)
+        watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
-            (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line))
+            (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), watch)
         continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
+
+    def continuation_text(self, prompt: str, ids: Sequence[int]) -> str:
+        """Return the text that new tokens add to a prompt, without an incomplete character at its end."""
+        return self._new_text(self.prompt_ids(prompt), ids).rstrip(_UNFINISHED)
 
     def stream(
         self,

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict, get_args, overload
 
 import msgspec
 import torch
+from typing_extensions import Unpack
 
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.deprecation import renamed_arguments
@@ -107,74 +108,40 @@ _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Parser | Fo
 }
 
 
+class LoadOptions(TypedDict, total=False):
+    """The options of `load` for models of any kind."""
+
+    precision: Precision | str
+    device: str
+    threads: int | None
+
+
+class TranslatorOptions(LoadOptions, total=False):
+    """The options of `load` for translation models."""
+
+    source_language: str | None
+    target_language: str | None
+    datastore: str | Path | None
+
+
+Folders = str | Path | Sequence[str | Path]
+
+
+@overload
+def load(folder: Folders, *, task: Literal["translation"], **options: Unpack[TranslatorOptions]) -> Translator: ...
+@overload
+def load(folder: str | Path, *, task: Literal["language-model"], **options: Unpack[LoadOptions]) -> Generator: ...
+@overload
+def load(folder: str | Path, *, task: Literal["masked-language-model"], **options: Unpack[LoadOptions]) -> Filler: ...
+@overload
+def load(folder: str | Path, *, task: Literal["classification"], **options: Unpack[LoadOptions]) -> Classifier: ...
+@overload
+def load(folder: str | Path, *, task: Literal["parsing"], **options: Unpack[LoadOptions]) -> Parser: ...
+@overload
+def load(folder: str | Path, *, task: Literal["time-series"], **options: Unpack[LoadOptions]) -> Forecaster: ...
 @overload
 def load(
-    folder: str | Path | Sequence[str | Path],
-    *,
-    task: Literal["translation"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-    source_language: str | None = ...,
-    target_language: str | None = ...,
-    datastore: str | Path | None = ...,
-) -> Translator: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["language-model"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Generator: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["masked-language-model"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Filler: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["classification"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Classifier: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["parsing"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Parser: ...
-@overload
-def load(
-    folder: str | Path,
-    *,
-    task: Literal["time-series"],
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-) -> Forecaster: ...
-@overload
-def load(
-    folder: str | Path | Sequence[str | Path],
-    *,
-    task: Task | None = ...,
-    precision: Precision | str = ...,
-    device: str = ...,
-    threads: int | None = ...,
-    source_language: str | None = ...,
-    target_language: str | None = ...,
-    datastore: str | Path | None = ...,
+    folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
 ) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
 @renamed_arguments(examples="datastore")
 def load(
@@ -214,7 +181,7 @@ def load(
     if task is not None and task not in get_args(Task):
         raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
     folders = as_paths(folder, "A model's folder")
-    model_task = _task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
+    model_task = task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
     if task is not None and task != model_task:
         raise TransduceError(
             f"`task` is `{task}`, but the model in {folder} is for `{model_task}`: name another folder."
@@ -241,7 +208,7 @@ def load(
     )
 
 
-def _task_of(folder: Path) -> Task:
+def task_of(folder: Path) -> Task:
     """Return the task of the model in a folder; encoder-decoder models without a task file translate."""
     kind, card = model_kind(folder), find_task_card(folder)
     if card is not None:
@@ -267,6 +234,19 @@ class Answer(TypedDict, total=False):
 _UNSPLIT = TextSettings(split_sentences="never", lines="join")
 
 
+class PipelineOptions(TypedDict, total=False):
+    """The options of a call of `TranslationPipeline`."""
+
+    num_beams: int | None
+    num_return_sequences: int
+    max_length: int | None
+    max_new_tokens: int | None
+    min_length: int | None
+    no_repeat_ngram_size: int | None
+    return_text: bool
+    return_tensors: bool
+
+
 class TranslationPipeline:
     """A translation pipeline: call it with a text or a list of texts to get dictionaries.
 
@@ -277,32 +257,10 @@ class TranslationPipeline:
         self.translator = translator
 
     @overload
-    def __call__(
-        self,
-        inputs: str,
-        *,
-        num_beams: int | None = ...,
-        num_return_sequences: int = ...,
-        max_length: int | None = ...,
-        max_new_tokens: int | None = ...,
-        min_length: int | None = ...,
-        no_repeat_ngram_size: int | None = ...,
-        return_text: bool = ...,
-        return_tensors: bool = ...,
-    ) -> list[Answer]: ...
+    def __call__(self, inputs: str, **options: Unpack[PipelineOptions]) -> list[Answer]: ...
     @overload
     def __call__(
-        self,
-        inputs: Sequence[str],
-        *,
-        num_beams: int | None = ...,
-        num_return_sequences: int = ...,
-        max_length: int | None = ...,
-        max_new_tokens: int | None = ...,
-        min_length: int | None = ...,
-        no_repeat_ngram_size: int | None = ...,
-        return_text: bool = ...,
-        return_tensors: bool = ...,
+        self, inputs: Sequence[str], **options: Unpack[PipelineOptions]
     ) -> list[Answer] | list[list[Answer]]: ...
     def __call__(
         self,

@@ -135,7 +135,7 @@ class _ForbiddenWord:
         return surface.startswith(rest) and self._may_end(surface[len(rest) :])
 
     def _is_within(self, surface: bytes) -> bool:
-        """Return whether the text occurs inside a token, after its first byte."""
+        """Return whether the forbidden text occurs inside a token, after the token's first byte."""
         offset = surface.find(self.content, 1)
         while offset > 0:
             if self._may_start(surface[:offset]) and self._may_end(surface[offset + len(self.content) :]):

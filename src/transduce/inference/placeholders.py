@@ -1,7 +1,9 @@
 """Replace protected spans by placeholders before translation, and put the spans into the translation afterwards.
 
-A model whose vocabulary has placeholder tokens reads and writes such a token for each span. For other models the spans
-are left out of the source, and occlusion of the words beside a span finds its offset in the translation.
+Every model can translate a source without its spans; occlusion of the word before a span finds the span's offset in the
+translation. A model whose vocabulary has placeholder tokens also translates the source with such a token for each span.
+Of the two translations the one with the higher mean log-probability counts: spans that stand between words are better
+left out, spans that stand for words are not.
 """
 
 import re
@@ -27,6 +29,11 @@ from transduce.text.word_spans import Span, token_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
 _SPACE = "▁"
+# Brackets and quotation marks by pairs, and those that other scripts write for them.
+_BRACKETS = frozenset(
+    ("()", "[]", '""', "''", "“”", "‘’", "«»", "„“", "‚‘", "「」", "『』", "（）", "【】", "《》", "〈〉", "［］")
+)
+_SPACED_BRACKETS = str.maketrans("（）［］【】「」『』", "()[][]“”‘’")
 
 # --- masking ---
 
@@ -38,8 +45,10 @@ class Slot(NamedTuple):
     """The run in the part's text."""
     spans: tuple[Span, ...]
     """The protected spans of the run, in the part's text."""
-    token: str
-    """The placeholder token; empty if the run was left out."""
+    carrier: str
+    """The text that stands for the run: a placeholder token, or the run itself if a forced prefix of the translation
+    contains it; empty if the run is left out.
+    """
 
 
 class MaskedPart(NamedTuple):
@@ -101,6 +110,12 @@ def _odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(fallback_ids(vocabulary))
 
 
+def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
+    """Return the protected spans of a part, among them the characters that the vocabulary lacks."""
+    unknown = [] if _odd_ids(tokenizer.source).isdisjoint(part.ids) else find_unknown(part.text, tokenizer.source)
+    return merge_spans(part.protected, unknown)
+
+
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
     """Return a part with its protected spans replaced; None if it has none.
 
@@ -109,9 +124,7 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
         tokenizer: the model's tokenizer.
         tokens: placeholder tokens; runs beyond their number are left out.
     """
-    text = part.text
-    unknown = [] if _odd_ids(tokenizer.source).isdisjoint(part.ids) else find_unknown(text, tokenizer.source)
-    spans = merge_spans(part.protected, unknown)
+    text, spans = part.text, _spans_of(part, tokenizer)
     if not spans:
         return None
     runs: list[list[Span]] = []
@@ -120,21 +133,31 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
             runs[-1].append(span)
         else:
             runs.append([span])
+    prefix = tokenizer.target.decode(part.prefix) if part.prefix else ""
     written, position = "", 0
     slots: list[Slot] = []
     for number, run in enumerate(runs):
-        source = Span(run[0].start, run[-1].end)
-        token = tokens[number] if number < len(tokens) else ""
-        slots.append(Slot(source, tuple(run), token))
+        source = _with_brackets(Span(run[0].start, run[-1].end), text)
+        literal, token = text[slice(*source)], tokens[number] if number < len(tokens) else ""
+        slots.append(Slot(source, tuple(run), literal if not token and literal in prefix else token))
         written, position = _join(written, text[position : source.start]), source.end
+        prefix = re.sub(f" ?{re.escape(literal)}", token, prefix, count=1) if token else prefix
         if token:
             written = written.rstrip(" ") + token
             skips = _begins_unspaced(text[position:])
             position += len(text[position:]) - len(text[position:].lstrip(" ")) if skips else 0
     written = _join(written, text[position:]).strip()
     ids = tokenizer.source.with_special_tokens(_without_bare_spaces(tokenizer.source.encode(written), tokenizer.source))
-    prefix = _mask_prefix(part.prefix, text, slots, tokenizer.target) if part.prefix else part.prefix
-    return MaskedPart(part, part._replace(text=written, ids=ids, prefix=prefix, protected=()), tuple(slots))
+    prefix_ids = part.prefix
+    if tokens and part.prefix:
+        prefix_ids = _without_bare_spaces(tokenizer.target.encode(prefix), tokenizer.target)
+    return MaskedPart(part, part._replace(text=written, ids=ids, prefix=prefix_ids, protected=()), tuple(slots))
+
+
+def _with_brackets(span: Span, text: str) -> Span:
+    """Return a span with the brackets or quotation marks directly around it, which are nothing without it."""
+    around = text[max(0, span.start - 1) : span.start] + text[span.end : span.end + 1]
+    return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 
 
 def _begins_unspaced(text: str) -> bool:
@@ -143,7 +166,7 @@ def _begins_unspaced(text: str) -> bool:
 
 
 def _join(before: str, after: str) -> str:
-    """Join the texts around a run that was left out, with at most one space, and none at the start of a text."""
+    """Join the texts around a left-out run with at most one space, and with none at the start of a text."""
     if not before or before.endswith(" "):
         return before + after.lstrip(" ") if not before or after.startswith(" ") else before + after
     if after and is_spaced_word_character(before[-1]) and is_spaced_word_character(after[0]):
@@ -152,7 +175,7 @@ def _join(before: str, after: str) -> str:
 
 
 def _without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return ids without the tokens of a single space before placeholder tokens; training has none there."""
+    """Return token ids without single-space tokens before placeholder tokens, which training never has there."""
     space = vocabulary.id(_SPACE)
     placeholders = _placeholder_ids(vocabulary)
     if not placeholders or vocabulary.piece(space) != _SPACE:
@@ -165,27 +188,18 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(vocabulary.id(token) for token in PLACEHOLDER_TOKENS if vocabulary.has_special_token(token))
 
 
-def _mask_prefix(prefix: Sequence[int], text: str, slots: Sequence[Slot], vocabulary: Vocabulary) -> list[int]:
-    """Return the prefix of a translation with placeholders for the spans that it contains."""
-    written = vocabulary.decode(prefix)
-    for slot in slots:
-        if slot.token:
-            written = re.sub(f" ?{re.escape(text[slot.source.start : slot.source.end])}", slot.token, written, count=1)
-    return _without_bare_spaces(vocabulary.encode(written), vocabulary)
-
-
 # --- restoring ---
 
 
 class _Placed(NamedTuple):
-    """A run of protected spans with its offset in a translation that contains none of the runs."""
+    """A run of adjacent protected spans, with the offset at which a translation gets it."""
 
     offset: int
     slot: Slot
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders."""
+    """A translation without placeholders, with the protected runs whose placeholders it had and those it lacked."""
 
     text: str
     placed: list[_Placed]
@@ -194,81 +208,90 @@ class _Plain(NamedTuple):
     """The runs whose placeholders the translation lacked."""
 
 
+class SpanModel(NamedTuple):
+    """The functions of a translation model that protected spans need."""
+
+    search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
+    """Translates parts; returns their translations by key, except for parts that an observer stopped."""
+    score: Scoring
+    """Scores pairs, to find the offsets of spans that have no placeholder in a translation."""
+    can_score: Callable[[str, str], bool]
+    """Returns whether a source and its translation are short enough to be scored."""
+
+
 class Placeholders:
-    """The protection of spans for one model: masks parts, and restores the spans in their translations."""
+    """The protection of spans for one model: translates masked parts, and restores the spans in the translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
         self._tokenizer = tokenizer
         self._tokens = placeholder_tokens(tokenizer)
         self._joins_words = is_unspaced(target_language)
 
-    def mask(self, parts: Iterable[Part]) -> dict[tuple[int, int], MaskedPart]:
-        """Return the parts that have protected spans, masked, by the parts' keys."""
-        masked = {part.key: mask_part(part, self._tokenizer, self._tokens) for part in parts}
-        return {key: each for key, each in masked.items() if each is not None}
+    def has_spans(self, part: Part) -> bool:
+        """Return whether a part has protected spans, or characters that the vocabulary lacks."""
+        return bool(_spans_of(part, self._tokenizer))
 
-    def require_missing(
-        self, masked: Mapping[tuple[int, int], MaskedPart], translations: Mapping[tuple[int, int], Translation]
-    ) -> list[Part]:
-        """Return the masked parts whose translations lack placeholders or repeat them, with these as required phrases.
+    def translate(self, parts: Iterable[Part], model: "SpanModel") -> dict[tuple[int, int], Translation]:
+        """Return the translations of the parts that have protected spans, by the parts' keys.
 
-        Args:
-            masked: the masked parts by key.
-            translations: their translations by key; parts that were not decoded are missing.
+        Parts that were not decoded, because an observer stopped them, are missing.
         """
-        again = []
-        for key, each in masked.items():
-            if key in translations and _count_faults(translations[key].text, each):
-                ids = [self._tokenizer.target.id(slot.token) for slot in each.slots if slot.token]
-                again.append(each.masked._replace(phrases=(*each.masked.phrases, *(((id,),) for id in ids))))
-        return again
+        left_out = [each for each in (mask_part(part, self._tokenizer, ()) for part in parts) if each is not None]
+        translations = {each.original.key: each.copy() for each in left_out if each.is_copied}
+        left_out = [each for each in left_out if not each.is_copied]
+        if not left_out:
+            return translations
+        candidates = [self._restore(left_out, model)]
+        if self._tokens:
+            masked = [mask_part(each.original, self._tokenizer, self._tokens) for each in left_out]
+            candidates.append(self._restore([each for each in masked if each is not None], model))
+        ranks: dict[tuple[int, int], tuple[int, float]] = {}
+        for candidate in candidates:
+            for key, (translation, rank) in candidate.items():
+                if key not in ranks or rank > ranks[key]:
+                    translations[key], ranks[key] = translation, rank
+        return translations
 
-    def restore(
-        self,
-        masked: Mapping[tuple[int, int], MaskedPart],
-        translations: Mapping[tuple[int, int], Translation],
-        score: Scoring,
-        can_score: Callable[[str, str], bool],
-    ) -> dict[tuple[int, int], Translation]:
-        """Return the translations of masked parts with the protected spans, each exactly once.
+    def _restore(
+        self, masked: Sequence[MaskedPart], model: "SpanModel"
+    ) -> dict[tuple[int, int], tuple[Translation, tuple[int, float]]]:
+        """Return the translations of masked parts with the protected spans, each exactly once, and how good they are.
 
-        Args:
-            masked: the masked parts by key.
-            translations: their translations by key; parts that were not decoded are missing.
-            score: scores pairs with the model, to find the offsets of spans without placeholders.
-            can_score: returns whether a source and its translation are short enough to be scored.
+        The rank of a translation is the number of its faults, negated, and its mean log-probability.
         """
-        plain = {
-            key: [_without_placeholders(alternative.text, each) for alternative in translations[key].alternatives]
-            for key, each in masked.items()
-            if key in translations
-        }
-        requests = [
-            _Request(*bare[slot], each.text)
-            for key, alternatives in plain.items()
-            for bare in [_bare_sources(masked[key])]
-            for each in alternatives
-            for slot in each.missing
+        found = model.search([each.masked for each in masked])
+        plain = [
+            (each, found[key], [_without_carriers(alternative.text, each) for alternative in found[key].alternatives])
+            for each in masked
+            if (key := each.original.key) in found
         ]
-        offsets = _find_offsets(requests, self._tokenizer, score, can_score)
+        requests = [
+            _Request(*bare[slot], alternative.text)
+            for each, _, alternatives in plain
+            for bare in [_bare_sources(each)]
+            for alternative in alternatives
+            for slot in alternative.missing
+        ]
+        offsets = _find_offsets(requests, self._tokenizer, model)
         restored = {}
-        for key, alternatives in plain.items():
+        for each, translation, alternatives in plain:
             texts = []
-            for each in alternatives:
-                placed = [*each.placed, *(_Placed(next(offsets), slot) for slot in each.missing)]
-                texts.append(self._write(masked[key].original.text, each.text, placed))
-            restored[key] = _with_texts(translations[key], masked[key].original.text, texts)
+            for alternative in alternatives:
+                placed = [*alternative.placed, *(_Placed(next(offsets), slot) for slot in alternative.missing)]
+                texts.append(self._write(each.original.text, alternative.text, placed))
+            rank = -_count_faults(translation.text, each), _mean_log_probability(translation.alternatives[0])
+            restored[each.original.key] = _with_texts(translation, each.original.text, texts), rank
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
         """Return a translation without placeholder tokens, which a model might write for a source that has none."""
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
-        texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
+        texts = [(_remove_carriers(each.text).text, ()) for each in translation.alternatives]
         return _with_texts(translation, translation.source, texts)
 
     def _write(self, source: str, text: str, placed: Sequence[_Placed]) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation with the protected spans, and the pairs of source and target spans."""
+        """Return a translation with the protected spans inserted, and the pairs of source and target spans."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         for offset, slot in sorted(placed, key=lambda one: (one.offset, one.slot.source)):
@@ -280,9 +303,16 @@ class Placeholders:
             written += left
             moved = len(written) - slot.source.start
             pairs += [(span, Span(span.start + moved, span.end + moved)) for span in slot.spans]
-            written += source[slice(*slot.source)] + right
+            written += self._literal(source, slot) + right
             position = len(text) - len(rest)
         return written + text[position:], tuple(sorted(pairs))
+
+    def _literal(self, source: str, slot: Slot) -> str:
+        """Return the text of a run, with brackets of the target's script around it."""
+        literal = source[slice(*slot.source)]
+        if self._joins_words or slot.source.start == slot.spans[0].start:
+            return literal
+        return literal[0].translate(_SPACED_BRACKETS) + literal[1:-1] + literal[-1].translate(_SPACED_BRACKETS)
 
     def _spaces(self, source: str, span: Span, beside: tuple[str, str], *, has_space: bool) -> tuple[str, str]:
         """Return the spaces before and after a span in a translation.
@@ -323,7 +353,7 @@ class Placeholders:
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
-        if not any(spaced) and has_space and all(side.target for side in sides):
+        if literal[0] != "\\" and not any(spaced) and has_space and all(side.target for side in sides):
             closes = literal.startswith("</")
             return [not closes, closes]
         return spaced
@@ -360,26 +390,31 @@ def _is_unspaced_script(character: str) -> bool:
     return bool(character) and is_of_unspaced_script(character)
 
 
-def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
+def _without_carriers(text: str, masked: MaskedPart) -> _Plain:
     """Return a translation without placeholders; of a repeated one, the first counts."""
-    slots = {slot.token: slot for slot in masked.slots if slot.token}
-    bare = _remove_placeholders(text)
-    placed: dict[str, _Placed] = {}
-    for token, offset in bare.found:
-        if token in slots and token not in placed:
-            placed[token] = _Placed(offset, slots[token])
-    return _Plain(bare.text, list(placed.values()), [slot for slot in masked.slots if slot.token not in placed])
+    slots = {slot.carrier: slot for slot in masked.slots if slot.carrier}
+    bare = _remove_carriers(text, tuple(slots))
+    placed: dict[Slot, _Placed] = {}
+    for carrier, offset in bare.found:
+        if carrier in slots:
+            placed.setdefault(slots[carrier], _Placed(offset, slots[carrier]))
+    return _Plain(bare.text, list(placed.values()), [slot for slot in masked.slots if slot not in placed])
 
 
 def _count_faults(text: str, masked: MaskedPart) -> int:
-    """Return how many placeholders a translation lacks or has too often."""
+    """Return how many placeholder tokens a translation lacks or has too often."""
     found = Counter(_PLACEHOLDER.findall(text))
-    wanted = Counter(slot.token for slot in masked.slots if slot.token)
+    wanted = Counter(slot.carrier for slot in masked.slots if slot.carrier in PLACEHOLDER_TOKENS)
     return sum(abs(found[token] - wanted[token]) for token in {*found, *wanted})
 
 
+def _mean_log_probability(alternative: Alternative) -> float:
+    values = alternative.token_log_probabilities
+    return sum(values) / len(values) if values else 0.0
+
+
 class _Bare(NamedTuple):
-    """A translation without placeholder tokens."""
+    """A translation without placeholder tokens, with each removed token and its offset."""
 
     text: str
     found: list[tuple[str, int]]
@@ -391,12 +426,13 @@ def remove_placeholders(text: str) -> str:
     return _PLACEHOLDER.sub("", text) if "<placeholder-" in text else text
 
 
-def _remove_placeholders(text: str) -> _Bare:
+def _remove_carriers(text: str, literals: Sequence[str] = ()) -> _Bare:
     written, position = "", 0
     found: list[tuple[str, int]] = []
-    for match in _PLACEHOLDER.finditer(text):
+    expression = re.compile("|".join(map(re.escape, dict.fromkeys((*literals, *PLACEHOLDER_TOKENS)))))
+    for match in expression.finditer(text):
         before = text[position : match.start()]
-        written += before.lstrip(" ") if written.endswith(" ") or not written else before
+        written += before.lstrip(" ") if found and (written.endswith(" ") or not written) else before
         found.append((match[0], len(written)))
         position = match.end()
     rest = text[position:]
@@ -419,7 +455,7 @@ def _with_texts(
 
 
 class _Request(NamedTuple):
-    """A question where a run belongs in a translation that lacks it."""
+    """A request to find where a run of protected spans belongs in a translation that lacks the run."""
 
     source: str
     """The source without its runs."""
@@ -441,35 +477,23 @@ def _bare_sources(masked: MaskedPart) -> dict[Slot, tuple[str, int]]:
     return {slot: (written, offset) for slot, offset in zip(masked.slots, offsets, strict=True)}
 
 
-def _find_offsets(
-    requests: Sequence[_Request], tokenizer: Tokenizer, score: Scoring, can_score: Callable[[str, str], bool]
-) -> Iterator[int]:
+def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: SpanModel) -> Iterator[int]:
     """Yield the offset in the translation for each request.
 
     A run before the first word or after the last word of the source is put there in the translation. Any other run
-    goes between the translations of the words beside it.
+    follows the translation of the word before it, which came closer to references than the word after it, or both.
     """
-    neighbors = [_neighbors(each, tokenizer.source) for each in requests]
+    words = [_words(each.source, tokenizer.source) for each in requests]
+    before = [[span for span in spans if span.end <= each.offset] for spans, each in zip(words, requests, strict=True)]
     questions = [
-        MarkedSentence(each.source, each.text, beside, is_scored=can_score(each.source, each.text))
-        for each, beside in zip(requests, neighbors, strict=True)
-        if beside is not None
+        MarkedSentence(each.source, each.text, [nearest[-1]], is_scored=model.can_score(each.source, each.text))
+        for each, nearest, spans in zip(requests, before, words, strict=True)
+        if 0 < len(nearest) < len(spans)
     ]
-    answers = iter(align_marked(questions, tokenizer.target, score) if questions else [])
-    for each, beside in zip(requests, neighbors, strict=True):
-        if beside is None:
-            yield _at_edge(each)
-            continue
-        left, right = next(answers)
-        yield left.end if right.start < left.end else right.start
-
-
-def _neighbors(request: _Request, vocabulary: Vocabulary) -> tuple[Span, Span] | None:
-    """Return the words before and after a run; None if there is none on one side."""
-    words = _words(request.source, vocabulary)
-    before = [span for span in words if span.end <= request.offset]
-    after = [span for span in words if span.start >= request.offset]
-    return (before[-1], after[0]) if before and after else None
+    answers = iter(align_marked(questions, tokenizer.target, model.score) if questions else [])
+    for each, nearest, spans in zip(requests, before, words, strict=True):
+        is_inside = 0 < len(nearest) < len(spans)
+        yield next(answers)[0].end if is_inside else _at_edge(each)
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
@@ -484,7 +508,7 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _at_edge(request: _Request) -> int:
-    """Return the offset of a run before the first or after the last word of its source."""
+    """Return the offset, in a translation, of a run that precedes the first or follows the last word of its source."""
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:
         return len(text) - len(text.lstrip())

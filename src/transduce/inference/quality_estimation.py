@@ -368,7 +368,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split a text into the units that repetition is counted in: lower-case words, or characters without spaces."""
+    """Split a text into the units of repetition: lower-case words, or characters in scripts without spaces."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced(character):

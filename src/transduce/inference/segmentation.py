@@ -286,7 +286,7 @@ def _without_emoji(text: str, span: Span, protected: Sequence[Span]) -> Span:
 
 
 def _widened(span: Span, limits: Span, protected: Sequence[Span]) -> Span:
-    """Return a span within limits that cuts no protected span in two."""
+    """Return a span, widened within limits such that it cuts no protected span in two."""
     start, end = span
     for edge in _overlapping(protected, Span(start, start)) + _overlapping(protected, Span(end, end)):
         start = min(start, max(edge.start, limits.start)) if edge.start < start < edge.end else start
@@ -315,7 +315,7 @@ def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
-    """Return the spans that contain an offset of another span, or its only offset in their inside."""
+    """Return the spans that share a character with another span or, if the other is empty, contain its offset."""
     first = max(0, bisect_left(spans, (span.start, span.start)) - 1)
     found = []
     for index in range(first, len(spans)):

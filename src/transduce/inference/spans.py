@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -381,7 +382,7 @@ def align_spans(
         TransduceError: a marked span is invalid, or two spans overlap partly.
     """
     parts: list[MarkedSentence] = []
-    owners: list[tuple[int, int, list[int]]] = []
+    owners: list[tuple[int, int, list[int], _Stripped]] = []
     for number, (each, marked) in enumerate(zip(translations, spans, strict=True)):
         checked = _checked_spans(marked, each.source)
         for part in _parts(each):
@@ -392,23 +393,22 @@ def align_spans(
                 inner = list(range(len(checked)))
             if not inner:
                 continue
-            source = each.source[slice(*part.source)]
-            local = [_within(checked[n], part.source) for n in inner]
-            text = each.text[slice(*part.target)]
+            source, target = _strip_protected(each, part)
+            local = [source.narrow(_within(checked[n], part.source)) for n in inner]
             parts.append(
                 MarkedSentence(
-                    source,
-                    text,
+                    source.text,
+                    target.text,
                     local,
-                    is_scored=can_score(translator, source, text),
-                    ties=_ties(source, text, glossary),
+                    is_scored=can_score(translator, source.text, target.text),
+                    ties=_ties(source.text, target.text, glossary),
                 )
             )
-            owners.append((number, part.target.start, inner))
+            owners.append((number, part.target.start, inner, target))
     targets: list[list[Span | None]] = [[None] * len(marked) for marked in spans]
     located = align_marked(parts, translator.tokenizer.target, translator.scoring(translator.search))
-    for (number, offset, inner), target_spans in zip(owners, located, strict=True):
-        for n, span in zip(inner, target_spans, strict=True):
+    for (number, offset, inner, target), target_spans in zip(owners, located, strict=True):
+        for n, span in zip(inner, map(target.widen, target_spans), strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
     ends = [Span(len(each.text), len(each.text)) for each in translations]
@@ -439,8 +439,87 @@ def _parts(each: Translation) -> Iterator[_Part]:
     if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
-    for source, target in each.positions:
-        yield _Part(source, target)
+    if not each.joined:  # one sentence with layout around it
+        ((source, target),) = each.positions
+        after = each.source[source.end :]
+        end = len(each.text) - len(after) if each.text.endswith(after) else len(each.text)
+        yield _Part(source, Span(target.start, max(target.start, end)))
+    elif all(
+        each.text[slice(*target)] == text for (_, target), (_, text) in zip(each.positions, each.joined, strict=True)
+    ):
+        for source, target in each.positions:
+            yield _Part(source, target)
+    else:
+        yield from _found_parts(each)
+
+
+def _found_parts(each: Translation) -> Iterator[_Part]:
+    """Yield the parts of another alternative or of an edited text, which has other translations of some sentences.
+
+    Consecutive sentences whose translations are not found are one part.
+    """
+    position = 0
+    start: int | None = None
+    ends = [(Span(len(each.source), len(each.source)), None)]
+    for source, text in [*((s, t) for (s, _), (_, t) in zip(each.positions, each.joined, strict=True)), *ends]:
+        found = len(each.text) if text is None else each.text.find(text, position)
+        if found < 0:
+            start = source.start if start is None else start
+            continue
+        if start is not None:
+            yield _Part(Span(start, source.start), Span(position, found))
+            start = None
+        if text is not None:
+            position = found + len(text)
+            yield _Part(source, Span(found, position))
+
+
+class _Stripped(NamedTuple):
+    """A text without its protected spans, which say nothing about the words around them."""
+
+    text: str
+    offsets: Sequence[int]
+    """For each character, its offset in the text with the protected spans; and the length of that text."""
+
+    def narrow(self, span: Span) -> Span:
+        """Return the span of the stripped text that corresponds to a span of the text."""
+        start, end = (bisect_left(self.offsets, edge) for edge in span)
+        return Span(start, min(end, len(self.text)))
+
+    def widen(self, span: Span) -> Span:
+        """Return the span of the text that corresponds to a span of the stripped text."""
+        end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
+        return Span(self.offsets[span.start], end)
+
+
+def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
+    """Return one part's source and translation without the spans that were copied from one to the other."""
+    pairs = [
+        (source, target)
+        for source, target in each.protected
+        if each.source[slice(*source)] == each.text[slice(*target)]  # not so in other alternatives
+    ]
+    sides = ([source for source, _ in pairs], [target for _, target in pairs])
+    stripped = [
+        _strip(text[slice(*bounds)], [Span(s.start - bounds.start, s.end - bounds.start) for s in spans])
+        for text, bounds, spans in zip((each.source, each.text), part, sides, strict=True)
+    ]
+    return stripped[0], stripped[1]
+
+
+def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
+    """Return a text without some spans, with one space at most where they stood."""
+    removed = {offset for span in spans for offset in range(max(0, span.start), min(span.end, len(text)))}
+    if not removed:
+        return _Stripped(text, range(len(text) + 1))
+    offsets: list[int] = []
+    for offset, character in enumerate(text):
+        is_second_space = character == " " and (not offsets or text[offsets[-1]] == " ")
+        if offset not in removed and not is_second_space:
+            offsets.append(offset)
+    while offsets and text[offsets[-1]] == " ":
+        offsets.pop()
+    return _Stripped("".join(text[offset] for offset in offsets), [*offsets, len(text)])
 
 
 def _within(span: Span, part: Span) -> Span:

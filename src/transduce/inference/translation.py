@@ -256,7 +256,7 @@ def _costs(part: Translation) -> list[float]:
 
 
 def _unlinked(chain: object) -> list[int]:
-    """Return the indices of a linked list in the order of the parts."""
+    """Return the indices that a linked list holds, in the order of the parts."""
     indices: list[int] = []
     while isinstance(chain, tuple):
         chain, index = chain
@@ -267,7 +267,7 @@ def _unlinked(chain: object) -> list[int]:
 def _join(
     segmented: SegmentedText, parts: Sequence[Translation], indices: Sequence[int]
 ) -> tuple[Alternative, list[Span], list[tuple[Span, Span]]]:
-    """Join one alternative of each part.
+    """Join one alternative of each part of a text to an alternative of the text.
 
     Returns:
         The joined alternative, the span of each part in its text, and the protected spans in the layout, in the source

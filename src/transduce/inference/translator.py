@@ -31,7 +31,6 @@ from transduce.inference.decoding import (
     explain_search_out_of_memory,
     max_model_positions,
     max_sentences,
-    may_require_phrases,
     start_search,
 )
 from transduce.inference.glossary_search import (
@@ -42,7 +41,7 @@ from transduce.inference.glossary_search import (
     translate_with_terms,
 )
 from transduce.inference.phrases import tokenize_prefix
-from transduce.inference.placeholders import Placeholders, remove_placeholders
+from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
@@ -318,23 +317,21 @@ class Translator:
     ) -> dict[tuple[int, int], Translation]:
         """Return the translations of parts by key, with their protected spans and glossary terms."""
         placeholders = Placeholders(self.tokenizer, self.target_language)
-        masked = placeholders.mask(parts)
-        translations = {key: each.copy() for key, each in masked.items() if each.is_copied}
-        masked = {key: each for key, each in masked.items() if key not in translations}
-        waiting = [masked[part.key].masked if part.key in masked else part for part in parts]
-        waiting = [part for part in waiting if part.key not in translations]
-        translations |= search_parts(waiting)
-        if may_require_phrases(search):
-            translations |= search_parts(placeholders.require_missing(masked, translations))
-        if terms is not None:
-            with_terms_in_source = [part for part in waiting if terms.find(part.text)]
-            translations |= translate_with_terms(
-                with_terms_in_source, translations, terms, search, self.term_model(search), search_parts
+
+        def search_with_terms(some: Sequence[Part]) -> dict[tuple[int, int], Translation]:
+            found = search_parts(some)
+            if terms is None:
+                return found
+            with_terms_in_source = [part for part in some if terms.find(part.text)]
+            again = translate_with_terms(
+                with_terms_in_source, found, terms, search, self.term_model(search), search_parts
             )
-        translations |= placeholders.restore(masked, translations, self.scoring(search), partial(can_score, self))
-        return {
-            key: placeholders.without_stray(each) if key not in masked else each for key, each in translations.items()
-        }
+            return found | again
+
+        model = SpanModel(search_with_terms, self.scoring(search), partial(can_score, self))
+        with_spans = placeholders.translate(parts, model)
+        found = search_with_terms([part for part in parts if not placeholders.has_spans(part)])
+        return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
 
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
@@ -406,7 +403,7 @@ class Translator:
             yield from filter(None, [writer.next_gap()])
             if part.is_empty:
                 continue
-            if placeholders.mask([part]):
+            if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
             batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
@@ -523,7 +520,7 @@ class Translator:
     def _segment(
         self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
     ) -> list[SegmentedText]:
-        """Divide texts into sentences, none longer than the model takes, and layout."""
+        """Divide texts into layout and sentences, none of which is longer than the model takes."""
         lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
         is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
         if lines is not None and is_for_documents and splits == "auto":
@@ -566,7 +563,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key, without an observer."""
+        """Return the translations of parts by key; no observer is called."""
         search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 

@@ -454,7 +454,7 @@ def _link_probabilities(maps: WordMaps, heads: HeadWeights) -> Matrix:
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Return the links (T, S): pairs with the most attention in row and column, or over half of either."""
+    """Return links (T, S): pairs of words that pay each other most attention, or over half of the attention of one."""
     mean = maps.heads.mean(axis=0)
     if not mean.size:
         return np.zeros(mean.shape, dtype=bool)

@@ -70,7 +70,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Fraction of these tokens that have a vector, from 0 to 1."""
+        """The fraction of the vocabulary's tokens that have a pretrained vector, from 0 to 1."""
         return self.found / max(1, self.tokens)
 
     def __str__(self) -> str:

@@ -16,10 +16,15 @@ from torch import Tensor, nn
 
 from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.eager import EAGER, EagerState, why_not_eager
-from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import PREPACKABLE, InferenceCopy, MakeLinear, PrepackedDecoder, PrepackedTransformer
-from transduce.model.backend import TrainingKernels
-from transduce.model.batch_search import BatchSearch, SearchBounds
+from transduce.kernels.prepacked import (
+    PREPACKABLE,
+    InferenceCopy,
+    Int8Linear,
+    MakeLinear,
+    PrepackedDecoder,
+    PrepackedTransformer,
+)
+from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
@@ -33,25 +38,6 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=nn.Module)
 _MIN_LLVMLITE = (0, 50)
 _MAX_COPY_BYTES = 2**30  # larger models get no inference copy, which takes as much memory again
-
-__all__ = [
-    "Selection",
-    "compiled_state",
-    "decoded_model",
-    "exact_projection",
-    "find_batch_search",
-    "forecast_decoder",
-    "has_compiled_steps",
-    "has_kernels",
-    "int8_linear_maker",
-    "kernels_for_training",
-    "make_inference_copy",
-    "select_decoder",
-    "start_fast",
-    "start_prompts",
-    "temporary_inference_copy",
-    "why_no_kernels",
-]
 
 
 def has_kernels() -> bool:

@@ -5,7 +5,7 @@ component's output; the backend does so with its kernels or calls the component'
 the remaining kernels (loss, optimizer) through `backend_in_use`. Without a backend everything works, but slower.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import get_ident
@@ -123,7 +123,10 @@ class PackedAttention(Protocol):
 
 
 class TrainingKernels(Protocol):
-    """A training backend: kernels for training and validation, and checks of which inputs they support."""
+    """A training backend: kernels for training and validation, and checks of which inputs they support.
+
+    A backend that has no kernel for attention, rotary embeddings or Muon inherits that such inputs are not supported.
+    """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
@@ -145,8 +148,9 @@ class TrainingKernels(Protocol):
             The output of the layer, in the shape of x.
         """
 
-    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:
+    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
         """Return whether `attend` supports heads of this width and number of keys, in x's dtype on x's device."""
+        return False
 
     def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
         """Compute scaled dot-product attention, equation (1), with all heads.
@@ -161,8 +165,9 @@ class TrainingKernels(Protocol):
             (B, Q, H × K).
         """
 
-    def supports_rotary(self, x: Tensor, width: int) -> bool:
+    def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
         """Return whether `apply_rotary` supports heads of this width, in x's dtype on x's device."""
+        return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
@@ -239,8 +244,9 @@ class TrainingKernels(Protocol):
             (…, O), or as many columns as there are `rows`.
         """
 
-    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:
+    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
         """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
+        return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
         """Return whether `update_by_adam`, `apply_update` and `update_momentum` support these vectors."""
@@ -286,8 +292,9 @@ class TrainingKernels(Protocol):
             shrink: multiplies the masters before they move.
         """
 
-    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:
+    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
         """Return whether `orthogonalize_in_place` supports these matrices (R, C) and is faster than PyTorch."""
+        return False
 
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
@@ -492,3 +499,57 @@ class _EmbeddedRows(torch.autograd.Function):
         total, by_weight = sum_or_zeros(weight_sum, weight)
         add_rows(total, ids, gradients[0], scale, frozen_row)
         return None, in_dtype_of(weight, by_weight), None
+
+
+# --- search of a whole batch, from its first step to its last ---
+# Legend: B sentences that are still decoded, W hypotheses of each, t tokens so far.
+
+
+class SearchBounds(NamedTuple):
+    """The options of a batch search: start and end symbols, maximum lengths, and the ranking of hypotheses."""
+
+    start_id: int
+    """The first input of the decoder."""
+    eos_id: int
+    """The end symbol."""
+    forbidden_tokens: Sequence[int]
+    """Token ids that no hypothesis may contain."""
+    max_lengths: Sequence[int]
+    """The maximum number of tokens of each sentence's hypotheses, end symbol included."""
+    beam_size: int
+    """W, the number of hypotheses of each sentence; 1 is greedy search."""
+    n_best: int
+    """The number of hypotheses that must be certain before a sentence is finished."""
+    penalties: Tensor
+    """The length penalty of a hypothesis of 0, 1, … tokens, float64; at least max(max_lengths) + 2 entries."""
+
+
+class FoundHypothesis(NamedTuple):
+    """A result of a batch search: the tokens of a hypothesis, their log-probabilities, and whether it ended."""
+
+    tokens: Tensor | NDArray[Any]
+    """Token ids, (t,), with the end symbol if the hypothesis ended."""
+    log_probabilities: Tensor | NDArray[Any]
+    """The log-probability of each token, (t,)."""
+    ended: bool
+    """Whether the hypothesis ended with the end symbol; otherwise it was cut."""
+
+
+class BatchSearch(Protocol):
+    """A search in progress: the live hypotheses of a batch, and the best finished ones of every sentence."""
+
+    @property
+    def active(self) -> Tensor:
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
+
+    def advance(self, steps: int) -> None:
+        """Take at most `steps` steps; the search stops earlier when all sentences are finished."""
+
+    def live(self) -> tuple[Tensor, Tensor]:
+        """Return the tokens of the live hypotheses, int64 (B, W, t), and the hypotheses' log-probabilities, (B, W)."""
+
+    def finished(self, index: int, count: int) -> list[FoundHypothesis]:
+        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first."""
+
+    def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
+        """Remove the active sentences at these rows from the batch, and return their live hypotheses as they are."""

@@ -27,10 +27,10 @@ from transduce.model.positions import (
     RotaryPositions,
     SinusoidalPositions,
 )
-from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_layers import (
+from transduce.model.recurrent import (
     MemoryAttention,
     PastAttention,
+    Recurrent,
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
 )

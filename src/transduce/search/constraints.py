@@ -317,6 +317,6 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents the newest tokens have opened since the last word, (B, W)."""
+    """Return how many constituents the newest consecutive tokens open that write no word, (B, W)."""
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

@@ -11,13 +11,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from transduce.errors import TransduceError
-from transduce.serving import deepl, inspection_api, libretranslate, openai
+from transduce.serving import deepl, inspection_api, libretranslate, ollama, openai
 from transduce.serving.batching import ClientGoneError, shutdown_error
+from transduce.serving.completions import Completions
 from transduce.serving.deepl import DeepLHandlers
 from transduce.serving.inspection_api import InspectionHandlers, InspectionViews
 from transduce.serving.libretranslate import LibreTranslateHandlers
 from transduce.serving.messages import Health, RequestError
 from transduce.serving.metrics import CONTENT_TYPE
+from transduce.serving.ollama import OllamaHandlers
 from transduce.serving.openai import OpenAIHandlers
 from transduce.serving.openapi import Operation, document
 from transduce.serving.responses import ResponseMiddleware, error_response, json_response
@@ -28,6 +30,7 @@ OPERATIONS = (
     *libretranslate.OPERATIONS,
     *deepl.OPERATIONS,
     *openai.OPERATIONS,
+    *ollama.OPERATIONS,
     Operation("get", "/health", "Return 200 while the server can translate.", Health),
     Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", needs_key=True),
     Operation("get", "/spec", "This document.", "application/json"),
@@ -66,7 +69,6 @@ class Application:
         """True once the server is shutting down; every new request is then refused."""
         operations = OPERATIONS if views is None else (*OPERATIONS, *inspection_api.operations(views))
         self._spec = msgspec.json.encode(document(operations, service.settings))
-        self._page = _WITHOUT_PAGE if views is None else views.page(service.page_settings())
         starlette = Starlette(
             routes=self._routes(),
             exception_handlers={
@@ -85,6 +87,7 @@ class Application:
             paths=["/", *(operation.path for operation in operations)],
             send_seconds=service.settings.read_seconds,
             refuse=self._refuse,
+            root_path=service.settings.root_path,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +101,9 @@ class Application:
         documents = DocumentStore(self.service)
         libre_handlers = LibreTranslateHandlers(self.checks, documents)
         deepl_handlers = DeepLHandlers(self.checks, documents)
-        chat_handlers = OpenAIHandlers(self.checks)
+        completions = Completions(self.service)
+        openai_handlers = OpenAIHandlers(self.checks, completions)
+        ollama_handlers = OllamaHandlers(self.checks, completions)
         return [
             _get("/", self.page),
             _post("/translate", libre_handlers.translate),
@@ -118,8 +123,16 @@ class Application:
             _post("/v2/document/{id}", deepl_handlers.document_status),
             _post("/v2/document/{id}/result", deepl_handlers.document_result),
             Route("/v2/usage", deepl_handlers.usage, methods=["GET", "POST"]),
-            _post("/v1/chat/completions", chat_handlers.completions),
-            _get("/v1/models", chat_handlers.models),
+            _post("/v1/chat/completions", openai_handlers.chat),
+            _post("/v1/completions", openai_handlers.text),
+            _get("/v1/models", openai_handlers.models),
+            _get("/v1/models/{id}", openai_handlers.model),
+            _post("/api/chat", ollama_handlers.chat),
+            _post("/api/generate", ollama_handlers.generate),
+            _get("/api/tags", ollama_handlers.tags),
+            _get("/api/ps", ollama_handlers.tags),
+            _post("/api/show", ollama_handlers.show),
+            _get("/api/version", ollama_handlers.version),
             _get("/health", self.health),
             _get("/metrics", self.metrics),
             _get("/spec", self.spec),
@@ -134,9 +147,9 @@ class Application:
 
     async def page(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /` with the web page, or with one line of text if the server has no page."""
-        if self.views is None:
-            return Response(self._page, media_type="text/plain")
-        return Response(self._page, headers=_PAGE_HEADERS, media_type="text/html")
+        if self.views is None or not self.service.routes.pairs:
+            return Response(_WITHOUT_PAGE, media_type="text/plain")
+        return Response(self.views.page(self.service.page_settings()), headers=_PAGE_HEADERS, media_type="text/html")
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /health`."""

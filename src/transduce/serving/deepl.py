@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, base, canonical, language_name
@@ -193,7 +194,6 @@ _NO_LIMIT = 10**12
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-BR", "PT-PT")}
 _TAG = re.compile(r"[\w:.-]{1,100}")
 _MAX_TAGS = 200
-_TAG_FIELDS = ("ignore_tags", "non_splitting_tags", "splitting_tags")
 _SPLITTING = {
     "0": TextSettings(split_sentences="never", lines="join"),
     "1": TextSettings(split_sentences="auto"),
@@ -208,9 +208,11 @@ OPERATIONS = (
     Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True),
     Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs),
     Operation("get", "/v2/glossaries", "List your glossaries.", DeepLGlossaries, needs_key=True),
-    Operation("post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True),
+    Operation(
+        "post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True, status=201
+    ),
     Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True),
-    Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True),
+    Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True, status=204),
     Operation(
         "get", "/v2/glossaries/{id}/entries", "Return a glossary's terms.", "text/tab-separated-values", needs_key=True
     ),
@@ -243,7 +245,7 @@ class DeepLHandlers:
         """Answer `POST /v2/translate`."""
         message = await self.checks.read(request, DeepLRequest)
         owner = self.checks.check_key(request, message.auth_key)
-        _refuse(message, ("style_id", "translation_memory_id", "custom_instructions", *_TAG_FIELDS))
+        _refuse(message, ("style_id", "translation_memory_id", "custom_instructions"))
         _check_formality(message.formality)
         translation_request = TranslationRequest(
             texts=as_list(message.text),
@@ -252,6 +254,7 @@ class DeepLHandlers:
             format=message.tag_handling or "text",
             glossary=self._glossary(message, owner),
             text_settings=_SPLITTING[message.split_sentences or "1"],
+            markup=_markup_settings(message),
         )
         disconnected = watch_disconnect(request)
         try:
@@ -444,6 +447,30 @@ def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
     if len(names) > _MAX_TAGS or not all(map(_TAG.fullmatch, names)):
         raise invalid_request(f"`{field}` must have at most {_MAX_TAGS} names of tags")
     return tuple(names)
+
+
+def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
+    """Return how the texts of a request are read that have tags; None for plain text.
+
+    Raises:
+        RequestError: a field with names of tags is invalid, or needs `tag_handling`.
+    """
+    kind = message.tag_handling
+    fields = ("ignore_tags", "non_splitting_tags", "splitting_tags")
+    names = {field: _tags(field, getattr(message, field)) for field in fields}
+    if kind is None:
+        given = next((field for field in fields if names[field]), None)
+        if given is not None:
+            raise invalid_request(f"`{given}` needs `tag_handling`: set it to `xml` or `html`")
+        return None
+    if kind == "html":
+        names = {field: tuple(name.lower() for name in each) for field, each in names.items()}
+    return MarkupSettings(
+        kind=kind,
+        outline_detection=message.outline_detection is not False,
+        split_lines=message.split_sentences == "1",
+        **names,
+    )
 
 
 def _detected_language(answer: Answer) -> str:

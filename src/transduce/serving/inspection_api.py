@@ -13,7 +13,7 @@ from starlette.responses import Response
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.jobs import InspectionJob
+from transduce.serving.jobs import FunctionJob
 from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings, RequestError, invalid_request
 from transduce.serving.models import ServedModel
 from transduce.serving.openapi import Operation
@@ -133,11 +133,11 @@ class InspectionHandlers:
         model: ServedModel,
         search: SearchSettings,
         work: Callable[[Observer], bytes],
-    ) -> InspectionJob:
+    ) -> FunctionJob:
         seconds = self.service.settings.deadline_seconds
-        return InspectionJob(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
+        return FunctionJob(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
 
-    async def _answer(self, request: Request, message: InspectRequest, job: InspectionJob) -> Response:
+    async def _answer(self, request: Request, message: InspectRequest, job: FunctionJob) -> Response:
         self.service.metrics.characters.inc(len(message.q))
         disconnected = watch_disconnect(request)
         try:

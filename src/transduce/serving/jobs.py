@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
+from transduce.documents.markup import protected_spans
 from transduce.inference.translation import Translation
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
@@ -15,15 +16,11 @@ from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
-class Model(Protocol):
-    """A translation model as the server uses it."""
+class QueuedModel(Protocol):
+    """A model of any kind, as the queue uses it."""
 
-    source_language: str
-    target_language: str
     search: SearchSettings
     """Search settings for requests that set none."""
-    glossary: Glossary | None
-    """Glossary for requests that bring none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """Return the number of tokens of each sentence, including the end-of-sentence token."""
@@ -31,6 +28,15 @@ class Model(Protocol):
     @property
     def max_source_tokens(self) -> int:
         """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+
+
+class Model(QueuedModel, Protocol):
+    """A translation model as the server uses it."""
+
+    source_language: str
+    target_language: str
+    glossary: Glossary | None
+    """Glossary for requests that bring none."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
@@ -43,6 +49,8 @@ class Model(Protocol):
         observer: Observer,
         glossary: Glossary | None,
         text_settings: TextSettings,
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order.
 
@@ -53,6 +61,8 @@ class Model(Protocol):
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
             text_settings: how each sentence, which is a line or a text, is divided into sentences.
+            protected: the spans of each sentence that translation must not change; None: placeholders, URLs and others
+                that are found in the sentences.
         """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
@@ -62,6 +72,9 @@ class Model(Protocol):
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
         """Return the spans in each best translation that correspond to the given spans of its source sentence."""
+
+    def encode_target(self, text: str) -> list[int]:
+        """Return the token ids of a text in the target language."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the target text of token ids."""
@@ -96,6 +109,7 @@ class Job:
         glossary: Glossary | None = None,
         text_settings: TextSettings | None = None,
         marks: Mapping[int, Sequence[Span]] | None = None,
+        elements: Mapping[int, Sequence[Span]] | None = None,
     ) -> None:
         """Tokenize the sentences and start the clock of the deadline.
 
@@ -108,6 +122,7 @@ class Job:
             glossary: terms to use in the translation.
             text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.
+            elements: spans that stand for protected elements of HTML, by the index of their sentence.
         """
         self.model = model
         self.sentences = sentences
@@ -116,6 +131,7 @@ class Job:
         self.glossary = glossary
         self.text_settings = text_settings or TextSettings()
         self.marks = marks or {}
+        self.elements = elements or {}
         self.accepted_at = time.monotonic()
         self.deadline = self.accepted_at + seconds
         self.tokens = model.count_tokens(sentences)
@@ -154,8 +170,11 @@ class Job:
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
         """Return the results for a batch of sentences of this job and of compatible jobs."""
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
+        protected = None
+        if any(entry.elements for entry in batch):
+            protected = [protected_spans(entry.sentence, entry.elements, self.text_settings) for entry in batch]
         translations = self.model.translate(
-            sentences, self.search, indices, observer, self.glossary, self.text_settings
+            sentences, self.search, indices, observer, self.glossary, self.text_settings, protected=protected
         )
         located: dict[int, list[list[Span]]] = {}
         for number, entry in enumerate(batch):
@@ -195,13 +214,18 @@ class JobSentence(NamedTuple):
         """The spans of the sentence that are to be located in its translation."""
         return self.job.marks.get(self.number, ())
 
+    @property
+    def elements(self) -> Sequence[Span]:
+        """The spans of the sentence that stand for protected elements of HTML."""
+        return self.job.elements.get(self.number, ())
 
-class InspectionJob(Job):
-    """A job that inspects the translation of one sentence (`/inspect`); its batch contains nothing else."""
+
+class FunctionJob(Job):
+    """A job that runs a function, such as an inspection of a sentence; its batch contains nothing else."""
 
     def __init__(
         self,
-        model: Model,
+        model: QueuedModel,
         sentence: str,
         search: SearchSettings,
         *,
@@ -209,13 +233,14 @@ class InspectionJob(Job):
         work: Callable[[Observer], Any],
     ) -> None:
         """Create a job whose only result is what `work` returns, called with an observer on a decoding thread."""
-        super().__init__(model, [sentence], search, seconds=seconds)
+        # The queue uses no more of a model than `QueuedModel`, except for jobs that translate.
+        super().__init__(cast(Model, model), [sentence], search, seconds=seconds)
         self._work = work
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether the other job is this one: an inspection shares no batch."""
+        """Return whether the other job is this one: a function shares no batch."""
         return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002
-        """Run the inspection and return its result as the only one of the batch."""
+        """Run the function and return its result as the only one of the batch."""
         return [self._work(observer)]

@@ -141,7 +141,13 @@ class Routes:
 
     @property
     def default_pair(self) -> tuple[str, str]:
-        """The language pair that the page selects at first."""
+        """The language pair that the page selects at first.
+
+        Raises:
+            RequestError: status 404, no translation model is served.
+        """
+        if not self._models:
+            raise RequestError(404, "This server has language models only: use POST /v1/completions.")
         return next(iter(self._models))
 
     @property

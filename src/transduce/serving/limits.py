@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -19,8 +20,18 @@ from transduce.serving.messages import RequestError
 # many requests as the queue has free slots. The others are tried again in the next iteration.
 
 
-# First bytes of the requests that need a decoding thread.
-_DECODING_STARTS = tuple(f"POST {path}".encode() for path in ("/translate", "/v2/translate", "/inspect", "/intervene"))
+# Paths of the requests that need a decoding thread. Documents wait for one by themselves.
+_DECODING_PATHS = (
+    "/translate",
+    "/v2/translate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/api/chat",
+    "/api/generate",
+    "/inspect",
+    "/intervene",
+)
+_DECODING_START = re.compile(rb"POST (?P<path>" + "|".join(_DECODING_PATHS).encode() + rb")[ ?]")
 
 
 class AdmissionCounter:
@@ -51,10 +62,18 @@ class AdmissionCounter:
         self._admitted = 0
 
 
-def decoding_path(data: bytes) -> str | None:
-    """Return the path of a request whose first bytes ask for a decoding, or None for any other request."""
-    start = next((start for start in _DECODING_STARTS if data.startswith(start)), None)
-    return None if start is None else start.decode().partition(" ")[2]
+def decoding_path(data: bytes, root_path: str = "") -> str | None:
+    """Return the path of a request whose first bytes ask for a decoding, or None for any other request.
+
+    Args:
+        data: the first bytes of the request.
+        root_path: path under which a proxy offers the server, which may precede the request's path.
+    """
+    prefix = f"POST {root_path}/".encode()
+    if root_path and data.startswith(prefix):
+        data = b"POST /" + data[len(prefix) :]
+    match = _DECODING_START.match(data)
+    return None if match is None else match["path"].decode()
 
 
 # --- exclusive use of a model ---

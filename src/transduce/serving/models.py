@@ -1,9 +1,13 @@
 """A translator as the server uses it."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from transduce.errors import TransduceError
+from transduce.inference.generator import DEFAULT_SEARCH, Generator
 from transduce.inference.glossary_search import check_glossary
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
@@ -53,6 +57,11 @@ class ServedModel:
         self.access = ReadersWriterLock()
         """Lock that every computation with the model holds, shared or exclusively."""
 
+    @property
+    def device(self) -> torch.device:
+        """The device that the model computes on."""
+        return self.translator.device
+
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """Return the number of tokens of each sentence, including the end-of-sentence token."""
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
@@ -84,11 +93,19 @@ class ServedModel:
         observer: Observer,
         glossary: Glossary | None,
         text_settings: TextSettings,
+        *,
+        protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
         """Return the translations of a batch of sentences, in order; `indices` are their requests' indices."""
         with self.access.hold_shared():
             return self.translator.translate(
-                sentences, search, places=indices, observer=observer, glossary=glossary, text_settings=text_settings
+                sentences,
+                search,
+                places=indices,
+                observer=observer,
+                glossary=glossary,
+                text_settings=text_settings,
+                protected=protected,
             )
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
@@ -102,6 +119,10 @@ class ServedModel:
         with self.access.hold_shared():
             return self.translator.locate(translations, spans, glossary=glossary)
 
+    def encode_target(self, text: str) -> list[int]:
+        """Return the token ids of a text in the target language."""
+        return self.translator.tokenizer.target.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the target text of token ids."""
         return self.translator.tokenizer.target.decode(ids)
@@ -109,6 +130,27 @@ class ServedModel:
     def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a source sentence that the vocabulary cannot represent."""
         return self.translator.tokenizer.source.unknown_characters(sentence)
+
+
+class ServedGenerator:
+    """A language model as the server uses it, named by its folder."""
+
+    max_source_tokens = sys.maxsize
+
+    def __init__(self, name: str, generator: Generator) -> None:
+        self.name = name
+        self.generator = generator
+        self.search = DEFAULT_SEARCH
+        """Search settings for requests that set none."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model computes on."""
+        return self.generator.device
+
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each prompt."""
+        return [len(self.generator.prompt_ids(sentence)) for sentence in sentences]
 
 
 def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:

@@ -1,117 +1,383 @@
-"""The part of OpenAI's chat API that its clients need to have the user's last message translated.
+"""OpenAI's API: chat completions, text completions and models, for its clients.
 
-A model is named by its language pair, such as `zh-en`. It translates the last message of the role `user` and ignores
-earlier messages and instructions.
+A translation model translates the last message of the role `user` and ignores earlier messages and instructions. A
+language model continues the text of all messages.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from transduce.serving.messages import (
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatDelta,
-    ChatDeltaChoice,
-    ChatError,
-    ChatMessage,
-    ChatModel,
-    ChatModels,
-    ChatRequest,
-    Progress,
-    RequestError,
-    invalid_request,
-)
+from transduce.serving.completions import Choice, Completion, CompletionRequest, Completions, FinishReason
+from transduce.serving.messages import OpenAIError, Progress, RequestError, invalid_request
 from transduce.serving.openapi import Operation
-from transduce.serving.responses import chat_error, json_response
-from transduce.serving.service import Answer, RequestChecks, TranslationRequest, watch_disconnect
+from transduce.serving.request_bodies import as_list
+from transduce.serving.responses import json_response, openai_error
+from transduce.serving.service import RequestChecks, TokenProbability, watch_disconnect
 from transduce.serving.streaming import EventFormatter, ProgressBuffer, stream_response
 
-_MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
+# --- messages ---
+
+_MAX_STOPS = 16
+Stop = str | Annotated[list[str], Meta(max_length=_MAX_STOPS)]
+Choices = Annotated[int, Meta(ge=1, le=1000, description="Number of completions, best first.")]
+MaxTokens = Annotated[int, Meta(ge=1, le=1_000_000, description="Maximum number of tokens of a completion.")]
+Ignored = Annotated[Any, Meta(description="Accepted without effect.")]
+Refused = Annotated[Any, Meta(description="Refused unless it has its default value.")]
+
+
+class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
+    """A part of a message with several parts."""
+
+    type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
+    text: str = ""
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """A message of the conversation."""
+
+    role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
+    content: str | list[ChatPart] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the message.
+
+        Raises:
+            RequestError: a part of the message is not text.
+        """
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        if other_type := next((part.type for part in self.content if part.type != "text"), None):
+            raise invalid_request(f"a message must be text, but a part of one is of the type `{other_type}`")
+        return "".join(part.text for part in self.content)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """Options of a streamed response."""
+
+    include_usage: bool | None = False
+    """Whether a last event has the numbers of tokens."""
+    include_obfuscation: bool | None = None
+    """Accepted without effect."""
+
+
+class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
+    """The fields of both completion requests."""
+
+    model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
+    stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (
+        None
+    ) = False
+    stream_options: StreamOptions | None = None
+    n: Choices | None = 1
+    stop: Annotated[Stop, Meta(description="Texts before which a completion ends.")] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1000, description="Of language models only.")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1, description="Of language models only.")] | None = None
+    seed: Annotated[int, Meta(description="Of language models only; translations are not random.")] | None = None
+    frequency_penalty: Annotated[float, Meta(description="Refused for language models, unless 0.")] | None = None
+    presence_penalty: Annotated[float, Meta(description="Refused for language models, unless 0.")] | None = None
+    logit_bias: Refused = None
+    user: Ignored = None
+
+
+class ChatRequest(_SharedFields, kw_only=True, frozen=True):
+    """The body of `POST /v1/chat/completions`; fields that OpenAI does not document are ignored."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: Annotated[bool, Meta(description="Return the log-probability of each token.")] | None = False
+    top_logprobs: Annotated[int, Meta(description="Refused unless 0: other tokens are not known.")] | None = None
+    response_format: Refused = None
+    tools: Refused = None
+    tool_choice: Refused = None
+    functions: Refused = None
+    function_call: Refused = None
+    modalities: Refused = None
+    audio: Refused = None
+    web_search_options: Refused = None
+    parallel_tool_calls: Ignored = None
+    metadata: Ignored = None
+    moderation: Ignored = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    reasoning_effort: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
+    verbosity: Ignored = None
+
+
+class CompletionsRequest(_SharedFields, kw_only=True, frozen=True):
+    """The body of `POST /v1/completions`."""
+
+    prompt: Annotated[str | list[str], Meta(description="A text, or several.")]
+    logprobs: Annotated[int, Meta(ge=0, description="0: return each token's log-probability; refused above.")] | (
+        None
+    ) = None
+    echo: Annotated[bool, Meta(description="Refused unless false.")] | None = False
+    best_of: Annotated[int, Meta(description="Refused unless it equals `n`.")] | None = None
+    suffix: Annotated[str, Meta(description="Refused unless empty.")] | None = None
+
+
+class Usage(msgspec.Struct, kw_only=True, frozen=True):
+    """The numbers of tokens of a request and its answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TokenLogProbability(msgspec.Struct, kw_only=True, frozen=True):
+    """A token of the answer with its log-probability, in nats."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[Any] = []
+
+
+class ChatLogProbabilities(msgspec.Struct, kw_only=True, frozen=True):
+    """The log-probabilities of an answer's tokens."""
+
+    content: list[TokenLogProbability]
+    refusal: None = None
+
+
+class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """A completion in OpenAI's format, as a message of the assistant."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """One of the returned completions."""
+
+    index: int
+    message: ChatAnswer
+    finish_reason: FinishReason
+    logprobs: ChatLogProbabilities | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `POST /v1/chat/completions` without streaming."""
+
+    id: str
+    created: int
+    """Time of the response, in seconds since 1970."""
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class TextLogProbabilities(msgspec.Struct, kw_only=True, frozen=True):
+    """The log-probabilities of a text's tokens, in the format of text completions."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    text_offset: list[int]
+    top_logprobs: None = None
+
+
+class TextChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """One of the returned texts."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    logprobs: TextLogProbabilities | None = None
+
+
+class TextCompletion(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `POST /v1/completions` without streaming."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    object: Literal["text_completion"] = "text_completion"
+
+
+class OpenAIModel(msgspec.Struct, kw_only=True, frozen=True):
+    """An entry of `GET /v1/models`; the id of a translation model contains the source and the target language."""
+
+    id: str
+    created: int
+    """Time of the server's start, in seconds since 1970."""
+    object: Literal["model"] = "model"
+    owned_by: Literal["transduce"] = "transduce"
+
+
+class OpenAIModels(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `GET /v1/models`."""
+
+    data: list[OpenAIModel]
+    object: Literal["list"] = "list"
+
+
+# --- handlers ---
 
 OPERATIONS = (
     Operation(
         "post",
         "/v1/chat/completions",
-        "Translate the user's last message, for OpenAI's clients.",
+        "Translate the user's last message, or continue a text, for OpenAI's clients.",
         ChatCompletion,
         ChatRequest,
         needs_key=True,
         streams=True,
-        error=ChatError,
+        error=OpenAIError,
     ),
     Operation(
-        "get", "/v1/models", "List the models, which are named by their language pairs.", ChatModels, error=ChatError
+        "post",
+        "/v1/completions",
+        "Translate or continue texts, for OpenAI's clients.",
+        TextCompletion,
+        CompletionsRequest,
+        needs_key=True,
+        streams=True,
+        error=OpenAIError,
     ),
+    Operation("get", "/v1/models", "List the models.", OpenAIModels, error=OpenAIError),
+    Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel, error=OpenAIError),
 )
+
+# Values of refused fields that change nothing.
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+}
 
 
 class OpenAIHandlers:
     """Handlers of the routes under `/v1`, for OpenAI's clients."""
 
-    def __init__(self, checks: RequestChecks) -> None:
+    def __init__(self, checks: RequestChecks, completions: Completions) -> None:
         self.checks = checks
-        self.service = checks.service
+        self.completions = completions
         self._started_at = int(time.time())
 
-    async def completions(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
         message = await self.checks.read(request, ChatRequest)
         self.checks.check_key(request)
-        source, target = self._language_pair(message.model)
-        choices, max_choices = message.n or 1, 1 if message.stream else self.service.settings.max_alternatives + 1
-        if choices > max_choices:
-            reason = ", as only one text can be streamed" if message.stream else ""
-            raise invalid_request(f"`n` must be at most {max_choices}, but is {choices}{reason}")
-        translation_request = TranslationRequest(
-            [last_user_message(message.messages)], source=source, target=target, alternatives=choices - 1
+        is_generator = self.completions.find(message.model) in self.completions.service.generators
+        prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
+        order = self._order(
+            message,
+            [prompt],
+            max_tokens=message.max_completion_tokens or message.max_tokens,
+            with_tokens=bool(message.logprobs),
         )
-        name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        return await self._answer(request, order, message, "chatcmpl", _chat_completion)
+
+    async def text(self, request: Request) -> Response:
+        """Answer `POST /v1/completions`."""
+        message = await self.checks.read(request, CompletionsRequest)
+        self.checks.check_key(request)
+        if message.logprobs:
+            raise invalid_request(f"`logprobs` must be 0, as other tokens are not known, but is {message.logprobs}")
+        if message.best_of is not None and message.best_of != (message.n or 1):
+            raise invalid_request(f"`best_of` must equal `n`, {message.n or 1}, but is {message.best_of}")
+        order = self._order(
+            message,
+            as_list(message.prompt),
+            max_tokens=message.max_tokens,
+            with_tokens=message.logprobs is not None,
+        )
+        return await self._answer(request, order, message, "cmpl", _text_completion)
+
+    def _order(
+        self, message: _SharedFields, prompts: list[str], *, max_tokens: int | None, with_tokens: bool
+    ) -> CompletionRequest:
+        """Return the protocol-independent form of a request.
+
+        Raises:
+            RequestError: a field is set that would change the result and is not supported.
+        """
+        name = self.completions.find(message.model)
+        for field, harmless in _NO_EFFECT.items():
+            value = getattr(message, field, None)
+            if value is not None and value not in harmless:
+                raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+        if name in self.completions.service.generators:
+            for field in ("frequency_penalty", "presence_penalty"):
+                if getattr(message, field):
+                    raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+        if message.stream and (len(prompts) > 1 or (message.n or 1) > 1):
+            raise invalid_request("only one text can be streamed: leave `n` out, and send one prompt")
+        if message.stream and with_tokens:
+            raise invalid_request("`logprobs` cannot be streamed: leave `stream` out")
+        return CompletionRequest(
+            name,
+            prompts,
+            choices=message.n or 1,
+            max_tokens=max_tokens,
+            stop=tuple(as_list(message.stop or [])),
+            sampling={"temperature": message.temperature, "top_p": message.top_p, "seed": message.seed},
+            with_tokens=with_tokens,
+        )
+
+    async def _answer(
+        self, request: Request, order: CompletionRequest, message: _SharedFields, prefix: str, render: "_Render"
+    ) -> Response:
+        name, created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
         disconnected = watch_disconnect(request)
         if message.stream:
             latest = ProgressBuffer()
-            answering = asyncio.ensure_future(self.service.translate(translation_request, disconnected, latest.put))
-            formatter = OpenAIEventFormatter(
-                ChatChunk(id=name, created=created, model=message.model, choices=[]), translation_request.texts[0]
-            )
+            answering = asyncio.ensure_future(self.completions.complete(order, disconnected, latest.put))
+            with_usage = message.stream_options is not None and bool(message.stream_options.include_usage)
+            head = {"id": name, "created": created, "model": message.model}
+            formatter = OpenAIEventFormatter(head, is_chat=prefix == "chatcmpl", with_usage=with_usage)
             return await stream_response(answering, latest, disconnected.cancel, formatter)
         try:
-            (answer,) = await self.service.translate(translation_request, disconnected)
+            completion = await self.completions.complete(order, disconnected)
         finally:
             disconnected.cancel()
-        texts = [answer.text, *answer.alternatives]
-        return json_response(
-            ChatCompletion(
-                id=name,
-                created=created,
-                model=message.model,
-                choices=[ChatChoice(index=n, message=ChatAnswer(content=text)) for n, text in enumerate(texts)],
-            )
-        )
+        return json_response(render(name, created, message.model, completion, with_tokens=order.with_tokens))
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models`."""
-        names = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
-        return json_response(ChatModels(data=[ChatModel(id=name, created=self._started_at) for name in names]))
+        return json_response(OpenAIModels(data=[self._describe(name) for name in self.completions.names]))
 
-    def _language_pair(self, name: str) -> tuple[str, str]:
-        """Return the source and target language of the model with this name.
+    async def model(self, request: Request) -> Response:
+        """Answer `GET /v1/models/{id}`."""
+        return json_response(self._describe(self.completions.find(request.path_params["id"])))
 
-        Raises:
-            RequestError: no model has this name.
-        """
-        for source, target in self.service.routes.named_pairs:
-            if name.lower() == f"{source}-{target}".lower():
-                return source, target
-        raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
+    def _describe(self, name: str) -> OpenAIModel:
+        return OpenAIModel(id=name, created=self._started_at)
+
+
+class _Render(Protocol):
+    """A function that makes a response's body from a completion."""
+
+    def __call__(
+        self, id: str, created: int, model: str, completion: Completion, *, with_tokens: bool
+    ) -> msgspec.Struct: ...
 
 
 def last_user_message(messages: Sequence[ChatMessage]) -> str:
@@ -120,51 +386,164 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
     Raises:
         RequestError: there is no such message, or it has a part that is not text.
     """
-    content = next((message.content for message in reversed(messages) if message.role == "user"), None)
-    if content is None:
+    message = next((message for message in reversed(messages) if message.role == "user"), None)
+    if message is None or message.content is None:
         raise invalid_request("there must be a message of the role `user`, whose content is translated")
-    if isinstance(content, str):
-        return content
-    if other_type := next((part.type for part in content if part.type != "text"), None):
-        raise invalid_request(f"a message must be text, but a part of one is of the type `{other_type}`")
-    return "".join(part.text for part in content)
+    return message.text
+
+
+def conversation_text(messages: Sequence[ChatMessage]) -> str:
+    """Return the texts of all messages, each on its own lines, for a language model, which knows no roles.
+
+    Raises:
+        RequestError: a message has a part that is not text.
+    """
+    return "\n".join(text for message in messages if (text := message.text))
+
+
+def _usage(completion: Completion) -> Usage:
+    prompt, answer = completion.prompt_tokens, completion.completion_tokens
+    return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
+
+
+def _chat_completion(id: str, created: int, model: str, completion: Completion, *, with_tokens: bool) -> ChatCompletion:
+    choices = [
+        ChatChoice(
+            index=index,
+            message=ChatAnswer(content=choice.text),
+            finish_reason=choice.finish_reason,
+            logprobs=_chat_log_probabilities(choice.tokens) if with_tokens else None,
+        )
+        for index, choice in enumerate(completion.choices)
+    ]
+    return ChatCompletion(id=id, created=created, model=model, choices=choices, usage=_usage(completion))
+
+
+def _chat_log_probabilities(tokens: Sequence[TokenProbability]) -> ChatLogProbabilities:
+    return ChatLogProbabilities(
+        content=[
+            TokenLogProbability(
+                token=token.text, logprob=token.log_probability, bytes=list(token.text.encode("utf-8", "surrogatepass"))
+            )
+            for token in tokens
+        ]
+    )
+
+
+def _text_completion(id: str, created: int, model: str, completion: Completion, *, with_tokens: bool) -> TextCompletion:
+    choices = [
+        TextChoice(
+            index=index,
+            text=choice.text,
+            finish_reason=choice.finish_reason,
+            logprobs=_text_log_probabilities(choice) if with_tokens else None,
+        )
+        for index, choice in enumerate(completion.choices)
+    ]
+    return TextCompletion(id=id, created=created, model=model, choices=choices, usage=_usage(completion))
+
+
+def _text_log_probabilities(choice: Choice) -> TextLogProbabilities:
+    tokens = [token.text for token in choice.tokens]
+    return TextLogProbabilities(
+        tokens=tokens,
+        token_logprobs=[token.log_probability for token in choice.tokens],
+        text_offset=[sum(map(len, tokens[:number])) for number in range(len(tokens))],
+    )
+
+
+# --- streams ---
+
+
+class StreamDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """The new text in an event of a streamed chat completion (OpenAI's `delta`)."""
+
+    role: Literal["assistant"] | None = None
+    """Set in the first event only."""
+    content: str | None = None
+
+
+class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
+    """The completion in an event of a stream; a stream has exactly one."""
+
+    delta: StreamDelta | UnsetType = UNSET
+    """The new text of a chat completion."""
+    text: str | UnsetType = UNSET
+    """The new text of a text completion."""
+    index: Literal[0] = 0
+    finish_reason: FinishReason | None = None
+    """Set in the last event only."""
+
+
+class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):
+    """The data of an event of a streamed response."""
+
+    id: str
+    created: int
+    model: str
+    object: Literal["chat.completion.chunk", "text_completion"]
+    choices: list[StreamChoice]
+    usage: Usage | UnsetType | None = UNSET
+    """The numbers of tokens, in the last event, if the request asked for them."""
 
 
 class OpenAIEventFormatter(EventFormatter):
     """A formatter of OpenAI's server-sent events: chunks of text, then `[DONE]`."""
 
-    def __init__(self, chunk: ChatChunk, text: str) -> None:
-        """Create a formatter for one streamed translation.
+    def __init__(self, head: dict[str, Any], *, is_chat: bool, with_usage: bool) -> None:
+        """Create a formatter for one streamed completion.
 
         Args:
-            chunk: template of the events, without choices.
-            text: the text that is translated.
+            head: id, time and model of all events.
+            is_chat: whether it is a chat completion, not a text completion.
+            with_usage: whether to send the numbers of tokens at the end.
         """
-        self._chunk = chunk
+        self._is_chat = is_chat
+        self._with_usage = with_usage
+        self._chunk = StreamChunk(
+            **head,
+            object="chat.completion.chunk" if is_chat else "text_completion",
+            choices=[],
+            usage=None if with_usage else UNSET,
+        )
         self._sent: str | None = None
-        # OpenAI's clients append chunks, so several lines, which finish in any order, are sent at the end only.
-        self._is_single_line = "\n" not in text
 
     def progress(self, progress: Progress) -> bytes:
-        """Return an event with the text that became final since the last event, or nothing for a multi-line text."""
-        return self._new_text(progress.text) if self._is_single_line else b""
+        """Return an event with the text that became final since the last event; later lines wait for the end."""
+        return self._new_text(progress.text) if progress.line == 0 else b""
 
-    def result(self, answer: Sequence[Answer]) -> bytes:
+    def result(self, answer: Completion) -> bytes:
         """Return the events with the rest of the text and the end of the stream."""
-        rest = self._new_text(answer[0].text)
-        end = ChatDeltaChoice(delta=ChatDelta(), finish_reason="stop")
-        return rest + _event(msgspec.structs.replace(self._chunk, choices=[end])) + b"data: [DONE]\n\n"
+        choice = answer.choices[0]
+        if not choice.text.startswith(self._sent or ""):
+            return self.error(
+                RequestError(500, "The text changed after a part of it was sent: send the request again.")
+            )
+        events = self._new_text(choice.text) + self._event(self._choice("", finish_reason=choice.finish_reason))
+        if self._with_usage:
+            events += _event(msgspec.structs.replace(self._chunk, usage=_usage(answer)))
+        return events + b"data: [DONE]\n\n"
 
     def error(self, error: RequestError) -> bytes:
         """Return an event with the error that ends the stream."""
-        return _event(chat_error(error))
+        return _event(openai_error(error))
 
     def _new_text(self, text: str) -> bytes:
-        if text == self._sent:
+        sent = self._sent or ""
+        if text == self._sent or not text.startswith(sent):
             return b""
-        delta = ChatDelta(role="assistant" if self._sent is None else None, content=text[len(self._sent or "") :])
-        self._sent = text
-        return _event(msgspec.structs.replace(self._chunk, choices=[ChatDeltaChoice(delta=delta)]))
+        is_first, self._sent = self._sent is None, text
+        return self._event(self._choice(text[len(sent) :], is_first=is_first))
+
+    def _choice(self, text: str, *, is_first: bool = False, finish_reason: FinishReason | None = None) -> StreamChoice:
+        if not self._is_chat:
+            return StreamChoice(text=text, finish_reason=finish_reason)
+        content = text if finish_reason is None else None
+        delta = StreamDelta(role="assistant" if is_first else None, content=content)
+        return StreamChoice(delta=delta, finish_reason=finish_reason)
+
+    def _event(self, choice: StreamChoice) -> bytes:
+        return _event(msgspec.structs.replace(self._chunk, choices=[choice]))
 
 
 def _event(data: Any) -> bytes:

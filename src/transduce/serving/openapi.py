@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, Literal, NamedTuple, get_type_hints
 
@@ -21,6 +22,9 @@ _TEXTS = (
     ("SuggestRequest", "q"),
     ("ChatMessage", "content"),
     ("ChatPart", "text"),
+    ("CompletionsRequest", "prompt"),
+    ("OllamaMessage", "content"),
+    ("OllamaGenerateRequest", "prompt"),
     ("InspectRequest", "q"),
     ("InterveneRequest", "q"),
     ("InterveneRequest", "changed"),
@@ -43,7 +47,11 @@ class Operation(NamedTuple):
     needs_key: bool = False
     """True if requests need a key when the server has API keys."""
     streams: bool = False
-    """True if the response may be server-sent events instead of JSON."""
+    """True if the response may be a stream instead of JSON."""
+    stream_type: str = "text/event-stream"
+    """Content type of a stream."""
+    status: int = 200
+    """Status of a successful response."""
     error: type = ErrorMessage
     """Type of an error response."""
 
@@ -65,9 +73,10 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
         "info": {
             "title": "transduce",
             "version": version("transduce"),
-            "description": "Translation by the LibreTranslate API; /v2 is for DeepL's clients, /v1 for OpenAI's.",
+            "description": "Translation by LibreTranslate's API; /v2 is DeepL's, /v1 OpenAI's, and /api Ollama's.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
+        **({"servers": [{"url": settings.root_path}]} if settings.root_path else {}),
         "paths": paths,
         "components": {"schemas": components} | ({"securitySchemes": security} if security else {}),
     }
@@ -112,7 +121,7 @@ def _operation(
         result["security"] = [{"key": []}]
     error = {_JSON: {"schema": schemas[operation.error]}}
     result["responses"] = {
-        "200": {"description": "Success.", "content": _success(operation, schemas)},
+        str(operation.status): {"description": "Success."} | _success(operation, schemas),
         "4XX": {"description": "The request is invalid; the error says why.", "content": error},
         "5XX": {
             "description": "The server is busy or shutting down (503), or the deadline has passed (504).",
@@ -123,10 +132,12 @@ def _operation(
 
 
 def _success(operation: Operation, schemas: dict[type, Any]) -> dict[str, Any]:
+    if operation.status == HTTPStatus.NO_CONTENT:
+        return {}
     if isinstance(operation.answer, str):
-        return {operation.answer: {"schema": {"type": "string"}}}
+        return {"content": {operation.answer: {"schema": {"type": "string"}}}}
     content = {_JSON: {"schema": schemas[operation.answer]}}
-    return content | ({"text/event-stream": {"schema": {"type": "string"}}} if operation.streams else {})
+    return {"content": content | ({operation.stream_type: {"schema": {"type": "string"}}} if operation.streams else {})}
 
 
 def _identifier(operation: Operation) -> str:

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transduce.serving.messages import ChatError, ChatFault, ErrorMessage, RequestError
+from transduce.serving.messages import ErrorMessage, OpenAIError, OpenAIFault, RequestError
 from transduce.serving.metrics import Metrics
 
 # --- JSON bodies, and errors in the format that each API's clients expect ---
@@ -36,17 +36,21 @@ def file_response(content: bytes, name: str) -> Response:
 
 def error_response(error: RequestError, path: str) -> Response:
     """Return an error response in the format of the API that the path belongs to."""
+    return json_response(error_content(error, path), error.status, error.headers)
+
+
+def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
+    """Return an error in the format of the API that the path belongs to."""
     if path.startswith("/v1/"):
-        return json_response(chat_error(error), error.status, error.headers)
-    message = error.sentence if path.startswith("/v2/") else msgspec.UNSET
-    return json_response(ErrorMessage(error=error.sentence, message=message), error.status, error.headers)
+        return openai_error(error)
+    return ErrorMessage(error=error.sentence, message=error.sentence if path.startswith("/v2/") else msgspec.UNSET)
 
 
-def chat_error(error: RequestError) -> ChatError:
+def openai_error(error: RequestError) -> OpenAIError:
     """Return an error as the message that OpenAI's clients read."""
     is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    return ChatError(
-        error=ChatFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
+    return OpenAIError(
+        error=OpenAIFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
     )
 
 
@@ -73,6 +77,7 @@ class ResponseMiddleware:
         paths: Collection[str],
         send_seconds: float,
         refuse: Callable[[], RequestError | None],
+        root_path: str = "",
     ) -> None:
         """Wrap an application.
 
@@ -82,18 +87,22 @@ class ResponseMiddleware:
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
             refuse: returns the error to answer every request with now, or None.
+            root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app
         self.metrics = metrics
         self.paths = frozenset(paths)
         self.send_seconds = send_seconds
         self.refuse = refuse
+        self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if self.root_path and scope["path"].startswith(f"{self.root_path}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.root_path)}
         exchange = _Exchange(send, self.send_seconds)
         started_at = time.monotonic()
         try:

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import stat
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from types import FrameType
 from typing import Any
@@ -21,7 +24,9 @@ from transduce.errors import TransduceError
 from transduce.serving.app import Application
 from transduce.serving.batching import busy_error
 from transduce.serving.limits import AdmissionCounter, decoding_path
-from transduce.serving.messages import ErrorMessage, RequestError
+from transduce.serving.messages import RequestError
+from transduce.serving.responses import error_content
+from transduce.serving.service import Catalog
 from transduce.serving.settings import ServingSettings
 
 # --- connections ---
@@ -43,6 +48,8 @@ class LimitedConnection(H11Protocol):
     """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
     admission: AdmissionCounter
     """The counter that decides which requests are read, shared by all connections."""
+    root_path = ""
+    """Path under which a proxy offers the server."""
 
     def __init__(
         self,
@@ -90,11 +97,11 @@ class LimitedConnection(H11Protocol):
 
     def _admits(self, data: bytes) -> bool:
         """Return whether to read a new request now; otherwise it was refused, or waits for the event loop."""
-        path = decoding_path(data)
+        path = decoding_path(data, self.root_path)
         if path is None:
             return True
         if not self.admission.free_slots():
-            self._refuse(self.admission.make_refusal(path))
+            self._refuse(self.admission.make_refusal(path), path)
             return False
         if self.admission.admit(self.loop):
             return True
@@ -123,7 +130,7 @@ class LimitedConnection(H11Protocol):
         if not self.transport.is_closing():
             self._refuse(RequestError(408, f"A request's head must arrive within {self.head_seconds:g} seconds."))
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: RequestError, path: str = "") -> None:
         """Send an error without the parser, which may be in any state, and close the connection.
 
         Closing it with unread data would reset the connection and lose the error. So the client gets a moment to read
@@ -135,7 +142,7 @@ class LimitedConnection(H11Protocol):
             # A handler is already working on this request: tell it that the client has gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        body = msgspec.json.encode(ErrorMessage(error=error.sentence))
+        body = msgspec.json.encode(error_content(error, path))
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -144,25 +151,29 @@ class LimitedConnection(H11Protocol):
         } | error.headers
         lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", *(": ".join(h) for h in headers.items())]
         self.transport.write("\r\n".join([*lines, "\r\n"]).encode("ascii") + body)
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
-def connection_class(max_connections: int, head_seconds: float, admission: AdmissionCounter) -> type[LimitedConnection]:
-    """Return a connection class with these limits, which uvicorn instantiates for every connection."""
-    connections, seconds, shared_admission = max_connections, head_seconds, admission
+def connection_class(settings: ServingSettings, admission: AdmissionCounter) -> type[LimitedConnection]:
+    """Return a connection class with the limits of the settings, which uvicorn instantiates for every connection."""
+    shared_admission = admission
 
     class Connection(LimitedConnection):
-        max_connections = connections
-        head_seconds = seconds
+        max_connections = settings.max_connections
+        head_seconds = settings.read_seconds
         admission = shared_admission
+        root_path = settings.root_path
 
     return Connection
 
 
 # --- server process ---
 
+_LOG = logging.getLogger("transduce.serving")
 _BACKLOG = 1024
+_RELOAD_SIGNALS = (signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()
 # Time to send the "shutting down" errors after the remaining requests were given up.
 _FINAL_SECONDS = 1
 
@@ -193,44 +204,109 @@ def open_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def address_of(opened: socket.socket) -> str:
-    """Return the URL of a bound socket."""
-    host, port = opened.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def open_unix_socket(path: str) -> socket.socket:
+    """Return a bound Unix domain socket that this user and its group may connect to, which does not listen yet.
+
+    A socket that a server left behind is replaced.
+
+    Raises:
+        TransduceError: the path is taken or cannot be used, or the system has no such sockets.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise TransduceError("This system has no Unix domain sockets: leave --unix-socket out.")
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_abandoned_socket(path):
+            os.unlink(path)
+        opened.bind(path)
+        os.chmod(path, 0o660)
+    except OSError as error:
+        opened.close()
+        reason = error.strerror or str(error)
+        raise TransduceError(f"{path} cannot be used as a socket ({reason}): choose another path.") from None
+    return opened
+
+
+def _is_abandoned_socket(path: str) -> bool:
+    """Return whether a path is a socket that no process listens on."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return False
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        return client.connect_ex(path) != 0
+
+
+def address_of(opened: socket.socket, *, has_tls: bool = False) -> str:
+    """Return the URL of a bound socket, or the path of a Unix domain socket."""
+    name = opened.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host, port = name[:2]
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
     """A uvicorn server with a graceful shutdown and the exit status 0.
 
     The first SIGTERM or SIGINT makes it refuse new requests and finish those accepted. A further SIGTERM changes
-    nothing; a further SIGINT aborts the requests that are still running.
+    nothing; a further SIGINT aborts the requests that are still running. SIGHUP loads the models again.
     """
 
     def __init__(
-        self, application: Application, settings: ServingSettings, announce: Callable[[], object] = lambda: None
+        self,
+        application: Application,
+        settings: ServingSettings,
+        announce: Callable[[], object] = lambda: None,
+        load: Callable[[], Catalog] | None = None,
     ) -> None:
-        """Configure uvicorn; `announce` is called once the server accepts requests."""
+        """Configure uvicorn.
+
+        Args:
+            application: answers the requests.
+            settings: the settings of the server.
+            announce: called once the server accepts requests.
+            load: loads the models again; None: SIGHUP has no effect.
+
+        Raises:
+            TransduceError: the certificate cannot be used.
+        """
         admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
         config = uvicorn.Config(
             application,
-            http=connection_class(settings.max_connections, settings.read_seconds, admission),
+            http=connection_class(settings, admission),
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=bool(settings.trusted_proxies),
-            forwarded_allow_ips=list(settings.trusted_proxies),
+            proxy_headers=bool(settings.trusted_proxies) or settings.unix_socket is not None,
+            forwarded_allow_ips=list(settings.trusted_proxies) if settings.unix_socket is None else "*",
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
             backlog=_BACKLOG,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_seconds)) + _FINAL_SECONDS,
         )
+        try:
+            config.load()
+        except OSError as error:  # an SSLError, too
+            raise TransduceError(
+                f"{settings.tls_certificate} and {settings.tls_key} must be a certificate and its key in PEM, but "
+                f"cannot be used ({error.strerror or error}): choose other files."
+            ) from None
         super().__init__(config)
         # uvicorn's messages repeat ours or report invalid requests of clients.
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.application = application
         self.settings = settings
         self.announce = announce
+        self._load = load
+        self._has_terminal = os.isatty(2)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_loading = threading.Lock()
 
     def _refusal(self, path: str) -> RequestError:
         """Count and return the error for a request that needs decoding while the queue is full."""
@@ -240,8 +316,42 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Route signals to `handle_exit`; unlike uvicorn's version, do not raise them again after the shutdown."""
-        with signal_handlers(self.handle_exit):
+        with signal_handlers(self.handle_exit), signal_handlers(self.handle_reload, _RELOAD_SIGNALS):
             yield
+
+    def handle_reload(self, sig: int = 0, frame: FrameType | None = None) -> None:  # noqa: ARG002
+        """Load the models again in a thread; requests are answered with the old ones until the new ones are ready.
+
+        If the terminal that the server was started in has been closed, shut down.
+        """
+        if self._has_terminal and not os.isatty(2):
+            self.handle_exit(signal.SIGTERM, frame)
+        elif self._load is not None and self._loop is not None:
+            threading.Thread(target=self._reload, name="reload", daemon=True).start()
+
+    def _reload(self) -> None:
+        assert self._load is not None
+        assert self._loop is not None
+        with self._is_loading:  # a further signal waits and loads what is there then
+            try:
+                catalog = self._load()
+            except TransduceError as error:
+                _LOG.error("The models were not loaded again: %s", error)
+            except Exception:  # noqa: BLE001 - a server goes on with the models that it has
+                _LOG.exception("The models were not loaded again")
+            else:
+                with contextlib.suppress(RuntimeError):  # the event loop has been closed
+                    self._loop.call_soon_threadsafe(self._use, catalog)
+
+    def _use(self, catalog: Catalog) -> None:
+        try:
+            self.application.service.use(catalog)
+            if self.config.ssl is not None and self.settings.tls_certificate is not None:
+                self.config.ssl.load_cert_chain(self.settings.tls_certificate, self.settings.tls_key)
+        except (TransduceError, OSError) as error:
+            _LOG.error("The models were not loaded again: %s", error)
+        else:
+            _LOG.warning("The models were loaded again.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Start the shutdown; a repeated SIGINT also aborts the running requests."""
@@ -252,6 +362,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the decoding threads, then listen."""
+        self._loop = asyncio.get_running_loop()
         self.application.service.engine.start()
         await super().startup(sockets)
         self.announce()
@@ -269,10 +380,12 @@ class Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def signal_handlers(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Route SIGTERM and SIGINT to a handler within a `with` block in the main thread; in other threads, do nothing."""
+def signal_handlers(
+    handler: Callable[[int, FrameType | None], object], numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
+) -> Iterator[None]:
+    """Route signals to a handler within a `with` block in the main thread; in other threads, do nothing."""
     try:
-        previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, handler) for number in numbers}
     except ValueError:
         previous = {}
     try:
@@ -282,8 +395,11 @@ def signal_handlers(handler: Callable[[int, FrameType | None], object]) -> Itera
             signal.signal(number, previous_handler)
 
 
-def serve(
-    application: Application, settings: ServingSettings, opened: socket.socket, announce: Callable[[], object]
-) -> None:
-    """Serve until a signal ends the server; `announce` is called once it accepts requests."""
-    Server(application, settings, announce).run(sockets=[opened])
+def serve(server: Server, opened: socket.socket) -> None:
+    """Serve on a bound socket until a signal ends the server; remove the file of a Unix domain socket at the end."""
+    try:
+        server.run(sockets=[opened])
+    finally:
+        if server.settings.unix_socket is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(server.settings.unix_socket)

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -12,16 +11,19 @@ from starlette.requests import Request
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.markup import Plan, plan
+from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text
+from transduce.documents.markup_tokens import MarkupSettings
+from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
 from transduce.errors import TransduceError
 from transduce.inference.batching import is_unspaced
+from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import (
     QualityWarning,
     describe_wrong_language,
     find_quality_warnings,
 )
-from transduce.inference.translation import Translation
+from transduce.inference.translation import Alternative, Translation
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Engine
 from transduce.serving.glossaries import GlossaryStore
@@ -30,12 +32,12 @@ from transduce.serving.languages import AUTO, Detector, Routes
 from transduce.serving.limits import ApiKeys, RateLimiter
 from transduce.serving.messages import DetectedLanguage, PageSettings, Progress, invalid_request
 from transduce.serving.metrics import Metrics
+from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles
 from transduce.text.text_settings import TextSettings
-from transduce.text.word_spans import Span
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
 _MAX_WARNINGS = 3  # in a header
@@ -62,6 +64,10 @@ class TranslationRequest(NamedTuple):
     """Replaces the models' own glossaries; one without terms means no glossary at all."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
+    with_tokens: bool = False
+    """True if the answers contain the tokens of the translations."""
+    markup: MarkupSettings | None = None
+    """How texts in HTML or XML are divided, and which elements stay unchanged; None: the defaults of the format."""
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
 
@@ -77,6 +83,15 @@ class TranslationRequest(NamedTuple):
         return sum(map(len, self.texts)) + sum(len(text) for term in terms for text in (term.source, *term.targets))
 
 
+class TokenProbability(NamedTuple):
+    """A token of a generated text."""
+
+    text: str
+    """The text that the token adds, with the space before a word."""
+    log_probability: float
+    """The model's log-probability of the token, in nats."""
+
+
 class Answer(NamedTuple):
     """The translation of one text."""
 
@@ -89,6 +104,10 @@ class Answer(NamedTuple):
     """Quality warnings for all sentences, if the request asked for them."""
     language_warning: str | None = None
     """For example "looks English, not German" if the text seems not to be in the language that the request names."""
+    tokens: tuple[TokenProbability, ...] = ()
+    """The tokens of the best translation, if the request asked for them."""
+    is_complete: bool = True
+    """False if the model's maximum length truncated the translation."""
 
 
 class PlannedText(NamedTuple):
@@ -104,6 +123,19 @@ class PlannedText(NamedTuple):
 Report = Callable[[Progress], None]
 
 
+class Catalog(NamedTuple):
+    """The models and API keys of a server, which it can load again while it runs."""
+
+    models: Sequence[Model]
+    """Translation models, each for a different language pair."""
+    generators: Sequence[ServedGenerator] = ()
+    """Language models, each with a different name."""
+    profiles: LanguageProfiles | None = None
+    """Language profiles for detection."""
+    api_keys: Sequence[str] = ()
+    """Valid API keys; if there are none, requests need no key."""
+
+
 class Service:
     """A translation and detection service with its models, limits and decoding threads."""
 
@@ -112,28 +144,44 @@ class Service:
         models: Sequence[Model],
         settings: ServingSettings,
         *,
+        generators: Sequence[ServedGenerator] = (),
         profiles: LanguageProfiles | None = None,
         threads: int | None = None,
     ) -> None:
         """Set up the service; nothing runs until its engine is started.
 
         Args:
-            models: at least one, each for a different language pair.
+            models: translation models, each for a different language pair.
             settings: the limits.
+            generators: language models, each with a different name.
             profiles: language profiles for detection.
             threads: compute threads; None: PyTorch's current number.
 
         Raises:
-            TransduceError: two models have the same language pair.
+            TransduceError: two models have the same language pair or the same name.
         """
         self.settings = settings
         self.metrics = Metrics()
-        self.routes = Routes(models)
-        known = [common_profiles()] if profiles is None else [profiles, common_profiles()]
-        self.detector = Detector(self.routes.codes, merge_profiles(known))
-        self.keys = ApiKeys(settings.api_keys)
+        self.use(Catalog(models, generators, profiles, settings.api_keys))
         self.glossaries = GlossaryStore(None if settings.glossary_folder is None else Path(settings.glossary_folder))
         self.engine = Engine(settings, self.metrics, threads=threads)
+
+    def use(self, catalog: "Catalog") -> None:
+        """Answer further requests with these models and keys; requests that have been accepted keep their models.
+
+        Raises:
+            TransduceError: two models have the same language pair or the same name.
+        """
+        routes = Routes(catalog.models)
+        generators = {generator.name: generator for generator in catalog.generators}
+        if len(generators) < len(catalog.generators):
+            raise TransduceError("Two language models have the same folder name: rename one of the folders.")
+        known = [common_profiles()] if catalog.profiles is None else [catalog.profiles, common_profiles()]
+        self.routes = routes
+        self.generators = generators
+        """Language models by name."""
+        self.detector = Detector(routes.codes, merge_profiles(known))
+        self.keys = ApiKeys(catalog.api_keys)
 
     def page_settings(self) -> PageSettings:
         """Return the settings that the web page needs."""
@@ -233,16 +281,21 @@ class Service:
                 for number, (index, line) in enumerate(positions)
                 if line in planned_texts[index].plan.marks
             },
+            elements={
+                number: planned_texts[index].plan.protected[line]
+                for number, (index, line) in enumerate(positions)
+                if line in planned_texts[index].plan.protected
+            },
         )
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
-    if request.format == "text" and request.text_settings.lines == "join" and text.strip():
-        return Plan([text], lambda translations, _: translations[0])
+    if request.format == "text":
+        return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
         return _plan_document(text, "text.md", spaced=spaced)
-    return plan(text, "text" if request.format == "text" else "html", spaced=spaced)
+    return markup_plan(text, request.markup or MarkupSettings(kind=request.format), spaced=spaced)
 
 
 def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
@@ -252,23 +305,11 @@ def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
         TransduceError: the package that reads the format is not installed.
     """
     document = read_document(name, text.encode("utf-8", "surrogatepass"), DocumentSettings(), Limits())
-    plans = [plan(unit.text, "text" if unit.kind == "text" else "html", spaced=spaced) for unit in document.units]
-    starts = list(accumulate((len(each.sentences) for each in plans), initial=0))
-    numbered = list(zip(starts, plans, strict=False))
-
-    def assemble(translations: Sequence[str], spans: Mapping[int, Sequence[Span]]) -> str:
-        units = [
-            each.assemble(
-                translations[start : start + len(each.sentences)],
-                {number: spans[start + number] for number in each.marks},
-            )
-            for start, each in numbered
-        ]
-        return document.write(units).decode("utf-8", "surrogatepass")
-
-    sentences = [sentence for each in plans for sentence in each.sentences]
-    marks = {start + number: own for start, each in numbered for number, own in each.marks.items()}
-    return Plan(sentences, assemble, marks)
+    plans = [
+        plan_text(unit.text) if unit.kind == "text" else markup_plan(unit.text, UNIT_MARKUP[unit.kind], spaced=spaced)
+        for unit in document.units
+    ]
+    return join_plans(plans, lambda texts: document.write(texts).decode("utf-8", "surrogatepass"))
 
 
 def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) -> None:
@@ -339,7 +380,19 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
         if request.quality_warnings
         else ()
     )
-    return Answer(best, alternatives, planned.source, planned.detected, found, wrong)
+    chosen = [translated.translation.alternatives[0] for translated in sentence_translations]
+    tokens = token_probabilities(chosen) if request.with_tokens else ()
+    is_complete = all(alternative.ended for alternative in chosen)
+    return Answer(best, alternatives, planned.source, planned.detected, found, wrong, tokens, is_complete)
+
+
+def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[TokenProbability, ...]:
+    """Return the tokens of generated texts in order, without their end symbols."""
+    return tuple(
+        TokenProbability(token.replace("▁", " "), log_probability)
+        for text in texts
+        for token, log_probability in zip(text.tokens, text.token_log_probabilities, strict=False)
+    )
 
 
 def _quality_warnings(
@@ -367,7 +420,9 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
         for translated, sentence_rank in zip(sentence_translations, ranks, strict=True)
     ]
     return plan.assemble(
-        texts, {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks}
+        texts,
+        {number: sentence_translations[number].mark_spans[ranks[number]] for number in plan.marks},
+        {number: sentence_translations[number].translation.protected for number in plan.protected},
     )
 
 
@@ -409,21 +464,22 @@ class RequestChecks:
         self.service.engine.check_queue()
         return await self.read_message(request, message)
 
-    async def read_message(
-        self, request: Request, message: type[_Message], *, max_bytes: int | None = None
-    ) -> _Message:
+    async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
         """Return the typed message of a request that is so cheap to answer that no rate limit applies.
 
         Args:
             request: the request.
             message: the type of its message.
-            max_bytes: maximum size of the body; None: that of the settings.
+            is_upload: whether the request contains a document, and has the limits of one.
 
         Raises:
             RequestError: the body is too large, too slow, or invalid.
         """
         settings = self.service.settings
-        body = await read_body(request, max_bytes or settings.max_body_bytes, settings.read_seconds)
+        if is_upload:
+            body = await read_body(request, settings.max_upload_bytes + _FORM_BYTES, settings.upload_seconds)
+        else:
+            body = await read_body(request, settings.max_body_bytes, settings.read_seconds)
         query = request.scope["query_string"].decode("latin-1")
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
@@ -434,8 +490,7 @@ class RequestChecks:
             RequestError: a limit is exceeded, or the message is invalid.
         """
         self.take_from_rate(request)
-        max_bytes = self.service.settings.max_upload_bytes + _FORM_BYTES
-        return await self.read_message(request, message, max_bytes=max_bytes)
+        return await self.read_message(request, message, is_upload=True)
 
     def take_from_rate(self, request: Request) -> None:
         """Count a request against the rate limit of its client.

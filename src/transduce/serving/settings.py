@@ -19,6 +19,12 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The address to listen on. The default accepts clients on this machine only."""
     port: int = 5000
     """The port to listen on; the default is LibreTranslate's; 0 lets the system choose."""
+    unix_socket: str | None = None
+    """Path of a Unix domain socket to listen on instead of `host` and `port`. The peer is a trusted proxy."""
+    tls_certificate: str | None = None
+    """File with the server's certificate chain (PEM), with which it speaks HTTPS; needs `tls_key`."""
+    tls_key: str | None = None
+    """File with the private key of the certificate (PEM)."""
     api_keys: tuple[str, ...] = ()
     """Valid API keys; if there are none, requests need no key."""
     trusted_proxies: tuple[str, ...] = ()
@@ -43,6 +49,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """A request is given up after this time from its acceptance; requests may set a shorter time."""
     read_seconds: float = 10.0
     """Time in which a request's head, and then its body, must arrive."""
+    upload_seconds: float = 60.0
+    """Time in which an uploaded document must arrive."""
     shutdown_seconds: float = 30.0
     """Time to finish accepted requests when the server shuts down."""
 
@@ -58,6 +66,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Further translations of a text."""
     max_inspection_tokens: int = 256
     """Tokens of a sentence to inspect: the attention weights of all layers and heads take memory."""
+    max_new_tokens: int = 1000
+    """Tokens that a language model generates for a prompt."""
 
     max_upload_bytes: int = 10 << 20
     """Size of an uploaded document."""
@@ -93,6 +103,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 raise TransduceError(f"`{name}` must not be negative, but is {value}.")
         if self.gather_milliseconds < 0:
             raise TransduceError(f"`gather_milliseconds` must not be negative, but is {self.gather_milliseconds}.")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise TransduceError("`tls_certificate` and `tls_key` belong together: set both, or neither.")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise TransduceError(
                 f"`root_path` must be a path such as `/translate`, without a slash at its end, but is "
@@ -109,12 +121,14 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "queue_seconds": self.queue_seconds,
             "deadline_seconds": self.deadline_seconds,
             "read_seconds": self.read_seconds,
+            "upload_seconds": self.upload_seconds,
             "shutdown_seconds": self.shutdown_seconds,
             "max_connections": self.max_connections,
             "max_body_bytes": self.max_body_bytes,
             "max_texts": self.max_texts,
             "max_characters": self.max_characters,
             "max_inspection_tokens": self.max_inspection_tokens,
+            "max_new_tokens": self.max_new_tokens,
             "max_upload_bytes": self.max_upload_bytes,
             "max_expanded_bytes": self.max_expanded_bytes,
             "max_document_characters": self.max_document_characters,
@@ -128,7 +142,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """The requests per minute that one client may send; 0 means no limit."""
         if self.requests_per_minute is not None:
             return self.requests_per_minute
-        return 0 if is_loopback(self.host) else 300
+        return 0 if is_loopback(self.host) and self.unix_socket is None else 300
 
 
 def is_loopback(host: str) -> bool:

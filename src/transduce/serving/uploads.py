@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.limits import Limits
-from transduce.documents.translate import translate_upload
+from transduce.documents.translate import UNIT_MARKUP, translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
@@ -127,6 +127,7 @@ class DocumentTranslation:
                 source=self._source,
                 target=self.order.target,
                 format="text" if kind == "text" else "html",
+                markup=UNIT_MARKUP.get(kind),
                 glossary=self.order.glossary,
                 timeout_seconds=max(0.001, self._deadline - time.monotonic()),
                 is_document=True,

@@ -165,7 +165,7 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
 
 
 def _is_unchanged(file: _TextFile) -> bool:
-    """Return whether a file has the size and time of the run's start, or at least the content."""
+    """Return whether a file has the size and time stored at the run's start, or at least the same content."""
     status = Path(file.path).stat()
     same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
     return same_status or (bool(file.sha256) and content_sha256(file.path) == file.sha256)

@@ -21,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, learn_tokenizer, measure_corpus
 from transduce.tasks.kinds.all_kinds import KINDS, kind_of
-from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.kinds.kind import TextKind
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
     PREPARED_NAME,
@@ -31,13 +31,12 @@ from transduce.tasks.prepared_folder import (
     write_prepared_card,
 )
 from transduce.tasks.run.resolving import resolve_tokenizer
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer
-from transduce.training.choices import CorpusSize
+from transduce.training.choices import ChoiceLog, CorpusSize
 from transduce.training.events import ProgressDisplay
 
 PARTS_FOLDER = "parts"

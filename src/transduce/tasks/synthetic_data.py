@@ -16,12 +16,12 @@ from transduce.inference.translator import Translator
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.text.corpus import format_of
 from transduce.text.files import read_lines
 from transduce.text.languages import language_of
+from transduce.training.choices import ChoiceLog
 from transduce.training.events import ProgressDisplay, format_duration
 from transduce.training.loop import TrainResult
 
@@ -303,7 +303,7 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
 
 
 def _check(settings: Settings, request: RunRequest) -> None:
-    """Check that a teacher can translate the sources before training (distillation), and refuse other settings."""
+    """Refuse settings with which a teacher cannot translate the sources before training (distillation)."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "distill_from", by_hand)

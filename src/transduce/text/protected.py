@@ -52,31 +52,31 @@ def _any_of(words: str) -> str:
 
 
 _KINDS = {
-    "code": r"(`{1,3})(?!`)[^`\n]{1,1000}+\1(?!`)",
+    "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
-    "url": rf"(?:{_BEGINS}(?:https?|ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
+    "url": rf"(?:(?<![A-Za-z_])(?:https?|ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
     rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
-    "mail": r"(?<![\w.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
+    "mail": r"(?<![A-Za-z0-9_.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
     r"(?:\.[A-Za-z0-9-]++)++",
     "format": r"%\([A-Za-z0-9_.]{1,100}\)[#0+-]?+\d*+(?:\.\d++)?+[A-Za-z]"
     rf"|%(?:\d++\$)?+[#0+-]?+\d*+(?:\.\d++)?+(?:hh|ll|[hlzjt])?+[sdifgeuxXcpo@]{_ENDS}|%%{_ENDS}",
     "variable": r"(?<![A-Za-z0-9_$])\$[A-Za-z_][A-Za-z0-9_]*+|\$\([A-Za-z_][A-Za-z0-9_]*+\)",
     "windows path": rf"{_BEGINS}[A-Za-z]:\\(?:{_NO_LATER_SCRIPT}[^\s<>:\"|?*,;])++",
     "escape": r"\\(?:[nrtbfav0\"'\\]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})",
-    "path": rf"(?<![\w./~])(?:~|\.{{1,2}})?+(?:/(?:{_NO_LATER_SCRIPT}[\w.@+-])++){{2,}}+/?+"
-    rf"|(?<![\w./~])(?:~|\.{{1,2}})/(?:{_NO_LATER_SCRIPT}[\w.@+-])++",
+    "path": rf"(?<![A-Za-z0-9_./~])(?:~|\.{{1,2}})?+(?:/(?:{_NO_LATER_SCRIPT}[\w.@+-])++){{2,}}+/?+"
+    rf"|(?<![A-Za-z0-9_./~])(?:~|\.{{1,2}})/(?:{_NO_LATER_SCRIPT}[\w.@+-])++",
     "file": rf"(?<![A-Za-z0-9_./@-])(?:[A-Za-z0-9_-]++[./])+(?<=\.)(?:{_any_of(_EXTENSIONS)})(?![A-Za-z0-9_@])"
     rf"(?:/(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})*+)?+",
-    "handle": rf"(?<![\w.@/])@(?:{_NO_LATER_SCRIPT}\w)++(?:[.-](?:{_NO_LATER_SCRIPT}\w)++)*+",
-    "topic": rf"(?<![\w#&/])#(?:[^\s#，。！？,.!?]{{1,30}}+#(?!\w)|(?:{_NO_LATER_SCRIPT}\w)++)",
+    "handle": rf"(?<![A-Za-z0-9_.@/\u00aa-\u1fff])@(?:{_NO_LATER_SCRIPT}\w)++(?:[.-](?:{_NO_LATER_SCRIPT}\w)++)*+",
+    "topic": rf"(?<![A-Za-z0-9_#&/\u00aa-\u1fff])#(?:[^\s#，。！？,.!?]{{1,30}}+#(?!\w)|(?:{_NO_LATER_SCRIPT}\w)++)",
     "entity": r"&(?:[A-Za-z]{2,31}+|#\d{1,7}+|#x[0-9a-fA-F]{1,6}+);",
     "keycap or emoji": rf"{_EMOJI}++",
-    "identifier": r"(?<![\w-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
+    "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
     rf"{_ENDS}|(?<![A-Za-z0-9_.])[A-Za-z]{{1,20}}+(?:_[A-Za-z0-9]++)++(?:\(\))?+{_ENDS}|{_BEGINS}[A-Za-z_]{{2,40}}+\(\)",
     "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+{_ENDS}",
     "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+(?:[-+][A-Za-z0-9.]++)?+{_ENDS}"
     rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}",
-    "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³/°])",
+    "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³/°(])",
     "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
 }
 # The digits of a number that a model would change; shorter numbers stay words of the sentence.

@@ -104,7 +104,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read what ``save`` has written.
+        """Load a tokenizer from a folder that ``save`` has written.
 
         Raises:
             TransduceError: a file is missing or broken.

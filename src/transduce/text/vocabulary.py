@@ -61,7 +61,7 @@ def language_token(language: str) -> str:
 
 
 class Vocabulary:
-    """The vocabulary of one side.
+    """The vocabulary of the source or the target side, which tokenizes by a sentencepiece model.
 
     No character is changed, but spaces (U+0020) are trimmed at both ends and runs of them collapsed, so that a
     sentence has one tokenization. A language model's vocabulary, and one of characters, keeps all spaces. With

@@ -97,7 +97,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     validation_due: bool = False
     """Whether a signal interrupted the validation of this step, which is then repeated first on resume."""
     dropout_off: bool = False
-    """Whether dropout has been disabled because it did harm (training/dropout_watch.py)."""
+    """Whether dropout has been disabled because it did harm (training/loop.py)."""
     report: StepSums = msgspec.field(default_factory=StepSums)
     """Sums over the steps since the last report."""
     losses: LossWindow = msgspec.field(default_factory=LossWindow)

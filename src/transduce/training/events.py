@@ -238,7 +238,7 @@ class EventLog:
     """
 
     def __init__(self, folder: Path, *, resume_at: int, validate_again: bool = False) -> None:
-        """Open both files.
+        """Open metrics.jsonl and a new TensorBoard file.
 
         Args:
             folder: the run folder.
@@ -275,7 +275,7 @@ class EventLog:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def close(self) -> None:
-        """Write what is still waiting, if possible, and close both files."""
+        """Write events that still wait, if possible, and close metrics.jsonl and the TensorBoard file."""
         with contextlib.suppress(OSError):
             self._write_waiting()
         self._file.close()

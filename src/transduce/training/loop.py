@@ -7,7 +7,7 @@ passes.
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
+from transduce.model.feed_forward import Dropout
 from transduce.training.checkpoint import Checkpoint, Environment, RunState, check_kinds, differences, load_newest
 from transduce.training.distributed import current_processes
-from transduce.training.dropout_watch import DropoutMonitor
 from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
 from transduce.training.interruption import AbandonedError, Interruption
@@ -30,6 +30,68 @@ from transduce.training.rates import step_rates
 from transduce.training.schedule import Decision, StepClock, provisional_steps, validations_until
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
+
+# --- dropout that does harm ---
+# A model normally predicts its training text better without dropout. If the opposite is true, the model has come to
+# depend on the noise, as one model that sorts words did: its translations, made without dropout, get worse while the
+# training loss falls. Dropout is then disabled (docs/training.md).
+
+
+# Ratio of losses on the same batches. A step on a text usually lowers the text's loss by a tenth or more.
+_HARM = 1.05
+
+
+class DropoutMonitor:
+    """A monitor of dropout that can disable all dropout modules of a model during a run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [module for module in model.modules() if isinstance(module, Dropout) and module.p > 0]
+        self.is_off = False
+
+    @property
+    def is_active(self) -> bool:
+        """True if the model has active dropout that can be disabled."""
+        return bool(self._modules) and not self.is_off
+
+    def disable(self) -> None:
+        """Disable dropout for the rest of the run."""
+        for module in self._modules:
+            module.set(0.0)
+        self.is_off = True
+
+    @torch.no_grad()
+    def likelihood_without_dropout(self, losses: Iterable[Loss]) -> float:
+        """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
+
+        Args:
+            losses: the losses of the batches, each computed on iteration.
+        """
+        for module in self._modules:
+            module.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"):  # compiled code is specialized for one of the two modes
+                return sum(float(loss.negative_log_likelihood) for loss in losses)
+        finally:
+            for module in self._modules:
+                module.train()
+
+    def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
+        """Disable dropout if the loss is lower without it, and return a message that says why; None: dropout stays.
+
+        Args:
+            step: the last step.
+            sums: the totals of that step, with dropout.
+            without: the negative log-likelihood of the same batches without dropout.
+        """
+        if not 0.0 < sums.likelihood * _HARM < without < math.inf:
+            return None
+        self.disable()
+        return (
+            f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
+            f"{sums.likelihood / sums.tokens:.3f} with dropout and {without / sums.tokens:.3f} without, so the model "
+            "has come to depend on the noise (`training.adapt_dropout`)."
+        )
+
 
 # --- safeguards ---
 
@@ -346,7 +408,7 @@ class Trainer:
             )
 
     def _start_clock(self) -> None:
-        """Start the clock of a run with a time budget, unless its decisions are known already."""
+        """Start the clock of a run with a time budget, unless the stored plan already decides its steps."""
         settings = self.settings
         if settings.minutes is not None and not settings.time_plan:
             self._clock = StepClock(
@@ -387,7 +449,7 @@ class Trainer:
         return last or self.step % every == 0
 
     def _validations_before(self) -> int:
-        """Return how many validations were due up to the step before, by the number that is now planned."""
+        """Return how many validations the current plan has up to the previous step."""
         known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
         return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
 

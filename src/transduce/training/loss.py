@@ -21,7 +21,7 @@ _TINY = torch.finfo(torch.float32).tiny  # lower limit of probabilities: 87 nats
 
 
 class Loss(NamedTuple):
-    """Sums over target tokens, in nats; the caller divides them once per step."""
+    """The loss of a batch: sums over its target tokens, in nats, which the caller divides once per step."""
 
     total: Tensor
     """The sum that is minimized, with label smoothing: a scalar, float32 (float64 if the model is)."""
@@ -164,7 +164,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of the values, (N, 1), of the rows that count."""
+    """Return the sum of values (N, 1) over the rows that are present."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 

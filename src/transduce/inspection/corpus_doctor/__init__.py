@@ -1,6 +1,161 @@
 """Check a parallel corpus for common faults before training on it."""
 
-from transduce.inspection.corpus_doctor.examination import examine_corpus
-from transduce.inspection.corpus_doctor.report import CorpusReport, Example, Finding
+import time
+from collections.abc import Sequence
+
+from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, Stretch, align
+from transduce.inspection.corpus_doctor.evidence import side_features
+from transduce.inspection.corpus_doctor.findings import (
+    character_findings,
+    chinese_finding,
+    language_findings,
+    repeat_findings,
+    token_findings,
+)
+from transduce.inspection.corpus_doctor.report import CorpusReport, Example, Finding, severity_of
+from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, first_examples, read_corpus
+from transduce.text.filters import FilterSettings
+from transduce.text.tokenizer import Tokenizer
 
 __all__ = ["CorpusReport", "Example", "Finding", "examine_corpus"]
+
+
+_MAX_SHOWN = 8
+
+
+def examine_corpus(
+    source: Sequence[str],
+    target: Sequence[str] = (),
+    *,
+    test_source: Sequence[str] = (),
+    test_target: Sequence[str] = (),
+    languages: tuple[str, str] | None = None,
+    tokenizer: Tokenizer | None = None,
+    filters: FilterSettings | None = None,
+) -> CorpusReport:
+    """Check two files that should correspond line by line, or a file of pairs. The text is held in memory.
+
+    Args:
+        source: files of the source side, plain or gzip; without a target, files of pairs (.tsv, .jsonl).
+        target: files of the target side.
+        test_source: source side of the test set, to find its sentences in the training text.
+        test_target: target side of the test set.
+        languages: codes of both languages, if they are the keys of JSON lines.
+        tokenizer: a model's tokenizer; None: one is trained on the corpus.
+        filters: the filters that training applies.
+
+    Raises:
+        TransduceError: a file is missing, empty, or not in UTF-8.
+    """
+    started_at = time.monotonic()
+    text = read_corpus(source, target, languages)
+    test = read_corpus(test_source, test_target, languages) if test_source else None
+    stretches, alignment = _alignment_findings(text)
+    findings = (
+        _line_counts(text),
+        *alignment,
+        *character_findings(text),
+        *repeat_findings(text, test),
+        *language_findings(text),
+        chinese_finding(text),
+        *token_findings(text, tokenizer, filters or FilterSettings()),
+    )
+    return CorpusReport(
+        passed=all(finding.severity != "problem" for finding in findings),
+        source=tuple(source),
+        target=tuple(target or source),
+        source_lines=len(text.source.lines),
+        target_lines=len(text.target.lines),
+        stretches=stretches,
+        findings=findings,
+        elapsed_seconds=round(time.monotonic() - started_at, 2),
+    )
+
+
+def _line_counts(text: CorpusText) -> Finding:
+    counts = len(text.source.lines), len(text.target.lines)
+    difference = abs(counts[0] - counts[1])
+    return Finding(
+        name="line counts",
+        severity="problem" if difference else "fine",
+        count=difference,
+        share=difference / max(counts),
+        message=f"{counts[0]:,} lines and {counts[1]:,}"
+        + (", which training refuses: they must correspond line by line" if difference else ""),
+    )
+
+
+def _alignment_findings(text: CorpusText) -> tuple[tuple[Stretch, ...], list[Finding]]:
+    if text.pairs < MIN_LINES:
+        message = f"fewer than {MIN_LINES} lines, too few to tell whether they correspond"
+        return (), [Finding(name="alignment", severity="fine", count=0, share=0.0, message=message)]
+    alignment = align(side_features(text.source.lines), side_features(text.target.lines))
+    if alignment.is_unrelated:
+        return (), [_unrelated_files(len(text.source.lines))]
+    return alignment.stretches, [_misaligned_lines(text, alignment), _unlikely_pairs(text, alignment)]
+
+
+def _misaligned_lines(text: CorpusText, alignment: Alignment) -> Finding:
+    misaligned = [stretch for stretch in alignment.stretches if stretch.lag != 0]
+    count = sum(stretch.last_line - stretch.first_line + 1 for stretch in misaligned)
+    descriptions = [
+        _describe(stretch, _lag_before(stretch, alignment.stretches)) for stretch in misaligned[:_MAX_SHOWN]
+    ]
+    if len(misaligned) > _MAX_SHOWN:
+        descriptions.append(f"and {len(misaligned) - _MAX_SHOWN} more stretches")
+    return Finding(
+        name="alignment",
+        severity="problem" if misaligned else "fine",
+        count=count,
+        share=count / len(text.source.lines),
+        message="; ".join(descriptions) if misaligned else "the files are aligned from the first line to the last",
+        examples=first_examples((text.source, stretch.first_line - 1) for stretch in misaligned),
+    )
+
+
+def _unrelated_files(lines: int) -> Finding:
+    return Finding(
+        name="alignment",
+        severity="problem",
+        count=lines,
+        share=1.0,
+        message="the lines do not seem to correspond: lines of the same number are no more alike than others. The "
+        "files have different texts, or the lines of one were reordered",
+    )
+
+
+def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
+    """Return the lag of the last aligned stretch before this one, or 0 if there is none."""
+    lags = [earlier.lag for earlier in stretches if earlier.first_line < stretch.first_line and earlier.lag is not None]
+    return lags[-1] if lags else 0
+
+
+def _describe(stretch: Stretch, lag_before: int) -> str:
+    lines = f"source lines {stretch.first_line:,} to {stretch.last_line:,}"
+    if stretch.lag is None:
+        return f"{lines} have no translations nearby"
+    lines_off = f"{abs(stretch.lag):,} line{'s' * (abs(stretch.lag) > 1)}"
+    where = f"{lines_off} {'later' if stretch.lag > 0 else 'earlier'} in the target"
+    if stretch.lag == lag_before:
+        return f"{lines} have their translations {where}"
+    wrong = (
+        "just before, the target has extra lines or the source lacks some"
+        if stretch.lag > lag_before
+        else ("just before, the source has extra lines or the target lacks some")
+    )
+    return f"{lines} have their translations {where} ({wrong})"
+
+
+def _unlikely_pairs(text: CorpusText, alignment: Alignment) -> Finding:
+    numbers = [line - 1 for line in alignment.unlikely_lines]
+    count = alignment.unlikely_count
+    return Finding(
+        name="unlikely pairs",
+        severity=severity_of(count, text.pairs, 0.05),
+        count=count,
+        share=count / text.pairs,
+        message=f"{count:,} pairs share neither words nor length nor punctuation; the least likely:"
+        if count
+        else "none",
+        examples=tuple(text.pair_example(number) for number in numbers[:EXAMPLES] if number < text.pairs),
+    )

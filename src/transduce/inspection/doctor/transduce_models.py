@@ -22,12 +22,11 @@ from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.translation import TranslationTask
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model, resolve_preset
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, read_settings
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID
-from transduce.training.choices import CorpusSize, choose_vocabulary_size
+from transduce.training.choices import ChoiceLog, CorpusSize, choose_vocabulary_size
 
 # --- a Transformer as a subject ---
 # Shapes: B batch, S source length, T target length, D model width, V vocabulary.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.interop.components import linear_weights
-from transduce.interop.onnx.graph import Graph
 from transduce.interop.onnx.layers import (
+    Graph,
     KeysAndValues,
     build_attention,
     build_bias,
@@ -27,8 +27,7 @@ from transduce.interop.onnx.layers import (
     build_output_scale,
     key_mask,
 )
-from transduce.model.recurrent import Recurrent
-from transduce.model.recurrent_layers import PastAttention, RecurrentDecoderLayer, RecurrentEncoderLayer
+from transduce.model.recurrent import PastAttention, Recurrent, RecurrentDecoderLayer, RecurrentEncoderLayer
 
 Cells = nn.LSTM | nn.GRU
 
@@ -274,7 +273,7 @@ def _build_cells(
 
 
 def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the rows of a weight with its gates in another order."""
+    """Return the rows of an LSTM's or GRU's weight with the gates in another order, as ONNX has them."""
     gates = rows.chunk(len(order))
     return torch.cat([gates[gate] for gate in order])
 

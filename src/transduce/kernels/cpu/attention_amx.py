@@ -119,7 +119,7 @@ class AmxHead(HeadAddresses):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave each two consecutive rows element by element, with zero rows up to half a tile register."""
+        """Interleave each two consecutive rows to a row of pairs, followed by zeros that the tile registers read."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:

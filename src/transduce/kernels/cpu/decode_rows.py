@@ -487,7 +487,7 @@ class GrowingTables:
     """Position encoding tables of an encoder or a decoder that grow as longer sequences come."""
 
     def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
-        """Start empty.
+        """Create empty position tables, which grow on demand.
 
         Args:
             positions: the stack's position encodings.

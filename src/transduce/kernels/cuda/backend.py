@@ -1,21 +1,386 @@
-"""Train on a GPU with Triton kernels: optimizer updates, and the backend that offers all kernels."""
+"""Train on a GPU with Triton kernels: whole layers, recorded losses, optimizer updates, and the backend itself."""
 
-from collections.abc import Sequence
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from transduce.kernels.cuda import attention, layer, rows
-from transduce.kernels.cuda import rows as norms
-from transduce.kernels.cuda.graphs import ceil_div
-from transduce.kernels.cuda.loss_graph import LossRecorder
+from transduce.kernels.cuda import attention, rows
+from transduce.kernels.cuda.attention import AttentionNode
+from transduce.kernels.cuda.graphs import Pool, ceil_div, recording
+from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, add_sum_of_rows, mask_and_sum_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
-from transduce.kernels.training_executor import execute, is_known, packed_hidden
-from transduce.model.backend import AdamScalars, Polynomials, Projection, Rows, UpdatedVectors
-from transduce.model.masks import PackedBatch
+from transduce.kernels.training_executor import LayerPart, execute, is_known, packed_hidden, parts_of
+from transduce.model.backend import (
+    AdamScalars,
+    LinearSums,
+    Polynomials,
+    Rows,
+    RowSums,
+    TrainingKernels,
+    UpdatedVectors,
+    add_product,
+    embed_rows,
+    in_dtype_of,
+    linear_sums,
+    sum_of_gradients,
+    sum_or_zeros,
+)
+from transduce.model.feed_forward import Dropout, Linear
+from transduce.model.masks import PackedBatch, PackedMask
+from transduce.model.norms import LayerNorm
 from transduce.model.positions import Rotation
 from transduce.model.transformer import Transformer
+
+# --- recorded losses ---
+# A training step launches some 700 kernels, and for small models the CPU takes longer to launch them than the GPU to
+# run them. A CUDA graph reads its batch and dropout seeds at fixed addresses. So batches come in few sizes, and each
+# size is recorded when it occurs for the second time.
+
+
+Compute = Callable[[Tensor], tuple[Tensor, Tensor]]
+_MAX_SIZES = 128  # recorded sizes to keep; for the paper's base model each takes 5 MB of the GPU's memory
+
+_LOG = logging.getLogger("transduce.training")
+
+
+class LossRecorder:
+    """A recorder of losses by batch size, with one memory pool for all CUDA graphs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._dropouts = [module for module in model.modules() if isinstance(module, Dropout)]
+        self._known: OrderedDict[Hashable, _RecordedLoss] = OrderedDict()
+        self._pool: Pool = None
+        self._can_record = can_record(next(model.parameters()).device)
+        self.eager_loss: Tensor | None = None
+        """The latest loss that was computed eagerly, from which its gradients are computed."""
+        self.sequence_number = 0
+        """The number of the latest loss; its gradients must be computed before the next loss is."""
+
+    def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
+        """Compute the loss of a batch; see `backend.LossRecorder.__call__`."""
+        drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
+        key = size, drops
+        if key not in self._known:
+            device = next(self._model.parameters()).device
+            self._known[key] = _RecordedLoss(self, compute, len(numbers), device)
+            if len(self._known) > _MAX_SIZES:
+                self._known.popitem(last=False)  # the least recently used one
+        self._known.move_to_end(key)
+        return self._known[key](numbers)
+
+    def record(self, loss: "_RecordedLoss") -> None:
+        """Record the forward and backward passes of a loss; after a failure, drop all graphs and record no more."""
+        if not self._can_record:
+            return
+        # An eager loss' autograd graph is tied to its stream, which must not meet a recording on another stream.
+        self.eager_loss = None
+        torch.cuda.empty_cache()  # eager steps need no memory from now on, and graphs have their own pool
+        if self._pool is None:
+            if not _has_free_memory(next(self._model.parameters()).device):
+                self._give_up("CUDA graphs would hold memory that validation may need")
+                return
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            loss.record(self._pool, list(self._model.buffers()))
+        except RuntimeError as error:  # includes running out of memory
+            self._give_up(str(error).strip().partition("\n")[0])
+
+    def _give_up(self, reason: str) -> None:
+        """Drop all graphs, and compute every later loss without graphs."""
+        _LOG.warning("Training steps are not recorded as CUDA graphs from now on, which is slower: %s", reason)
+        self._can_record, self._pool = False, None
+        self._known.clear()
+
+
+def _has_free_memory(device: torch.device) -> bool:
+    """Return whether a GPU has twice as much free memory as the temporary tensors of the eager steps took."""
+    step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] >= 2 * step
+
+
+def can_record(device: torch.device) -> bool:
+    """Return whether a device supports recording; on others every batch is computed eagerly."""
+    return device.type == "cuda"
+
+
+class _RecordedLoss:
+    """A loss of batches of one size, with its input buffer and, once recorded, its two CUDA graphs."""
+
+    def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
+        self._recorder, self._compute = recorder, compute
+        self._inputs = torch.zeros(count + rows.MAX_SEEDS, dtype=torch.int64, device=device)
+        self._slope = torch.ones((), device=device)
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self._out: tuple[Tensor, Tensor] | None = None
+        self._read: list[Tensor] = []
+
+    def __call__(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Copy a batch and new dropout seeds to the graph's input buffer, and compute the loss."""
+        inputs = torch.cat([torch.from_numpy(numbers), rows.draw_seeds(rows.MAX_SEEDS)])
+        self._inputs.copy_(inputs.pin_memory() if self._inputs.is_cuda else inputs, non_blocking=True)
+        if self._graphs is None and self._out is not None:
+            self._recorder.record(self)
+        return _ReplayedLoss.apply(self, self._anchor)  # type: ignore[no-any-return,no-untyped-call]
+
+    def launch(self) -> tuple[Tensor, Tensor]:
+        """Compute the loss of the batch in the input buffer, eagerly or while a graph is recorded."""
+        count = len(self._inputs) - rows.MAX_SEEDS
+        with torch.enable_grad(), rows.seeds_from_buffer(self._inputs[count:]):
+            return self._compute(self._inputs[:count])
+
+    def record(self, pool: Pool, read: list[Tensor]) -> None:
+        """Record the forward and backward passes of the loss as CUDA graphs.
+
+        Keeps a reference to the tensors `read`, whose memory the graphs use besides the parameters'.
+        """
+        device = self._inputs.device
+        with recording(device, pool) as forward:
+            total, likelihood = self.launch()
+        with recording(device, pool) as backward:
+            total.backward(self._slope)
+        self._out, self._read = (total.detach(), likelihood.detach()), read
+        self._graphs = forward, backward
+
+    def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
+        """Run the forward pass; returns the sequence number of this loss, and the two values of the loss."""
+        if self._graphs is not None:
+            self._graphs[0].replay()
+        else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
+            self._recorder.eager_loss, likelihood = self.launch()
+            self._out = self._recorder.eager_loss.detach(), likelihood.detach()
+        assert self._out is not None
+        self._recorder.sequence_number += 1
+        return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
+
+    def run_backward(self, replay: int, slope: Tensor) -> None:
+        """Run the backward pass of the loss with sequence number `replay`, given the gradient of its first value."""
+        if replay != self._recorder.sequence_number:
+            raise RuntimeError(
+                "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
+            )
+        self._recorder.sequence_number += 1  # a second backward pass of this loss must fail
+        if self._graphs is not None:
+            self._slope.copy_(slope)
+            self._graphs[1].replay()
+        elif self._recorder.eager_loss is not None:
+            self._recorder.eager_loss.backward(slope)
+            self._recorder.eager_loss = None
+
+
+class _ReplayedLoss(torch.autograd.Function):
+    """Both passes of a recorded loss as an autograd function; gradients go to the float32 sums of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
+        ctx.loss = loss
+        ctx.turn, (total, likelihood) = loss.run_forward()
+        ctx.mark_non_differentiable(likelihood)
+        return total, likelihood
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.loss.run_backward(ctx.turn, gradients[0])
+        return None, None
+
+
+# --- linear layers ---
+# Run linear layers on a GPU by cuBLAS, with weight gradients accumulated in float32.
+# PyTorch alone rounds each weight gradient to bfloat16, and adds it in a separate pass.
+# Legend: N rows, I inputs, O outputs, V vocabulary size, D columns of a matrix.
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
+) -> Tensor:
+    """Return activation(x · weightᵀ + bias); see `backend.TrainingKernels.linear` for the shapes."""
+    sums = linear_sums(weight, bias, rows, activation=activation)
+    return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class LinearNode(torch.autograd.Function):
+    """A linear layer as an autograd function that adds weight and bias gradients to float32 sums where these exist."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
+        row_slice = slice(*options.rows)
+        flat, rows_of_weight = x.reshape(-1, x.shape[-1]), weight[row_slice]
+        if bias is None:
+            out = flat @ rows_of_weight.t()
+            out = out.relu_() if options.activation == "relu" else out
+        elif options.activation == "relu":
+            out = torch._addmm_activation(bias[row_slice], flat, rows_of_weight.t())
+        else:
+            out = torch.addmm(bias[row_slice], flat, rows_of_weight.t())
+        ctx.options = options
+        ctx.save_for_backward(flat, weight, bias, None if options.activation is None else out)
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        flat, weight, bias, out = ctx.saved_tensors
+        options: LinearSums = ctx.options
+        row_slice, by_out = slice(*options.rows), gradients[0]
+        gradient = by_out.reshape(-1, by_out.shape[-1]).contiguous()
+        total, by_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
+        bias_total, by_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
+        if out is not None:
+            columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
+            gradient = mask_and_sum_rows(gradient, out, columns)
+        elif bias_total is not None:
+            add_sum_of_rows(gradient, bias_total[row_slice])
+        by_x = (gradient @ weight[row_slice]).view(*by_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
+        if total is not None:
+            add_product(total[row_slice], gradient.t(), flat)
+        return by_x, in_dtype_of(weight, by_weight), in_dtype_of(bias, by_bias), None
+
+
+def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
+    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `backend.TrainingKernels.embed`."""
+    return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
+
+
+# --- whole layers ---
+# Each node of PyTorch's graph takes the CPU some 70 µs, forward and backward, during which the GPU idles if the model
+# is small. An encoder layer has nine nodes and a decoder layer fourteen. As one node, a layer runs the same operations
+# in the same order, so each bit of the result stays the same.
+# Legend: N tokens of the batch, M source tokens, D model width.
+
+
+def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
+    """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
+
+    Args:
+        layer: an encoder or decoder layer.
+        x: its input, (1, N, D).
+        memory: the encoder output, (1, M, D), for a decoder layer.
+        masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
+    """
+    if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
+        return None
+    parts = parts_of(layer, masks)
+    if parts is None:
+        return None
+    parameters = [each for part in parts for each in part.parameters() if each is not None]
+    return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Layer(torch.autograd.Function):
+    """A whole layer as an autograd function.
+
+    Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None, *parameters: Tensor) -> Tensor:
+        ctx.sublayers, ctx.parameters = [], len(parameters)
+        for part in parts:
+            sublayer = _Sublayer(part, memory if part.reads_memory else None)
+            x = sublayer.forward(x)
+            ctx.sublayers.append(sublayer)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        if not ctx.sublayers:
+            raise RuntimeError("the backward pass of a layer of packed sentences was taken before: compute it again")
+        by_x, by_memory = gradients[0], None
+        while ctx.sublayers:  # frees what each sub-layer saved
+            sublayer: _Sublayer = ctx.sublayers.pop()
+            by_x = sublayer.backward(by_x)
+            by_memory = sublayer.by_memory if by_memory is None else by_memory
+        return None, by_x, by_memory, *[None] * ctx.parameters
+
+
+class _Sublayer:
+    """The forward pass of one sub-layer, and its backward pass, which runs the nodes in reverse order."""
+
+    def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
+        self.part = part
+        self._memory = memory
+        self._attends, self._dropped = part.attention is not None, part.drop_of_256
+        self.by_memory: Tensor | None = None
+        self._done: list[tuple[Any, _Context]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the sub-layer with its norm and residual connection, (1, N, D) to (1, N, D)."""
+        y = self._norm(x) if self.part.norm_is_before else x
+        y = self._attend(y) if self._attends else self._feed_forward(y)
+        x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
+        return x if self.part.norm_is_before else self._norm(x)
+
+    def backward(self, by_out: Tensor) -> Tensor:
+        """Compute the gradient of the input from the gradient of the output, both (1, N, D)."""
+        by_sum = by_out if self.part.norm_is_before else self._backward(None, by_out)[0]
+        by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
+        by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
+        return self._backward(by_kept, by_y)[0] if self.part.norm_is_before else by_kept + by_y
+
+    def _run(self, node: Any, *arguments: Any) -> Any:
+        """Run the forward function of an autograd node, and keep its context for the backward pass."""
+        context = _Context(arguments)
+        self._done.append((node, context))
+        return node.forward(context, *arguments)
+
+    def _backward(self, *gradients: Tensor | None) -> Any:
+        """Run the backward function of the newest autograd node that has not been run backward yet."""
+        node, context = self._done.pop()
+        return node.backward(context, *gradients)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        norm = self.part.norm
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        return self._run(NormNode, x, norm.weight, bias, norm.eps)[1]  # type: ignore[no-any-return]
+
+    def _linear(self, x: Tensor, module: Linear, rows: Rows | None = None, *, activation: str | None = None) -> Tensor:
+        weight, bias = module.weight, module.bias
+        sums = linear_sums(weight, bias, rows, activation=activation)
+        return self._run(LinearNode, x, weight, bias, sums)  # type: ignore[no-any-return]
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        inner, outer = self.part.linears
+        return self._linear(self._linear(x, inner, activation=self.part.activation), outer)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        attention, memory = self.part.attention, self._memory
+        assert attention is not None
+        if memory is None:
+            projected = self._linear(x, attention.projection)
+        else:
+            projected = self._linear(x, attention.projection, Rows(0, attention.widths[0]))
+            rows = Rows(attention.widths[0], sum(attention.widths))
+            memory = self._linear(memory, attention.projection, rows)
+        heads = self._run(AttentionNode, projected, memory, self.part.mask, attention.num_heads)
+        return self._linear(heads, attention.output)
+
+    def _attend_backward(self, by_out: Tensor) -> Tensor:
+        by_projected, by_memory = self._backward(self._backward(by_out)[0])[:2]
+        if self._memory is not None:
+            self.by_memory = self._backward(by_memory)[0]
+        return self._backward(by_projected)[0]  # type: ignore[no-any-return]
+
+
+class _Context:
+    """A stand-in for PyTorch's `ctx`, which saves what a node needs for its backward pass."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.saved_tensors: tuple[Tensor | None, ...] = ()
+        self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors of a node's forward pass for its backward pass."""
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Ignore the setting: gradients that do not exist are None here."""
+
 
 # --- optimizer updates ---
 
@@ -105,8 +470,12 @@ class _PackedBatches(attention.PackedHeads):
         return packed_hidden(model, batch)
 
 
-class GpuTraining:
-    """A training backend of Triton kernels for one GPU (implements `backend.TrainingKernels`)."""
+class GpuTraining(TrainingKernels):
+    """A training backend of Triton kernels for one GPU.
+
+    It inherits what it does not have: PyTorch's attention to padded sentences, its output projection, which sums in
+    float32, and cuBLAS for Muon are as fast.
+    """
 
     def __init__(self, device: str) -> None:
         """Make this GPU the one on which PyTorch and Triton launch kernels."""
@@ -117,15 +486,15 @@ class GpuTraining:
 
     packed = _PackedBatches()
     linear_activations = frozenset(("relu",))
-    run_layer = staticmethod(layer.run_layer)
+    run_layer = staticmethod(run_layer)
     dropout_add = staticmethod(rows.drop_and_add)
-    layer_norm = staticmethod(norms.layer_norm)
-    rms_norm = staticmethod(norms.rms_norm)
-    residual_norm = staticmethod(norms.residual_norm)
+    layer_norm = staticmethod(rows.layer_norm)
+    rms_norm = staticmethod(rows.rms_norm)
+    residual_norm = staticmethod(rows.residual_norm)
     sum_rows = staticmethod(rows.sum_rows)
-    embed = staticmethod(layer.embed)
+    embed = staticmethod(embed)
     add_rows_in_place = staticmethod(rows.add_rows_in_place)
-    linear = staticmethod(layer.linear)
+    linear = staticmethod(linear)
     update_by_adam = staticmethod(update_by_adam)
     update_momentum = staticmethod(update_momentum)
     apply_update = staticmethod(apply_update)
@@ -147,10 +516,6 @@ class GpuTraining:
         """Return whether a linear layer of these tensors is supported."""
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
-    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
-        """Return None: PyTorch's output projection accumulates in float32 on a GPU."""
-        return None
-
     def supports_logits(self, logits: Tensor) -> bool:
         """Return whether the in-place softmax supports these logits."""
         return self._has(logits) and logits.is_contiguous()
@@ -163,25 +528,13 @@ class GpuTraining:
         """Add `part` to `total` in place."""
         total += part
 
-    def supports_attention(self, x: Tensor, num_keys: int, width: int) -> bool:  # noqa: ARG002
-        """Return False: PyTorch's attention to padded sentences is as fast."""
-        return False
-
     def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
         """Raise NotImplementedError, since `supports_attention` returns False."""
         raise NotImplementedError
 
-    def supports_rotary(self, x: Tensor, width: int) -> bool:  # noqa: ARG002
-        """Return False: there is no rotary embedding kernel."""
-        return False
-
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Raise NotImplementedError, since `supports_rotary` returns False."""
         raise NotImplementedError
-
-    def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
-        """Return False: cuBLAS is as fast as a kernel would be."""
-        return False
 
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool

@@ -300,7 +300,7 @@ _Step = TypeVar("_Step", bound=RecordedStep)
 
 
 def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> _Step:
-    """Return a step of this class and size: an unused one if there is any, else a new one."""
+    """Return a recorded decoding step of this class and size: an unused one if there is any, else a new one."""
     with _LOCK:
         free = _FREE_STEPS[model].free if model in _FREE_STEPS else []
         for number, step in enumerate(free):
@@ -315,7 +315,7 @@ def acquire_step(kind: type[_Step], model: Transformer, layers: Sequence[StepLay
 
 
 def release_step(model: Transformer, step: RecordedStep) -> None:
-    """Add a step to the model's pool of unused steps, and drop the oldest ones beyond the pool's limits."""
+    """Add a recorded decoding step to the model's pool of unused steps, and drop steps beyond the pool's limits."""
     with _LOCK, contextlib.suppress(KeyError):
         pool = _FREE_STEPS[model]
         if step.layers is not pool.layers:

@@ -35,17 +35,16 @@ from transduce.tasks.kinds.encoders import (
     text_length,
 )
 from transduce.tasks.kinds.kind import (
+    CardTexts,
     Outcome,
     Preparation,
     Reinitialized,
     RunPlacement,
     Share,
-    front_matter,
+    TextKind,
     model_dtype,
-    opening_hint,
     pairs_of_files,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun
@@ -282,9 +281,16 @@ class Classification(TextKind):
         length = _length(resolved)
         return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return self._card(corpus, resolved, step, "")
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A classifier",
+            "text-classification",
+            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{self.describe_size(corpus)}",
+            "transduce classify THIS_FOLDER < texts.txt",
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -297,25 +303,9 @@ class Classification(TextKind):
         )
         event = self.validation(corpus, resolved, placement).validate(classifier.model.state_dict(), step or 0)
         texts = 0 if corpus.dev is None else corpus.dev.pairs
-        summary = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text"
-        return Outcome(
-            measured=f"{summary}.",
-            hint=f"Try: transduce classify {placement.folder}",
-            files={
-                "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
-            },
-        )
-
-    def _card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str) -> str:
-        model = resolved.model
-        return (
-            f"{front_matter(corpus.languages, 'text-classification')}\n# A classifier\n\n"
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce classify THIS_FOLDER < texts.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
-            f"{score}All settings are in `settings.toml`.\n"
-        )
+        summary = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text."
+        card = self.card(corpus, resolved, step, summary)
+        return Outcome.of(summary, f"Try: transduce classify {placement.folder}", card, event)
 
 
 def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:

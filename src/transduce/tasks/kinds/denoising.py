@@ -17,8 +17,7 @@ from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import Outcome, RunPlacement, Share, front_matter, model_dtype, text_only
-from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Share, TextKind, model_dtype, text_only
 from transduce.tasks.kinds.texts import write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationTask, dev_batches
 from transduce.tasks.noise import NoiseSettings, add_noise, noise_tokens
@@ -141,9 +140,18 @@ class Denoising(TextKind):
         """Return the size of the corpus as text: its number of lines."""
         return count_noun(corpus.pairs, "line")
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return _card(corpus, resolved, step, None)
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A pretrained model",
+            "text2text-generation",
+            f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
+            f"{model.d_model}, trained by transduce to restore {corpus.pairs:,} lines of text, corrupted by "
+            f"{_noise(resolved.task).kind}",
+            "transduce train --init-from THIS_FOLDER --source … --target … --out DIR",
+            names_class=False,
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -153,32 +161,10 @@ class Denoising(TextKind):
 
         weights = read_encoder_decoder_folder(placement.folder).model.state_dict()
         event = self.validation(corpus, resolved, placement).validate(weights, step or 0)
-        summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})"
-        return Outcome(
-            measured=f"{summary}.",
-            hint=f"Go on with: transduce train --init-from {placement.folder} --source … --target … --out DIR",
-            files={
-                "README.md": _card(corpus, resolved, step, summary).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
-            },
-        )
+        summary = f"Dev lines: {event.loss:.3f} nats a token (perplexity {math.exp(min(event.loss, 100.0)):.2f})."
+        hint = f"Go on with: transduce train --init-from {placement.folder} --source … --target … --out DIR"
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 
 def _noise(task: TaskSettings) -> NoiseSettings:
     return NoiseSettings() if task.noise is None else task.noise
-
-
-def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
-    noise, model = _noise(resolved.task), resolved.model
-    shape = (
-        f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}"
-    )
-    trained = f"trained by transduce to restore {corpus.pairs:,} lines of text, corrupted by {noise.kind}"
-    weights = f", weights of step {step:,}" if step else ""
-    scores = f"{score}.\n\n" if score else ""
-    return (
-        f"{front_matter(corpus.languages, 'text2text-generation')}\n# A pretrained model\n\n"
-        f"{shape}, {trained}{weights}.\n\n"
-        f"    transduce train --init-from THIS_FOLDER --source … --target … --out DIR\n\n{scores}"
-        "All settings are in `settings.toml`.\n"
-    )

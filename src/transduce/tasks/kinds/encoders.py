@@ -61,7 +61,7 @@ def text_length(model: ModelConfig, context: int | None) -> int:
 
 
 def as_encoder(model: AnyModel) -> Encoder:
-    """Return the model as an encoder, which the task's settings guarantee."""
+    """Return the model with the type `Encoder`; the task's settings guarantee that it is one."""
     assert isinstance(model, Encoder)
     return model
 

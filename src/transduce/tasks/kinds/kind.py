@@ -7,6 +7,7 @@ they work on.
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -14,25 +15,34 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.data.batches import Batch, BatchPlan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import ScoreReport
 from transduce.exchange.exporters import formats_for
 from transduce.interop.hugging_face.export import automatic_class_for, class_for
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.tasks.corpus import RunCorpus, TaskCorpus, TaskText
-from transduce.tasks.settings.choice_log import ChoiceLog
+from transduce.tasks.corpus import (
+    RunCorpus,
+    TaskCorpus,
+    TaskText,
+    open_corpus,
+    prepare_corpus,
+    reopen_prepared_corpus,
+    use_prepared_corpus,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import count_noun
+from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
     PRESETS,
     Choice,
+    ChoiceLog,
     CorpusSize,
     Preset,
     choose_batch_tokens,
@@ -53,34 +63,21 @@ from transduce.training.settings import BestBy, OptimizerName
 # README.md of a model folder, with the front matter that Hugging Face reads.
 
 
-def model_card(
-    resolved: ResolvedSettings, corpus: TaskCorpus, *, step: int | None, report: ScoreReport | str | None
-) -> str:
-    """Return the text of a translation model's card.
+class CardTexts(NamedTuple):
+    """The texts of a model card that differ between tasks."""
 
-    Args:
-        resolved: the run's settings.
-        corpus: the training corpus.
-        step: step of the weights; None: unknown.
-        report: scores on the dev set; None: not scored.
-    """
-    model, (source, target) = resolved.model, corpus.languages
-    directions = dict.fromkeys(resolved.data.directions)
-    codes = tuple(dict.fromkeys(code for direction in directions for code in direction)) or corpus.languages
-    front = front_matter(codes, "translation")
-    title = ", ".join(f"{one} → {other}" for one, other in directions) or f"{source or 'source'} → {target or 'target'}"
-    option = f" --target-language {next(iter(directions))[1]}" if directions else ""
-    among = ", back-translated ones among them" if resolved.data.back_translated else ""
-    scores = f"## Scores on the dev set\n\n```\n{report}\n```\n\n" if report else ""
-    return (
-        f"{front}\n# {title}\n\n"
-        f"{'A Transformer' if model.kind == 'transformer' else 'A recurrent model'} of "
-        f"{model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} "
-        f"({_kind(model)}), trained by transduce on {corpus.pairs:,} sentence pairs{among}"
-        f"{f', weights of step {step:,}' if step else ''}.\n\n"
-        f"    transduce translate THIS_FOLDER{option} < in.txt > out.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
-        f"{scores}All settings are in `settings.toml`.\n"
-    )
+    title: str
+    """The heading of the card."""
+    pipeline_tag: str
+    """Hugging Face's name for what the model does."""
+    model: str
+    """A description of the model and its training data, without a period."""
+    usage: str
+    """A command that uses the model."""
+    score_heading: str = ""
+    """The heading of the report on the dev set; empty: the report is a sentence."""
+    names_class: bool = True
+    """True if the card names the Hugging Face class that opens the folder, or else the exports."""
 
 
 def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
@@ -104,11 +101,6 @@ def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
     codes = [code for code in languages if code]
     lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
     return f"---\n{lines}pipeline_tag: {pipeline_tag}\nlibrary_name: transduce\n---\n"
-
-
-def _kind(model: ModelConfig) -> str:
-    """Return the kind of model as one word for the model card, such as "GRU" or "pre-norm"."""
-    return model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
 
 
 # --- training of the base model ---
@@ -190,6 +182,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes]
     """Files of the model folder by name; README.md is the model card."""
 
+    @classmethod
+    def of(
+        cls, measured: str, hint: str, card: str, scores: object, files: Mapping[str, bytes] | None = None
+    ) -> "Outcome":
+        """Return an outcome whose files are the model card, the dev scores (dev_score.json), and those passed."""
+        own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
+        return cls(measured=measured, hint=hint, files=own | dict(files or {}))
+
 
 class Reinitialized(NamedTuple):
     """The weights, by prefixes of names, that get random values instead of the base model's (`--init-from`)."""
@@ -206,7 +206,7 @@ C = TypeVar("C", bound=RunCorpus)
 class TaskKind(ABC, Generic[C]):
     """An interface of task kinds, each of which learns from a corpus of type C, with defaults for most tasks.
 
-    Tasks that learn from text derive from `TextKind` in `text_kind.py`.
+    Tasks that learn from text derive from `TextKind`.
     """
 
     name: ClassVar[str]
@@ -421,8 +421,24 @@ class TaskKind(ABC, Generic[C]):
         return {}
 
     @abstractmethod
-    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card, README.md, during training."""
+    def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+
+    def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
+        """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
+        texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
+        codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
+        parts = [
+            f"{front_matter(tuple(codes) or corpus.languages, texts.pipeline_tag)}\n# {texts.title}",
+            f"{texts.model}{f', weights of step {step:,}' if step else ''}.",
+            f"    {texts.usage}",
+        ]
+        if texts.names_class and tokenizer is not None:
+            parts.append(opening_hint(resolved.model, tokenizer))
+        if report is not None:
+            heading = texts.score_heading
+            parts.append(f"## {heading}\n\n```\n{report}\n```" if heading else f"{report}")
+        return "\n\n".join([*parts, "All settings are in `settings.toml`.\n"])
 
     @abstractmethod
     def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement, step: int | None) -> Outcome:
@@ -490,3 +506,150 @@ def pairs_of_files(data: DataSettings) -> TaskText:
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),
     )
+
+
+# --- tasks on text ---
+
+
+class TextKind(TaskKind[TaskCorpus]):
+    """A task on text that is tokenized by a vocabulary."""
+
+    may_be_prepared: ClassVar[bool] = False
+    """True if `transduce prepare` can prepare the task's corpus."""
+    unused_filters: ClassVar[tuple[str, ...]] = ()
+    """The settings of `data.filters.*` that the task does not use."""
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that the task does not use.
+
+        Raises:
+            TransduceError: a setting has no meaning for the task, or a prepared corpus is combined with a base model.
+        """
+        super().check(settings)
+        filters, defaults = (msgspec.structs.asdict(each) for each in (settings.data.filters, FilterSettings()))
+        for name in self.unused_filters:
+            if filters[name] != defaults[name]:
+                raise TransduceError(
+                    f"`data.filters.{name}` means nothing where `task.kind` is {self.name}: leave it out."
+                )
+        if settings.data.prepared is None:
+            return
+        if not self.may_be_prepared:
+            raise TransduceError(
+                f"`data.prepared` is text or pairs of texts, but `task.kind` = {self.name} makes another corpus of its "
+                "files: name them with --source."
+            )
+        if settings.init_from is not None:
+            raise TransduceError(
+                "`data.prepared` holds text tokenized by its own vocabulary, which `init_from` cannot use: name the "
+                "text with --source."
+            )
+
+    # --- the text ---
+
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:  # noqa: ARG002
+        """Convert the text to files of lines, and return the settings that name them; by default, nothing is converted.
+
+        Args:
+            settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
+            folder: the folder of the run or of the prepared corpus.
+            overwrite: True for a new run; a resumed run uses the existing files.
+
+        Raises:
+            TransduceError: a file is missing, or is not what the task reads.
+        """
+        return settings.data
+
+    @abstractmethod
+    def text(self, data: DataSettings) -> TaskText:
+        """Return the text to read, and how it is filtered and held out.
+
+        Raises:
+            TransduceError: a file that the task needs is missing, or a file is given that it does not use.
+        """
+
+    def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """Return special tokens that the task needs and that no text contains."""
+        return ()
+
+    def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
+        """Return the text to prepare, with all special tokens; the arguments are those of `rewrite`.
+
+        Raises:
+            TransduceError: a file is missing, or is not what the task reads.
+        """
+        text = self.text(self.rewrite(settings, folder, overwrite=overwrite))
+        return msgspec.structs.replace(text, marks=(*self.special_tokens(settings.task), *text.marks))
+
+    # --- the corpus ---
+
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Learn the vocabulary and tokenize the text, or use what `transduce prepare` wrote."""
+        settings, folder = request.settings, request.folder
+        if settings.data.prepared is not None:
+            return use_prepared_corpus(settings, partial(self.read_text, overwrite=True), folder, request.display)
+        text = self.read_text(settings, folder, overwrite=True)
+        return prepare_corpus(
+            settings, text, folder, request.choose_tokenizer, request.display, tokenizer=request.tokenizer
+        )
+
+    def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
+        """Open the corpus in the run's folder, or the prepared corpus."""
+        if settings.data.prepared is not None:
+            return reopen_prepared_corpus(settings, partial(self.read_text, overwrite=False), folder)
+        return open_corpus(folder, settings, self.read_text(settings, folder, overwrite=False))
+
+    def as_prepared(self, data: DataSettings, corpus: TaskCorpus) -> DataSettings:
+        """Return the data settings with the prepared corpus's filters.
+
+        Filters that the task does not use keep their defaults.
+        """
+        if data.prepared is None:
+            return data
+        defaults = FilterSettings()
+        unused = {name: getattr(defaults, name) for name in self.unused_filters}
+        return msgspec.structs.replace(data, filters=msgspec.structs.replace(corpus.filters, **unused))
+
+    def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the configuration unchanged, and check that it fits the vocabularies and the corpus.
+
+        Raises:
+            TransduceError: one embedding matrix is to be shared by two vocabularies, or texts exceed the learned
+                positions.
+        """
+        tokenizer = corpus.tokenizer
+        ids = range(0 if tokenizer.joint else tokenizer.source.size)
+        if config.tie_source_target and any(tokenizer.source.piece(id) != tokenizer.target.piece(id) for id in ids):
+            raise TransduceError(
+                "`model.tie_source_target` gives a token the same vector on both sides, but source and target have "
+                "separate vocabularies (`tokenizer.joint` = false): leave one of the two out."
+            )
+        if config.kind == "transformer" and config.positions == "learned":
+            _check_lengths(corpus, config.max_positions)
+        return config
+
+    # --- batches ---
+
+    def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
+        """Return the training batches of one training process."""
+        return BatchPlan(
+            corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed, share=share
+        )
+
+    def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batches that need the most memory, to be tried before the first step."""
+        return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
+
+
+def _check_lengths(corpus: TaskCorpus, most: int) -> None:
+    """Refuse training or dev texts that exceed the learned positions, before any training step."""
+    for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
+        if prepared is None:
+            continue
+        statistics = prepared.statistics
+        longest = max(statistics.source_percentiles[-1], statistics.target_percentiles[-1])
+        if longest > most:
+            raise TransduceError(
+                f"`model.max_positions` must be at least {longest:,}, as many tokens as a text of the {name} has, but "
+                f"is {most:,}: raise it, or leave longer pairs out by `data.filters.max_pieces` = {most - 1:,}."
+            )

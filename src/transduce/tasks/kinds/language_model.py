@@ -25,16 +25,15 @@ from transduce.model.decoder import Decoder
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
+    CardTexts,
     Outcome,
     Preparation,
     RunPlacement,
     Share,
-    front_matter,
+    TextKind,
     model_dtype,
-    opening_hint,
     text_only,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.kinds.texts import Ids, WindowPlan, consecutive_batches, read_stream, write_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
@@ -247,9 +246,16 @@ class LanguageModel(TextKind):
         """Return the size of the corpus as text: its number of tokens."""
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return _card(corpus, resolved, step, None)
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A language model",
+            "text-generation",
+            f"A decoder of {model.num_decoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{corpus.target_tokens:,} tokens of text",
+            'transduce generate THIS_FOLDER "the beginning"',
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -261,16 +267,10 @@ class LanguageModel(TextKind):
         event = self.validation(corpus, resolved, placement).validate(generator.model.state_dict(), step or 0)
         summary = (
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}), "
-            f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character"
+            f"{event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
-        return Outcome(
-            measured=f"{summary}.",
-            hint=f'Try: transduce generate {placement.folder} "the beginning"',
-            files={
-                "README.md": _card(corpus, resolved, step, summary).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
-            },
-        )
+        hint = f'Try: transduce generate {placement.folder} "the beginning"'
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
@@ -280,16 +280,3 @@ def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
         return stream, read_stream(corpus.dev)
     split = max(len(stream) - _MAX_DEV_TOKENS, int(len(stream) * (1.0 - _DEV_SHARE)))
     return stream[:split], stream[split:]
-
-
-def _card(corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str | None) -> str:
-    model = resolved.model
-    shape = f"A decoder of {model.num_decoder_layers} layers × {model.d_model}"
-    trained = f"trained by transduce on {corpus.target_tokens:,} tokens of text"
-    weights = f", weights of step {step:,}" if step else ""
-    scores = f"{score}.\n\n" if score else ""
-    return (
-        f"{front_matter(corpus.languages, 'text-generation')}\n# A language model\n\n{shape}, {trained}{weights}.\n\n"
-        f'    transduce generate THIS_FOLDER "the beginning"\n\n{opening_hint(model, corpus.tokenizer)}\n\n'
-        f"{scores}All settings are in `settings.toml`.\n"
-    )

@@ -17,8 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.data.batches import Batch
-from transduce.data.masking import MaskingSettings
-from transduce.data.sentence_pairs import PairSettings, SentencePairBatch, SentencePairPlan, SentenceStore
+from transduce.data.sentence_pairs import (
+    MaskingSettings,
+    PairSettings,
+    SentencePairBatch,
+    SentencePairPlan,
+    SentenceStore,
+)
 from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
 from transduce.model.build import AnyModel
@@ -39,21 +44,20 @@ from transduce.tasks.kinds.encoders import (
 )
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
+    CardTexts,
     Outcome,
     RunPlacement,
     Share,
-    front_matter,
+    TextKind,
     model_dtype,
-    opening_hint,
     text_only,
 )
-from transduce.tasks.kinds.text_kind import TextKind
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of, text_token_ids
 from transduce.training.choices import (
     Choice,
+    ChoiceLog,
     Preset,
     choose_language_model_batch_tokens,
     choose_language_model_preset,
@@ -327,9 +331,16 @@ class MaskedLanguageModel(TextKind):
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return self._card(corpus, resolved, step, "")
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A masked language model",
+            "fill-mask",
+            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{self.describe_size(corpus)}",
+            'transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"',
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -344,25 +355,9 @@ class MaskedLanguageModel(TextKind):
         )
         if NEXT_ACCURACY in event.scores:
             summary += f", {event.scores[NEXT_ACCURACY]:.1f} % of next sentences predicted"
-        return Outcome(
-            measured=f"{summary}.",
-            hint=f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"',
-            files={
-                "README.md": self._card(corpus, resolved, step, f"{summary}.\n\n").encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(event)),
-            },
-        )
-
-    def _card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, score: str) -> str:
-        model = resolved.model
-        return (
-            f"{front_matter(corpus.languages, 'fill-mask')}\n# A masked language model\n\n"
-            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
-            f"{self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f'    transduce fill-mask THIS_FOLDER "a text with a [MASK] in it"\n\n'
-            f"{opening_hint(model, corpus.tokenizer)}\n\n{score}"
-            "All settings are in `settings.toml`.\n"
-        )
+        summary += "."
+        hint = f'Try: transduce fill-mask {placement.folder} "a text with a [MASK] in it"'
+        return Outcome.of(summary, hint, self.card(corpus, resolved, step, summary), event)
 
 
 def _context(task: TaskSettings) -> int:

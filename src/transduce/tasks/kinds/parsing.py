@@ -14,14 +14,20 @@ from torch import Tensor
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
-from transduce.evaluation.brackets import BracketReport, score_trees
+from transduce.evaluation.brackets import score_trees
 from transduce.inference.parser import Parser, load_parser
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.kind import Outcome, RunPlacement, front_matter, model_dtype, opening_hint, pairs_of_files
+from transduce.tasks.kinds.kind import (
+    CardTexts,
+    Outcome,
+    RunPlacement,
+    model_dtype,
+    pairs_of_files,
+)
 from transduce.tasks.kinds.translation import DevSet, Translation, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun, read_lines
@@ -154,9 +160,17 @@ class Parsing(Translation):
         """Return the task card, a file of the model folder, that marks the model as a parser."""
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return self._card(corpus, resolved, step, None)
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A constituency parser",
+            "token-classification",
+            f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
+            f"by transduce on {self.describe_size(corpus)}",
+            "transduce parse THIS_FOLDER < sentences.txt",
+            "Labelled brackets on the dev set",
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -168,27 +182,9 @@ class Parsing(Translation):
         references = dev_trees(corpus)
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
-        return Outcome(
-            measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
-            hint=f'Try: echo "The cat sleeps ." | transduce parse {placement.folder}',
-            files={
-                "README.md": self._card(corpus, resolved, step, report).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
-            },
-        )
-
-    def _card(
-        self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None, report: BracketReport | None
-    ) -> str:
-        model = resolved.model
-        scores = f"## Labelled brackets on the dev set\n\n```\n{report}\n```\n\n" if report else ""
-        return (
-            f"{front_matter(corpus.languages, 'token-classification')}\n# A constituency parser\n\n"
-            f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
-            f"by transduce on {self.describe_size(corpus)}{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce parse THIS_FOLDER < sentences.txt\n\n{opening_hint(model, corpus.tokenizer)}\n\n"
-            f"{scores}All settings are in `settings.toml`.\n"
-        )
+        measured = f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}"
+        hint = f'Try: echo "The cat sleeps ." | transduce parse {placement.folder}'
+        return Outcome.of(measured, hint, self.card(corpus, resolved, step, report), report)
 
 
 def write_parts(

@@ -36,7 +36,15 @@ from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.series import SeriesTransformer
 from transduce.model_folder.cards import SERIES_CARD, TASK_CARD, SeriesCard, TaskCard
-from transduce.tasks.kinds.kind import Outcome, Preparation, RunPlacement, Share, TaskKind, front_matter, model_dtype
+from transduce.tasks.kinds.kind import (
+    CardTexts,
+    Outcome,
+    Preparation,
+    RunPlacement,
+    Share,
+    TaskKind,
+    model_dtype,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
 from transduce.text.filters import FilterSettings
 from transduce.training.choices import Choice, Preset
@@ -421,9 +429,17 @@ class TimeSeries(TaskKind[SeriesCorpus]):
             SERIES_CARD: series_card(corpus, resolved).text(),
         }
 
-    def card(self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return self._card(corpus, resolved, step, None)
+    def card_texts(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A forecaster",
+            "time-series-forecasting",
+            f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
+            f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}",
+            f"transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}",
+            "The dev part",
+        )
 
     def finish(
         self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -433,28 +449,8 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         dev = self.validation(corpus, resolved, placement)
         dev.task.model.load_state_dict(best.model.state_dict())
         report = dev.score()
-        return Outcome(
-            measured=f"Dev part:\n{report}",
-            hint=f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}",
-            files={
-                "README.md": self._card(corpus, resolved, step, report).encode(),
-                "dev_score.json": msgspec.json.format(msgspec.json.encode(report)),
-            },
-        )
-
-    def _card(
-        self, corpus: SeriesCorpus, resolved: ResolvedSettings, step: int | None, report: ForecastReport | None
-    ) -> str:
-        model = resolved.model
-        scores = f"## The dev part\n\n```\n{report}\n```\n\n" if report else ""
-        return (
-            f"{front_matter(corpus.languages, 'time-series-forecasting')}\n# A forecaster\n\n"
-            f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
-            f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}"
-            f"{f', weights of step {step:,}' if step else ''}.\n\n"
-            f"    transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}\n\n{scores}"
-            "All settings are in `settings.toml`.\n"
-        )
+        hint = f"Try: transduce forecast {placement.folder} FILE.csv --steps {corpus.horizon}"
+        return Outcome.of(f"Dev part:\n{report}", hint, self.card(corpus, resolved, step, report), report)
 
 
 def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:

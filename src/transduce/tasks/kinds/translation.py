@@ -36,14 +36,14 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
+    CardTexts,
     Outcome,
     RunPlacement,
     Share,
-    model_card,
+    TextKind,
     model_dtype,
     pairs_of_files,
 )
-from transduce.tasks.kinds.text_kind import TextKind
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
@@ -279,7 +279,7 @@ class Translation(TextKind):
         return sizes
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:
-        """Choose BLEU, or chrF for short references, or the loss if nothing is translated."""
+        """Choose the metric that selects the best model: BLEU, chrF for short references, or the loss."""
         return choose_best_by(
             translated, words=mean_words_per_line(corpus.dev_targets[:translated], corpus.languages[1])
         )
@@ -333,9 +333,21 @@ class Translation(TextKind):
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
-    def card(self, corpus: TaskCorpus, resolved: ResolvedSettings, step: int | None) -> str:
-        """Return the model card during training, without scores."""
-        return model_card(resolved, corpus, step=step, report=None)
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model, (source, target) = resolved.model, corpus.languages
+        name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
+        variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
+        among = ", back-translated ones among them" if resolved.data.back_translated else ""
+        directions = ", ".join(f"{one} → {other}" for one, other in dict.fromkeys(resolved.data.directions))
+        return CardTexts(
+            directions or f"{source or 'source'} → {target or 'target'}",
+            "translation",
+            f"{name} of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} ({variant}), "
+            f"trained by transduce on {corpus.pairs:,} sentence pairs{among}",
+            f"transduce translate THIS_FOLDER{_target_option(resolved.data)} < in.txt > out.txt",
+            "Scores on the dev set",
+        )
 
     def finish(
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
@@ -356,19 +368,20 @@ class Translation(TextKind):
                 f"\nMean of {len(reports)} directions: BLEU {fmean(each.bleu.value for each in reports.values()):.2f}, "
                 f"chrF {fmean(each.chrf.value for each in reports.values()):.2f}"
             )
-        sentences, target = sum(report.sentences for report in reports.values()), corpus.dev_directions[:1]
-        choice = f" --target-language {target[0][1]}" if target else ""
-        return Outcome(
-            measured=f"Dev set, {count_noun(sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{shown}",
-            hint=f"Try: transduce translate {placement.folder}{choice}",
-            files={
-                "README.md": model_card(resolved, corpus, step=step, report=shown).encode(),
-                "dev_score.json": msgspec.json.format(
-                    msgspec.json.encode(reports if several else next(iter(reports.values())))
-                ),
-                **_text_measurements(corpus),
-            },
+        sentences = sum(report.sentences for report in reports.values())
+        measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{shown}"
+        return Outcome.of(
+            measured,
+            f"Try: transduce translate {placement.folder}{_target_option(resolved.data)}",
+            self.card(corpus, resolved, step, shown),
+            reports if several else next(iter(reports.values())),
+            _text_measurements(corpus),
         )
+
+
+def _target_option(data: DataSettings) -> str:
+    """Return the option with which `transduce translate` uses a model of several directions; else an empty text."""
+    return f" --target-language {data.directions[0][1]}" if data.directions else ""
 
 
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:

@@ -22,10 +22,9 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.tasks.kinds.kind import Reinitialized
 from transduce.tasks.prepared_folder import check_vocabulary
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
 from transduce.text.tokenizer import Tokenizer
-from transduce.training.choices import PRESETS, Choice
+from transduce.training.choices import PRESETS, Choice, ChoiceLog
 from transduce.training.lora import adapt, count_parameters, freeze_rows, low_rank_settings
 
 # --- stored initial weights ---

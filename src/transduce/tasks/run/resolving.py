@@ -20,10 +20,8 @@ from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.kind import C, TaskKind
-from transduce.tasks.kinds.text_kind import TextKind
+from transduce.tasks.kinds.kind import C, TaskKind, TextKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.structs import (
     DataSettings,
     ModelSettings,
@@ -38,6 +36,7 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
     PRESETS,
     Choice,
+    ChoiceLog,
     CorpusSize,
     choose_accumulate,
     choose_average_decay,

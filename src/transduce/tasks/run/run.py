@@ -63,10 +63,10 @@ from transduce.tasks.run.run_folder import (
     refuse_resume_without_text,
     refuse_to_overwrite,
 )
-from transduce.tasks.settings.choice_log import ChoiceLog
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
+from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration

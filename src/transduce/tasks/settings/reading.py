@@ -161,7 +161,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     """Set a setting by its dotted name in nested tables; a table is merged with an existing one.
 
     Raises:
-        TransduceError: a table on the way is a value, or the name is not a text.
+        TransduceError: a part of the name is a value and not a table, or the name is not a text.
     """
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from transduce.data.masking import MaskingSettings
+from transduce.data.sentence_pairs import MaskingSettings
 from transduce.data.series import SeriesSettings
 from transduce.errors import TransduceError
 from transduce.interop.word_vectors import WordVectorSettings

@@ -27,7 +27,7 @@ from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
-from transduce.model.batch_search import FoundHypothesis, SearchBounds
+from transduce.model.backend import FoundHypothesis, SearchBounds
 
 # --- search kernel ---
 # The whole search is one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses. It finds what
@@ -403,7 +403,7 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
 
 class NativeSearch:
-    """A compiled search for a batch (implements `model.batch_search.BatchSearch`)."""
+    """A compiled search for a batch (implements `model.backend.BatchSearch`)."""
 
     def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
         """Create a search from `state`, which has encoded its sentences and run no step."""

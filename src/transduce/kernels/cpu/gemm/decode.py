@@ -36,8 +36,7 @@ from transduce.kernels.cpu.jit.tile import (
     store_outputs,
 )
 from transduce.kernels.cpu.logits import emit_bfloat16_refinement, emit_refinement
-from transduce.kernels.int8_fbgemm import Int8Linear
-from transduce.kernels.prepacked import LinearUse, MakeLinear
+from transduce.kernels.prepacked import Int8Linear, LinearUse, MakeLinear
 from transduce.model.feed_forward import Linear
 from transduce.model.known_classes import register_class
 

@@ -42,7 +42,7 @@ class GemmLayout(NamedTuple):
     A block fits in a cache beside a panel, and is multiplied by all panels in turn.
     """
     depth: int
-    """Pairs per pass over a block of sums, a multiple of `together`."""
+    """Pairs per pass over a block of sums, a multiple of `row_multiple`."""
     sum_tiles: int
     """Row tiles per block of sums; they span whole vectors of rows.
 

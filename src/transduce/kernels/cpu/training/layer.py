@@ -51,8 +51,14 @@ from transduce.kernels.cpu.training.autograd import (
     supports_linear,
     supports_rotary,
 )
-from transduce.kernels.cpu.training.muon import orthogonalize_in_place, supports_orthogonalization
-from transduce.kernels.cpu.training.optimizer import apply_update, supports_update, update_by_adam, update_momentum
+from transduce.kernels.cpu.training.optimizer import (
+    apply_update,
+    orthogonalize_in_place,
+    supports_orthogonalization,
+    supports_update,
+    update_by_adam,
+    update_momentum,
+)
 from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
 from transduce.model.backend import sum_of_gradients
 

@@ -1,0 +1,668 @@
+"""Texts with inline tags: their plain text for the model, and their translation with the tags put back.
+
+Entities are decoded, white space is collapsed, and a protected element is one character of the text (`STAND_IN`).
+Inline elements become marks, whose spans in the translation the model aligns (`inference/spans.py`). A point, such as
+an image or a comment, goes beside the translation of the word next to it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from transduce.documents.markup_tokens import (
+    CLOSING_CODES,
+    FORMATTING,
+    OPENING_CODES,
+    MarkupSettings,
+    Side,
+    Token,
+    has_words,
+    reference_id,
+    unescape,
+)
+from transduce.text.languages import is_unspaced
+from transduce.text.word_spans import Span
+
+STAND_IN = "\ufffc"
+"""The character that stands for a protected element in a text (Unicode's object replacement character)."""
+
+_MAX_ELEMENTS = 64
+_MAX_TAGS = 256
+_MAX_LOCATED = 64  # spans that the model aligns in a text
+
+_SPACE = re.compile(r"(?:\s|&nbsp;|&#160;|&#xA0;)*+", re.IGNORECASE)
+_SPACE_BACKWARDS = re.compile(r"(?:\s|;psbn&|;061#&|;0Ax#&)*+", re.IGNORECASE)
+_ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
+
+# --- reading ---
+
+
+class Neighbor(NamedTuple):
+    """A word or an element beside a point: a word, a protected element, or an inline element."""
+
+    kind: Literal["word", "protected", "element"]
+    span: Span
+    """Its span in the text."""
+    element: "Mark | None" = None
+    """The inline element."""
+
+
+@dataclass(eq=False)
+class Mark:
+    """An inline element, a protected element, a line break, or another point, at a span of the plain text."""
+
+    kind: Literal["element", "protected", "break", "point"]
+    opening: Token
+    start: int
+    end: int
+    closing: str = ""
+    children: list["Mark"] = field(default_factory=list)
+    has_words: bool = False
+    space_before: bool = False
+    """True if white space precedes the point."""
+    space_after: bool = False
+    """True if white space follows the point."""
+    is_tag: bool = False
+    """True for a tag whose partner is elsewhere; such tags keep their order."""
+    side: Side = ""
+    neighbor: Neighbor | None = None
+    """The word or element that the point stays beside; None: the edge of its element, as `side` says."""
+
+    def elements(self) -> Iterator["Mark"]:
+        """Yield the elements with words that are nested in this one, in the order of their opening tags."""
+        for child in self.children:
+            if child.kind == "element" and child.has_words:
+                yield child
+            yield from child.elements()
+
+    def points(self) -> Iterator["Mark"]:
+        """Yield the points and protected elements that are nested in this element, in the order of the source."""
+        for child in self.children:
+            if child.kind != "element":
+                yield child
+            yield from child.points()
+
+
+class Block(NamedTuple):
+    """A text with inline tags."""
+
+    tokens: Sequence[Token]
+    before: str
+    """White space and tags before the first word, as in the document."""
+    text: str
+    root: Mark
+    """The element around the text, without tags."""
+    after: str
+
+    @property
+    def protected(self) -> list[Mark]:
+        """The protected elements, in order."""
+        return [mark for mark in self.root.points() if mark.kind == "protected"]
+
+    def located(self) -> list[Span]:
+        """Return the spans of the text whose translations `render` needs, nested or disjoint, without duplicates."""
+        elements = [Span(mark.start, mark.end) for mark in self.root.elements()]
+        neighbors = (mark.neighbor for mark in self.root.points() if mark.neighbor and mark.kind != "protected")
+        found = dict.fromkeys([*elements, *(each.span for each in neighbors if each.kind == "word")])
+        return list(found)[: max(len(elements), _MAX_LOCATED)]
+
+
+def has_too_many_tags(tokens: Sequence[Token]) -> bool:
+    """Return whether a text has too many tags to be translated as a whole."""
+    return sum(t.kind == "start" for t in tokens) > _MAX_ELEMENTS or sum(t.kind != "text" for t in tokens) > _MAX_TAGS
+
+
+def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | None:
+    """Return a text with inline tags as plain text and marks; None if it has no words or too many tags."""
+    if has_too_many_tags(tokens):
+        return None
+    first, last = _content(tokens)
+    head = "".join(token.source for token in tokens[:first])
+    tail = "".join(token.source for token in tokens[last:])
+    inner = _with_paired_codes(tokens[first:last])
+    builder = _Builder(settings, inner)
+    for token in inner:
+        builder.add(token)
+    root, text = builder.root, builder.text
+    if not has_words(text):
+        return None
+    before, after = _outer_space(inner), _outer_space(inner, from_end=True)
+    root.end = len(text)
+    _trim(root, text, Span(0, len(text)))
+    _find_neighbors(root, text)
+    return Block(tokens, head + before, text, root, after + tail)
+
+
+def _content(tokens: Sequence[Token]) -> tuple[int, int]:
+    """Return the range of the tokens without the points and the white space at both ends of a text."""
+    pairs = {token.pair for token in tokens if token.kind == "end"} & {t.pair for t in tokens if t.kind == "start"}
+
+    def is_edge(token: Token) -> bool:
+        is_point = token.kind in ("point", "break") or (token.kind in ("start", "end") and token.pair not in pairs)
+        is_code = token.name in OPENING_CODES | CLOSING_CODES
+        return (is_point and not is_code) or (token.kind == "text" and not split_white_space(token.source)[1])
+
+    first, last = 0, len(tokens)
+    while first < last and is_edge(tokens[first]):
+        first += 1
+    while last > first and is_edge(tokens[last - 1]):
+        last -= 1
+    return first, last
+
+
+def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
+    """Return the white space before the first content of a text, or after its last one, without the tags in between."""
+    space = ""
+    for token in reversed(tokens) if from_end else tokens:
+        if token.kind == "protected":
+            break
+        if token.kind == "text":
+            before, content, after = split_white_space(token.source)
+            space = (after if content else before) + space if from_end else space + before
+            if content:
+                break
+    return space
+
+
+def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
+    """Return the tokens with the codes of XLIFF that belong together (`bx` and `ex`, …) as start and end tags."""
+    found = list(tokens)
+    open_codes: dict[str, tuple[int, int]] = {}
+    depths: list[int] = []  # numbers of the start tags around a token
+    number = -2
+    for index, token in enumerate(tokens):
+        if token.kind == "start":
+            depths.append(token.pair)
+        elif token.kind == "end" and token.pair in depths:
+            del depths[depths.index(token.pair) :]
+        elif token.name in OPENING_CODES and token.kind == "point":
+            open_codes[reference_id(token)] = (index, number)
+            depths.append(number)
+            number -= 1
+        elif token.name in CLOSING_CODES and token.kind == "point":
+            start, pair = open_codes.pop(reference_id(token), (-1, 0))
+            if start >= 0 and depths and depths[-1] == pair:
+                depths.pop()
+                found[start] = found[start]._replace(kind="start", pair=pair)
+                found[index] = token._replace(kind="end", pair=pair)
+            elif start >= 0 and pair in depths:  # it crosses another element
+                depths.remove(pair)
+    return found
+
+
+class _Builder:
+    """Collects the plain text and the marks of a text with inline tags."""
+
+    def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
+        self._characters: list[str] = []
+        self.root = Mark("element", Token("start", ""), 0, 0)
+        self._settings = settings
+        self._closed = {token.pair for token in tokens if token.kind == "end"}
+        """The numbers of the elements that end in this text."""
+        self._stack = [self.root]
+        self._space = ""
+        """White space that may come before the next character."""
+        self._loose: list[Mark] = []
+        """Points after the last character."""
+
+    @property
+    def text(self) -> str:
+        """The plain text."""
+        return "".join(self._characters)
+
+    def add(self, token: Token) -> None:
+        """Add a token at the end."""
+        if token.kind == "text":
+            self._add_text(unescape(token.source, self._settings))
+        elif token.kind == "start" and token.pair in self._closed:
+            self._add_mark(Mark("element", token, len(self._characters), len(self._characters)))
+            self._stack.append(self._stack[-1].children[-1])
+        elif token.kind == "end" and len(self._stack) > 1 and self._stack[-1].opening.pair == token.pair:
+            mark = self._stack.pop()
+            mark.closing, mark.end = token.source, len(self._characters)
+        else:
+            self._add_point(token)
+
+    def _add_mark(self, mark: Mark) -> None:
+        self._stack[-1].children.append(mark)
+
+    def _add_text(self, text: str) -> None:
+        for character in text:
+            if not character.isspace():
+                self._put(character)
+                continue
+            self._space += character
+            for mark in self._loose:
+                mark.space_after = True
+
+    def _put(self, character: str) -> None:
+        """Append a character, after a space if the source has one there that does not only wrap a line."""
+        last = self._characters[-1] if self._characters else ""
+        is_wrap = "\n" in self._space and last and _is_unspaced(last) and _is_unspaced(character)
+        if self._space and last and not is_wrap:
+            self._characters.append(" ")
+        self._characters.append(character)
+        self._space = ""
+        self._loose.clear()
+
+    def _add_point(self, token: Token) -> None:
+        """Add a protected element, a line break or a point."""
+        kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
+        kind: Literal["protected", "break", "point"] = kinds.get(token.kind, "point")
+        has_space = bool(self._space)
+        if kind == "protected":
+            self._put(STAND_IN)
+        start = len(self._characters) - (kind == "protected")
+        side: Side = {"start": "next", "end": "previous"}.get(token.kind, token.side)  # type: ignore[assignment]
+        mark = Mark(kind, token, start, len(self._characters), space_before=has_space, side=side)
+        mark.is_tag = token.kind in ("start", "end") or (kind == "point" and bool(token.side))
+        self._add_mark(mark)
+        self._loose.append(mark)
+        if kind == "break":
+            self._space += "\n"
+
+
+def _trim(mark: Mark, text: str, bounds: Span) -> None:
+    """Move the edges of a mark past white space, and clip the marks nested in it accordingly."""
+    start, end = (min(max(edge, bounds.start), bounds.end) for edge in (mark.start, mark.end))
+    inner = text[start:end]
+    mark.start, mark.end = start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+    mark.end = max(mark.start, mark.end)
+    mark.has_words = has_words(inner)
+    for child in mark.children:
+        _trim(child, text, Span(mark.start, mark.end))
+
+
+def _find_neighbors(parent: Mark, text: str) -> None:
+    """Find what each point in an element, and in the elements nested in it, stays beside."""
+    bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
+    anchors: dict[tuple[int, int], list[Mark]] = {}
+    for child in parent.children:
+        if child.kind == "element":
+            _find_neighbors(child, text)
+            continue
+        left = max((other for other in bounds if other.end <= child.start), key=lambda m: m.end, default=None)
+        right = min((other for other in bounds if other.start >= child.end), key=lambda m: m.start, default=None)
+        gap = Span(left.end if left else parent.start, right.start if right else parent.end)
+        previous = _last_in(text, Span(gap.start, max(gap.start, child.start)), left)
+        following = _first_in(text, Span(min(gap.end, child.end), gap.end), right)
+        is_at_start = previous is None and not text[parent.start : child.start].strip()
+        if following is None or is_at_start:
+            child.side = "next" if previous is None else "previous"
+            continue
+        if previous is None:
+            child.side = "next"
+        if not child.side:
+            is_after = child.space_after and not child.space_before
+            child.side = "previous" if is_after and child.kind != "break" else "next"
+        child.neighbor = previous if child.side == "previous" and previous is not None else following
+        if child.neighbor.kind == "word":
+            anchors.setdefault(gap, []).append(child)
+    for marks in anchors.values():
+        _join_overlapping(marks)
+
+
+def _join_overlapping(marks: Sequence[Mark]) -> None:
+    """Let the points whose neighboring words overlap have all these words as their neighbor."""
+    spans = list(dict.fromkeys(mark.neighbor.span for mark in marks if mark.neighbor is not None))
+    for one, other in pairwise(sorted(spans)):
+        if other.start < one.end:
+            for mark in marks:
+                if mark.neighbor is not None and mark.neighbor.span in (one, other):
+                    mark.neighbor = mark.neighbor._replace(span=Span(one.start, max(one.end, other.end)))
+
+
+def _has_content(mark: Mark, text: str) -> bool:
+    return mark.has_words or STAND_IN in text[mark.start : mark.end]
+
+
+def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
+    """Return the first word or protected element of a part of a text, or else the element that follows it."""
+    for start in range(gap.start, gap.end):
+        if text[start] == STAND_IN:
+            return Neighbor("protected", Span(start, start + 1))
+        if text[start].isalnum():
+            return Neighbor("word", Span(start, _word_end(text, start, gap.end)))
+    return None if element is None else Neighbor("element", Span(element.start, element.end), element)
+
+
+def _last_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
+    """Return the last word or protected element of a part of a text, or else the element that precedes it."""
+    for last in range(gap.end - 1, gap.start - 1, -1):
+        if text[last] == STAND_IN:
+            return Neighbor("protected", Span(last, last + 1))
+        if text[last].isalnum():
+            return Neighbor("word", Span(_word_start(text, last, gap.start), last + 1))
+    return None if element is None else Neighbor("element", Span(element.start, element.end), element)
+
+
+def _word_end(text: str, start: int, limit: int) -> int:
+    """Return the end of the word that starts at an offset."""
+    most = _ANCHOR_CHARACTERS if is_unspaced(text[start]) else limit - start
+    end = start + 1
+    while end < min(limit, start + most) and _is_same_word(text[start], text[end]):
+        end += 1
+    return end
+
+
+def _word_start(text: str, last: int, limit: int) -> int:
+    """Return the start of the word whose last character is at an offset."""
+    most = _ANCHOR_CHARACTERS if is_unspaced(text[last]) else last + 1 - limit
+    start = last
+    while start > max(limit, last + 1 - most) and _is_same_word(text[last], text[start - 1]):
+        start -= 1
+    return start
+
+
+def _is_same_word(one: str, other: str) -> bool:
+    return other.isalnum() and is_unspaced(one) == is_unspaced(other)
+
+
+def _is_unspaced(character: str) -> bool:
+    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
+    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
+    return is_mark or is_unspaced(character)
+
+
+def split_white_space(source: str) -> tuple[str, str, str]:
+    """Split a text into leading white space, content and trailing white space."""
+    start = _match_length(_SPACE, source)
+    end = max(start, len(source) - _match_length(_SPACE_BACKWARDS, source[::-1]))
+    return source[:start], source[start:end], source[end:]
+
+
+def _match_length(space: re.Pattern[str], source: str) -> int:
+    """Return the length of the white space at the start of a text."""
+    match = space.match(source)
+    return match.end() if match else 0
+
+
+# --- rows of elements ---
+
+
+def is_row(block: Block, settings: MarkupSettings) -> bool:
+    """Return whether the text is a row of elements, such as links in a menu, each of which is a text."""
+    elements = [mark for mark in block.root.children if mark.kind == "element" and _has_content(mark, block.text)]
+    names = {mark.opening.name for mark in elements}
+    if len(elements) < 2 or settings.kind == "xliff" or names <= FORMATTING | set(settings.non_splitting_tags):
+        return False
+    edges = [0, *(edge for mark in elements for edge in (mark.start, mark.end)), len(block.text)]
+    outside = "".join(block.text[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
+    return not has_words(outside) and STAND_IN not in outside
+
+
+# --- rendering ---
+
+
+class Rendering(NamedTuple):
+    """Functions that write tags and texts, and whether the target language has spaces."""
+
+    tag: Callable[[Token], str]
+    """Returns the source of a tag, with its attributes translated."""
+    escape: Callable[[str], str]
+    """Returns a text as the document spells it, with entities."""
+    spaced: bool
+    """True if the target language puts spaces between words."""
+
+
+def render(
+    block: Block, text: str, spans: Mapping[Span, Span], protected: Mapping[int, Span], rendering: Rendering
+) -> str:
+    """Return the translation of a text with its tags.
+
+    Args:
+        block: the text.
+        text: its translation.
+        spans: spans of the translation by the spans that `Block.located` returns.
+        protected: spans of the protected elements in the translation, by their offset in the source.
+        rendering: how tags and texts are written.
+    """
+    if text == block.text:
+        return "".join(token.source if token.kind == "text" else rendering.tag(token) for token in block.tokens)
+    renderer = _Renderer(block, text, spans, protected, rendering)
+    return block.before + renderer.inside(block.root, Span(0, len(text))) + block.after
+
+
+class _Piece(NamedTuple):
+    """A tag or an element to write at a span of the translation."""
+
+    span: Span
+    order: int
+    mark: Mark
+    before: str = ""
+    """Space to add before a point."""
+    after: str = ""
+    """Space to add after a point."""
+
+
+class _Renderer:
+    """Writes one translation."""
+
+    def __init__(
+        self,
+        block: Block,
+        text: str,
+        spans: Mapping[Span, Span],
+        protected: Mapping[int, Span],
+        rendering: Rendering,
+    ) -> None:
+        self.block = block
+        self.text = text
+        self.rendering = rendering
+        self.protected = _protected_targets(block, text, protected)
+        """The spans of the protected elements in the translation, by their offset in the source."""
+        self.sources = {self.protected[m.start]: m for m in block.protected if m.start in self.protected}
+        self.words = spans
+        self.spans = {id(mark): self._span_of(mark) for mark in block.root.elements()}
+
+    def _span_of(self, mark: Mark) -> Span:
+        """Return the span of an element, extended to its protected elements if no others are in between."""
+        located = self.words[Span(mark.start, mark.end)]
+        own = [span for offset, span in self.protected.items() if mark.start <= offset < mark.end]
+        others = [span for offset, span in self.protected.items() if not mark.start <= offset < mark.end]
+        hull = Span(min([located.start, *(s.start for s in own)]), max([located.end, *(s.end for s in own)]))
+        if not any(hull.start <= other.start < hull.end for other in others):
+            return hull
+        return _without(located, [other for other in others if located.start <= other.start < located.end])
+
+    def inside(self, mark: Mark, part: Span) -> str:
+        """Return the translation of what an element encloses, with the tags of the marks nested in it.
+
+        Args:
+            mark: the element.
+            part: its span in the translation.
+        """
+        written, position = "", part.start
+        for piece in self._pieces(mark, part):
+            start, end = (min(max(edge, position), part.end) for edge in piece.span)  # never write text twice
+            child = piece.mark
+            inner = self.inside(child, Span(start, end)) if child.kind == "element" else ""
+            written += self._plain(position, start) + piece.before + self.rendering.tag(child.opening)
+            written += inner + child.closing + piece.after
+            position = end
+        return written + self._plain(position, part.end)
+
+    def _plain(self, start: int, end: int) -> str:
+        """Return a part of the translation that has no tags, with its protected elements."""
+        written = ""
+        for span in sorted(span for span in self.sources if start <= span.start < end):
+            written += self.rendering.escape(self.text[start : span.start])
+            written += self.rendering.tag(self.sources[span].opening)
+            start = span.end
+        return written + self.rendering.escape(self.text[start:end])
+
+    def _pieces(self, mark: Mark, part: Span) -> list[_Piece]:
+        """Return the children of an element with their spans, in the order in which they are written."""
+        children = [
+            (order, child)
+            for order, child in enumerate(mark.children)
+            if child.kind != "protected" or child.start not in self.protected
+        ]
+        occupied = [self.spans[id(child)] for _, child in children if id(child) in self.spans]
+        for _, child in children:
+            if child.kind == "element" and id(child) not in self.spans:
+                self.spans[id(child)] = self._wordless(mark, child, part, occupied)
+                occupied.append(self.spans[id(child)])
+        pieces = []
+        least = part.start
+        for order, child in children:
+            if child.kind == "element":
+                pieces.append(_Piece(self.spans[id(child)], order, child))
+                continue
+            position = self._position(mark, child, part, occupied)
+            piece = self._spaced(_Piece(Span(position, position), order, child), part)
+            if child.is_tag:
+                # An element that starts here ends elsewhere, so such tags keep their order, outside of the others.
+                least = _outside(max(piece.span.start, least), occupied)
+                piece = piece._replace(span=Span(least, least))
+            pieces.append(piece)
+        return sorted(pieces, key=lambda piece: piece[:2])
+
+    def _wordless(self, parent: Mark, element: Mark, part: Span, occupied: Sequence[Span]) -> Span:
+        """Return the span in the translation of an inline element without words.
+
+        It goes around its protected elements, around the same signs if they occur once, or beside its neighbors.
+        """
+        own = [span for offset, span in self.protected.items() if element.start <= offset < element.end]
+        if own:
+            return Span(min(span.start for span in own), max(span.end for span in own))
+        signs = self.block.text[element.start : element.end]
+        part_text = self.text[part.start : part.end]
+        if signs and part_text.count(signs) == 1:
+            start = part.start + part_text.index(signs)
+            if not any(span.start < start + len(signs) and start < span.end for span in occupied):
+                return Span(start, start + len(signs))
+        before = self.block.text[parent.start : element.start]
+        if not _has_any_content(before):
+            return Span(part.start, part.start)
+        if not _has_any_content(self.block.text[element.end : parent.end]):
+            return Span(part.end, part.end)
+        share = (element.start - parent.start) / max(1, parent.end - parent.start)
+        position = self._free(part.start + round(share * (part.end - part.start)), part, occupied)
+        return Span(position, position)
+
+    def _free(self, goal: int, part: Span, occupied: Sequence[Span]) -> int:
+        """Return the word boundary outside of the occupied spans that is nearest to a position."""
+        starts = (part.start + match.start() for match in re.finditer(r"(?<!\w)(?=\w)", self.text[slice(*part)]))
+        free = [position for position in starts if not any(span.start < position < span.end for span in occupied)]
+        return min([*free, part.end], key=lambda position: abs(position - goal))
+
+    def _position(self, parent: Mark, point: Mark, part: Span, occupied: Sequence[Span]) -> int:
+        """Return the position of a point in the translation of its element."""
+        source, neighbor = self.block.text, point.neighbor
+        if neighbor is None:
+            if point.side == "next":
+                between = source[parent.start : point.start]
+                return self._past_punctuation(part.start, part) if between.strip() else part.start
+            between = source[point.end : parent.end]
+            return self._before_punctuation(part.end, part) if between.strip() else part.end
+        span = self._neighbor_span(neighbor)
+        if span is None:
+            share = (point.start - parent.start) / max(1, parent.end - parent.start)
+            return self._free(part.start + round(share * (part.end - part.start)), part, occupied)
+        if point.side == "next":
+            position = span.start
+            if source[point.end : neighbor.span.start].strip():
+                position = self._before_punctuation(position, part)
+        else:
+            position = span.end
+            if source[neighbor.span.end : point.start].strip():
+                position = self._past_punctuation(position, part)
+        for other in occupied:
+            if other.start < position < other.end:
+                position = other.start if point.side == "next" else other.end
+        step = -1 if point.side == "next" else 1
+        while part.start < position < part.end and _is_within_word(self.text, position):
+            position += step
+        return min(max(position, part.start), part.end)
+
+    def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
+        """Return the span of a neighbor in the translation; None if it is not known."""
+        if neighbor.kind == "word":
+            return self.words.get(neighbor.span)
+        if neighbor.kind == "protected":
+            return self.protected.get(neighbor.span.start)
+        return self.spans.get(id(neighbor.element))
+
+    def _past_punctuation(self, position: int, part: Span) -> int:
+        while position < part.end and _is_punctuation(self.text[position]):
+            position += 1
+        return position
+
+    def _before_punctuation(self, position: int, part: Span) -> int:
+        while position > part.start and _is_punctuation(self.text[position - 1]):
+            position -= 1
+        return position
+
+    def _spaced(self, piece: _Piece, part: Span) -> _Piece:
+        """Return a point with the white space around it that the source has, as far as the language has spaces."""
+        point, position, text = piece.mark, piece.span.start, self.text
+        spaced = self.rendering.spaced
+        before, after = point.space_before, point.space_after
+        if point.kind == "protected":
+            before = after = spaced or (before and after)
+        is_space_left = position > part.start and text[position - 1].isspace()
+        is_space_right = position < part.end and text[position].isspace()
+        if point.kind == "break" and not before and not after and (is_space_left or is_space_right):
+            start = position - 1 if is_space_left else position
+            return piece._replace(span=Span(start, start + 1))
+        if is_space_left or is_space_right:
+            if before and after:
+                return piece._replace(after=" ") if is_space_left else piece._replace(before=" ")
+            is_first = after or (not before and point.side == "previous")
+            moved = position - 1 if is_first and is_space_left else position + (not is_first and is_space_right)
+            return piece._replace(span=Span(moved, moved))
+        is_word_left = position > part.start and text[position - 1].isalnum()
+        is_word_right = position < part.end and text[position].isalnum()
+        is_edge = position in (part.start, part.end)
+        return piece._replace(
+            before=" " if before and (is_word_left and (spaced or is_edge)) else "",
+            after=" " if after and (is_word_right and (spaced or is_edge)) else "",
+        )
+
+
+def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> dict[int, Span]:
+    """Return the spans of the protected elements in a translation, by their offset in the source.
+
+    If the known spans do not hold for this translation, the elements are in the order of the source.
+    """
+    offsets = [mark.start for mark in block.protected]
+    found = {offset: known[offset] for offset in offsets if offset in known}
+    if len(found) == len(offsets) and all(text[slice(*span)] == STAND_IN for span in found.values()):
+        return found
+    places = (index for index, character in enumerate(text) if character == STAND_IN)
+    return {offset: Span(place, place + 1) for offset, place in zip(offsets, places, strict=False)}
+
+
+def _without(span: Span, others: Sequence[Span]) -> Span:
+    """Return the longest part of a span that contains none of the others."""
+    edges = sorted(others)
+    starts = [span.start, *(other.end for other in edges)]
+    ends = [*(other.start for other in edges), span.end]
+    return max(map(Span, starts, ends), key=lambda part: part.end - part.start)
+
+
+def _outside(position: int, occupied: Sequence[Span]) -> int:
+    """Return the first position from a position on that is inside none of the spans."""
+    for span in sorted(occupied):
+        if span.start < position < span.end:
+            position = span.end
+    return position
+
+
+def _has_any_content(text: str) -> bool:
+    return has_words(text) or STAND_IN in text
+
+
+def _is_within_word(text: str, position: int) -> bool:
+    return (
+        text[position - 1].isalnum()
+        and _is_same_word(text[position - 1], text[position])
+        and not _is_unspaced(text[position])
+    )
+
+
+def _is_punctuation(character: str) -> bool:
+    return not character.isalnum() and not character.isspace() and character != STAND_IN

@@ -1,0 +1,438 @@
+"""Read HTML, XML and the content of XLIFF segments as tokens: text, inline tags, and tags that divide the text.
+
+Any input is read, well-formed or not, and the tokens' sources concatenate to the document. The time is linear in its
+length.
+"""
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from html.entities import html5
+from typing import Literal, NamedTuple
+
+import msgspec
+
+# --- settings ---
+
+
+class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings for reading HTML, XML or the content of an XLIFF segment: what ends a text, and what stays unchanged."""
+
+    kind: Literal["html", "xml", "xliff"] = "html"
+    """`html` knows the elements of HTML. In `xml`, the content of an element that contains text is one text with inline
+    elements. In `xliff`, the document is the content of a `<source>` element of XLIFF 1.2 or 2, which is one text.
+    """
+    ignore_tags: tuple[str, ...] = ()
+    """Names of elements that are copied unchanged, into the translation of the sentence around them."""
+    splitting_tags: tuple[str, ...] = ()
+    """Names of elements that always end a text."""
+    non_splitting_tags: tuple[str, ...] = ()
+    """Names of elements that never end a text."""
+    outline_detection: bool = True
+    """Whether XML elements outside of text end a text; otherwise only `splitting_tags` do."""
+    split_lines: bool = False
+    """Whether a line end in the document ends a text; otherwise it counts as a space."""
+    attributes: tuple[str, ...] = ()
+    """Names of attributes that are translated, such as `alt` and `title`."""
+
+
+# --- the elements of HTML and XLIFF ---
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BLOCK = _names(
+    """address applet article aside base blockquote body button canvas caption center col colgroup dd details dialog dir
+    div dl dt fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html iframe
+    legend li link main map menu meta nav noframes noscript object ol optgroup option p param pre search section select
+    slot source summary table tbody td template textarea tfoot th thead title tr track ul video audio"""
+)
+_XML_BLOCK = _names(
+    "article blockquote body dd div dl dt h1 h2 h3 h4 h5 h6 head hr html li ol p section table tbody td th thead tr ul"
+)
+_XLIFF_INLINE = _names("g x bx ex bpt ept it ph mrk pc sc ec")
+_INLINE = _names(
+    """a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark q ruby s samp small span
+    strike strong sub sup time tt u var wbr"""
+)
+"""Inline elements of HTML; if empty, such an element marks a point of the text, and stands for no word."""
+FORMATTING = _names("b big em font g i ins del mark pc s small strike strong sub sup u")
+"""Elements that format words within a sentence, even if several of them contain all its words."""
+_VOID = _names("area base br col embed hr img input link meta param source track wbr")
+_OPAQUE_WORDS = _names("code kbd math samp tt var")
+_OPAQUE_POINTS = _names("script style svg template rt rp")
+_OPAQUE_BLOCKS = _names("pre textarea")
+OPENING_CODES, CLOSING_CODES = _names("bpt bx sc"), _names("ept ex ec")
+_XLIFF_OPAQUE = _names("bpt ept it ph")
+
+# Comments, CDATA sections, declarations, tags. Possessive quantifiers keep malformed markup from causing backtracking.
+_MARKUP = re.compile(
+    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<!DOCTYPE[^<>\[]*+\[[^\]]*+\]\s*+>|<[!?][^<>]*+>"
+    r"|<(?P<end>/?)(?P<name>[A-Za-z_][\w:.-]*+)(?P<attributes>(?:[^<>\"']++|\"[^\"]*+\"|'[^']*+')*+)>",
+    re.DOTALL | re.IGNORECASE,
+)
+_MARKUP_OR_INSTRUCTION = re.compile(rf"<\?.*?\?>|{_MARKUP.pattern}", re.DOTALL | re.IGNORECASE)
+# Scripts and styles contain no tags except their end tag.
+_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])[^<>]*+>", re.IGNORECASE) for name in ("script", "style")}
+_CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unquoted value, as in src=/js/
+_ATTRIBUTE = re.compile(
+    r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
+)
+_ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
+_FORMATTING_CODE = re.compile(
+    r"""\b(?:ctype|type|equiv-text|equiv|disp)\s*=\s*["'](?:bold|italic|underlined?|link|font|fmt|pb|x-(?!text)[\w-]*|&lt;/?[a-z])"""
+    r"""|\bid\s*=\s*["'](?:START|CLOSE)_""",
+    re.IGNORECASE,
+)
+_LINE_BREAK_CODE = re.compile(
+    r"""\b(?:ctype|subType|id|type)\s*=\s*["'](?:lb|xlf:lb|x-(?:html-)?br|LINE_BREAK)|&lt;br\b""", re.IGNORECASE
+)
+_NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
+
+Side = Literal["", "next", "previous"]
+Kind = Literal["text", "start", "end", "point", "break", "protected", "block"]
+
+
+class Token(NamedTuple):
+    """A part of a document: a text, a tag, or an element that is copied."""
+
+    kind: Kind
+    """A text; the start or end tag of an inline element; a `point` of the text, such as an image, a comment or a tag
+    without its partner; a line `break`; an element that is `protected` within a sentence and stands for a word; or
+    anything that ends the text (`block`).
+    """
+    source: str
+    """The part as it is in the document."""
+    name: str = ""
+    """The element's name, without a namespace."""
+    pair: int = -1
+    """Number that an inline start tag shares with its end tag; -1: none."""
+    side: Side = ""
+    """The neighbor that a point belongs to; empty: not known."""
+    texts: tuple[tuple[int, int, int], ...] = ()
+    """The attributes' values to translate: start and end in the source, and the number of the sentence."""
+
+
+def has_words(text: str) -> bool:
+    """Return whether a text has a letter or a digit."""
+    return any(map(str.isalnum, text))
+
+
+def unescape(source: str, settings: MarkupSettings) -> str:
+    """Return the characters of a text token."""
+    return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
+
+
+def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the name of each attribute of the start tags in a source, with the start and end of its value."""
+    for tag in _MARKUP.finditer(source):
+        if not tag["name"] or tag["end"]:
+            continue
+        offset = tag.start("attributes")
+        for match in _ATTRIBUTE.finditer(tag["attributes"]):
+            group = next(name for name in ("double", "single", "bare") if match[name] is not None)
+            yield match["name"], offset + match.start(group), offset + match.end(group)
+
+
+def is_copied(token: Token, settings: MarkupSettings) -> bool:
+    """Return whether a token is an element that is copied with all it contains."""
+    opening = _MARKUP.match(token.source)
+    attributes = (opening and opening["attributes"]) or ""
+    return _copies(token.name, attributes, settings)
+
+
+def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
+    """Return whether an element is copied with all it contains."""
+    opaque = _OPAQUE_WORDS | _OPAQUE_POINTS | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
+    return name in opaque or name in settings.ignore_tags or _is_untranslated(attributes)
+
+
+# --- scanning ---
+
+
+class _Item(NamedTuple):
+    """A text, or a piece of markup with the parts of a tag."""
+
+    source: str
+    name: str = ""
+    """The name of a tag, without a namespace and in lower case for HTML; empty for text, comments and the like."""
+    role: Literal["text", "start", "end", "single", "other"] = "text"
+    attributes: str = ""
+
+
+def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
+    """Yield the texts and the markup of a document in order."""
+    position, is_html = 0, settings.kind == "html"
+    # XML that is written like HTML leaves line breaks and images open.
+    voids = _VOID if is_html else {name for name in ("br", "img", "wbr") if f"</{name}" not in document}
+    last_instruction = document.rfind("?>")  # behind it, searching for the end of another one would take long
+    while match := (_MARKUP_OR_INSTRUCTION if position < last_instruction else _MARKUP).search(document, position):
+        if match.start() > position:
+            yield from _texts(document[position : match.start()], settings)
+        position = match.end()
+        name, attributes = (match["name"] or "").rpartition(":")[2], match["attributes"] or ""
+        name = name.lower() if is_html else name
+        if not name:
+            yield _Item(match[0], role="other")
+            continue
+        is_single = _CLOSES_ITSELF.search(attributes) or name in voids
+        role: Literal["start", "end", "single"] = "end" if match["end"] else "single" if is_single else "start"
+        yield _Item(match[0], name, role, attributes)
+        if role == "start" and is_html and name in _RAW_END:
+            end = _RAW_END[name].search(document, position)
+            stop = end.start() if end else len(document)
+            yield _Item(document[position:stop], role="other")
+            position = stop
+    if position < len(document):
+        yield from _texts(document[position:], settings)
+
+
+def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
+    """Yield a text, divided at the entities that XML defines elsewhere, and at line ends if they end a text."""
+    position = 0
+    cuts = []
+    if settings.kind != "html":
+        cuts = [match.span() for match in _ENTITY.finditer(source) if not _is_known_entity(match[0])]
+    if settings.split_lines:
+        cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n", source)])
+    for start, end in cuts:
+        if start > position:
+            yield _Item(source[position:start])
+        yield _Item(source[start:end], role="other")
+        position = end
+    if position < len(source):
+        yield _Item(source[position:])
+
+
+def _is_known_entity(entity: str) -> bool:
+    return entity.startswith("&#") or entity[1:] in html5
+
+
+# --- the elements' extents ---
+
+
+class _Outline(NamedTuple):
+    """The structure of a document: which tags belong together, and which elements contain text themselves."""
+
+    partner: dict[int, int]
+    """The index of the end tag, by that of its start tag, and the other way around."""
+    parent: list[int]
+    """The index of the start tag of the element around each item; -1: none."""
+    has_text: set[int]
+    """The indices of the start tags of elements that contain words themselves; -1 for the document."""
+
+
+def _outline(items: Sequence[_Item]) -> _Outline:
+    """Match the tags of a document; a start tag that is not closed before its parent has no partner."""
+    partner: dict[int, int] = {}
+    parent: list[int] = []
+    has_text: set[int] = set()
+    stack: list[int] = []
+    open_names = Counter[str]()
+    for index, item in enumerate(items):
+        if item.role == "end" and open_names[item.name]:
+            while True:
+                start = stack.pop()
+                open_names[items[start].name] -= 1
+                if items[start].name == item.name:
+                    break
+            partner[start], partner[index] = index, start
+        parent.append(stack[-1] if stack else -1)
+        if item.role == "text" and parent[-1] not in has_text and has_words(item.source):
+            has_text.add(parent[-1])
+        if item.role == "start":
+            stack.append(index)
+            open_names[item.name] += 1
+    return _Outline(partner, parent, has_text)
+
+
+# --- tokens ---
+
+
+def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
+    """Return the tokens of a document; their sources concatenate to the document."""
+    return _Reader(document, settings).tokens()
+
+
+class _Content:
+    """The content of an inline element: its texts, and the kinds of its tokens."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self._texts: list[str] = []
+        self._kinds: set[Kind] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the element contains nothing."""
+        return not self._kinds
+
+    def add(self, token: Token) -> None:
+        """Add a token, except the tags of an element that stays one."""
+        self._kinds.add(token.kind)
+        if token.kind == "text":
+            self._texts.append(token.source)
+
+    def include(self, inner: "_Content") -> None:
+        """Add the content of an inner element that stays one."""
+        self._kinds |= inner._kinds | {"start"}
+
+    def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
+        """Return the kind of the single token that the element becomes; None if it has text of its own."""
+        if self._kinds - {"text", "point", "protected"}:
+            return None
+        text = "".join(self._texts)
+        if has_words(unescape(text, settings)):
+            return None
+        if "protected" in self._kinds:
+            return "protected" if text == text.strip() else None
+        return None if text else "point"
+
+
+class _Reader:
+    """Turns the items of a document into tokens."""
+
+    def __init__(self, document: str, settings: MarkupSettings) -> None:
+        self.settings = settings
+        self.items = list(_scan(document, settings))
+        self.outline = _outline(self.items)
+        self._inline: dict[int, bool] = {}
+
+    def tokens(self) -> list[Token]:
+        """Return the tokens of the document."""
+        found: list[Token] = []
+        contents = [_Content(0)]
+        index = 0
+        while index < len(self.items):
+            stop = self._opaque_end(index)
+            token = self._copied(index, stop) if stop > index else self._token(index)
+            index = max(stop, index) + 1
+            if token.kind == "start":
+                contents.append(_Content(len(found)))
+                found.append(token)
+                continue
+            if token.kind == "end":
+                content = contents.pop()
+                found.append(token)
+                if (kind := content.kind_without_words(self.settings)) is not None:
+                    source = "".join(part.source for part in found[content.start :])
+                    kind = self._kind_of_empty(token.pair) if content.is_empty else kind
+                    token = Token(kind, source, token.name, side=_side(token.name))
+                    del found[content.start :]
+                else:
+                    contents[-1].include(content)
+                    continue
+            contents[-1].add(token)
+            found.append(token)
+        return found
+
+    def _token(self, index: int) -> Token:
+        """Return the token of one item."""
+        item = self.items[index]
+        if item.role == "text":
+            return Token("text", item.source)
+        if item.role == "other":
+            return Token(self._other_kind(item.source), item.source)
+        if item.role == "single":
+            return Token(self._kind_of_empty(index), item.source, item.name, side=_side(item.name))
+        partner = self.outline.partner.get(index)
+        start = partner if item.role == "end" and partner is not None else index
+        if not self._is_inline(start):
+            return Token("block", item.source, item.name)
+        if partner is None:
+            return Token("point", item.source, item.name, side="previous" if item.role == "end" else "next")
+        return Token(item.role, item.source, item.name, start)
+
+    def _other_kind(self, source: str) -> Kind:
+        if source.startswith(("<!--", "<?")):
+            return "point"
+        if source.startswith("<![CDATA["):
+            return "protected"
+        return "protected" if source.startswith("&") else "block"
+
+    def _opaque_end(self, index: int) -> int:
+        """Return the index of the end tag of an element that is copied; -1 if this item does not start one."""
+        item = self.items[index]
+        end = self.outline.partner.get(index, -1)
+        return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1
+
+    def _copied(self, start: int, stop: int) -> Token:
+        """Return the token of an element that is copied with its content."""
+        source = "".join(item.source for item in self.items[start : stop + 1])
+        item = self.items[start]
+        content = "".join(inner.source for inner in self.items[start + 1 : stop])
+        if not self._is_inline(start):
+            return Token("block", source, item.name)
+        if item.name in _XLIFF_OPAQUE and self.settings.kind != "html":
+            if _LINE_BREAK_CODE.search(content):
+                return Token("break", source, item.name)
+            is_format = item.name != "ph" or _NATIVE_TAG.match(content)
+            kind = "point" if is_format else self._kind_of_empty(start)
+            return Token(kind, source, item.name, side=_side(item.name))
+        is_point = item.name in _OPAQUE_POINTS and self.settings.kind == "html"
+        return Token("point" if is_point else "protected", source, item.name)
+
+    def _kind_of_empty(self, index: int) -> Kind:
+        """Return the kind of an element without content."""
+        item, settings = self.items[index], self.settings
+        if not self._is_inline(index):
+            return "block"
+        if item.name == "br" or _LINE_BREAK_CODE.search(item.attributes):
+            return "break"
+        if item.name in settings.ignore_tags or item.name == "input":
+            return "protected"
+        is_known = (item.name in _INLINE or item.name in _VOID) and settings.kind != "xliff"
+        is_code = item.name in OPENING_CODES | CLOSING_CODES | {"it"} or _FORMATTING_CODE.search(item.attributes)
+        return "point" if is_known or is_code else "protected"
+
+    def _is_inline(self, index: int) -> bool:
+        """Return whether the element of a tag belongs to the text around it."""
+        found = self._inline.get(index)
+        if found is None:
+            found = self._inline[index] = self._decide_inline(index)
+        return found
+
+    def _decide_inline(self, index: int) -> bool:
+        name, settings, parent = self.items[index].name, self.settings, self.outline.parent[index]
+        if name in settings.splitting_tags:
+            return False
+        if name in settings.non_splitting_tags or settings.kind == "xliff":
+            return True
+        if settings.kind == "html":
+            return name not in _BLOCK
+        if not settings.outline_detection:
+            return True
+        if name in _INLINE or name in _XLIFF_INLINE:
+            return True
+        if name in _XML_BLOCK:
+            return False
+        # Parents come before their children, so the answer for the parent is known.
+        return parent in self.outline.has_text or (parent >= 0 and self._inline.get(parent, False))
+
+
+def _side(name: str) -> Side:
+    """Return the neighbor that the code of an element belongs to: an opening code to the next word."""
+    return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
+
+
+def reference_id(token: Token) -> str:
+    """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code."""
+    values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
+    return values.get("rid") or values.get("startRef") or values.get("id") or ""
+
+
+def _is_untranslated(attributes: str) -> bool:
+    """Return whether the attributes of a tag exclude its content from translation."""
+    for match in _ATTRIBUTE.finditer(attributes):
+        name = match["name"].lower().rpartition(":")[2]
+        value = (match["double"] or match["single"] or match["bare"] or "").strip().lower()
+        if name == "translate" and value == "no":
+            return True
+        if name == "class" and "notranslate" in value.split():
+            return True
+        if name == "mtype" and value == "protected":
+            return True
+    return False

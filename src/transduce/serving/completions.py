@@ -1,0 +1,333 @@
+"""Complete prompts, for the APIs of OpenAI and Ollama: a translation model translates them, a language model goes on.
+
+A translation model is named by its language pair, such as `zh-en`; a language model by its folder.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.inference.generator import Continuation, Generation
+from transduce.search.scorer import Observer
+from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.serving.jobs import FunctionJob, Job, Model
+from transduce.serving.messages import Progress, RequestError, invalid_request
+from transduce.serving.models import ServedGenerator
+from transduce.serving.service import Answer, Service, TokenProbability, TranslationRequest, token_probabilities
+
+FinishReason = Literal["stop", "length"]
+"""`stop`: the text is complete, or ends before a stop sequence; `length`: a maximum length truncated it."""
+
+_MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
+_SEEDS = 2**31
+_MAX_STOPS = 16
+_MAX_STOP_CHARACTERS = 500
+_LATEST = ":latest"  # the tag that Ollama's clients add to a name
+
+
+class CompletionRequest(NamedTuple):
+    """A protocol-independent request to complete prompts."""
+
+    model: str
+    prompts: list[str]
+    choices: int = 1
+    """Number of completions of each prompt."""
+    max_tokens: int | None = None
+    """Maximum number of tokens of a completion; None: the model's own limit."""
+    stop: tuple[str, ...] = ()
+    """Texts before which a completion ends."""
+    sampling: Mapping[str, float | None] = {}
+    """`temperature`, `top_p`, `top_k` and `seed`; only language models use them."""
+    with_tokens: bool = False
+    """True if the completions contain their tokens."""
+
+
+class Choice(NamedTuple):
+    """A completion of a prompt."""
+
+    text: str
+    finish_reason: FinishReason
+    tokens: tuple[TokenProbability, ...] = ()
+    """The tokens up to the end of the text, if the request asked for them."""
+    num_tokens: int = 0
+
+
+class Completion(NamedTuple):
+    """The completions of all prompts of a request."""
+
+    choices: list[Choice]
+    """The completions of the first prompt, then those of the second, and so on."""
+    prompt_tokens: int
+
+    @property
+    def completion_tokens(self) -> int:
+        """The number of tokens of all completions."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+
+Report = Callable[[Progress], None]
+
+
+class Completions:
+    """A service that completes prompts with the models of a translation service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all models."""
+        pairs = [f"{source}-{target}" for source, target in self.service.routes.named_pairs]
+        return [*pairs, *self.service.generators]
+
+    def find(self, name: str) -> str:
+        """Return the name of the model that a client means; case and the tag `:latest` do not matter.
+
+        Raises:
+            RequestError: status 404, no model has this name.
+        """
+        wanted = name.removesuffix(_LATEST).lower()
+        found = next((each for each in self.names if each.lower() == wanted), None)
+        if found is None:
+            raise RequestError(404, f"There is no model `{name[:_MAX_SHOWN]}`: GET /v1/models lists what is served.")
+        return found
+
+    async def complete(
+        self, request: CompletionRequest, disconnected: asyncio.Future[None], report: Report | None = None
+    ) -> Completion:
+        """Return the completions of a request's prompts.
+
+        Args:
+            request: what the client asks for.
+            disconnected: done once the client has disconnected.
+            report: receives the final part of the only completion while it grows, in the event loop.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
+        """
+        if len(request.stop) > _MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
+            raise invalid_request(
+                f"`stop` must have at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters"
+            )
+        name = self.find(request.model)
+        generator = self.service.generators.get(name)
+        if generator is not None:
+            return await self._generate(generator, request, disconnected, report)
+        pairs = self.service.routes.named_pairs
+        source, target = next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
+        return await self._translate((source, target), request, disconnected, report)
+
+    # --- translation ---
+
+    async def _translate(
+        self,
+        pair: tuple[str, str],
+        request: CompletionRequest,
+        disconnected: asyncio.Future[None],
+        report: Report | None,
+    ) -> Completion:
+        most = self.service.settings.max_alternatives + 1
+        if request.choices > most:
+            raise invalid_request(f"`n` must be at most {most}, but is {request.choices}")
+        if request.with_tokens and request.choices > 1:
+            raise invalid_request("`logprobs` are known for one translation only: leave `n` out")
+        routes = self.service.routes
+        model = routes.model(routes.find(pair[0]), routes.find(pair[1]))
+        assert model is not None
+        translation = TranslationRequest(
+            request.prompts,
+            source=pair[0],
+            target=pair[1],
+            alternatives=request.choices - 1,
+            with_tokens=request.with_tokens,
+        )
+        shown = (
+            None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))
+        )
+        answers = await self.service.translate(translation, disconnected, shown)
+        choices = [choice for answer in answers for choice in _choices_of(answer, request, model)]
+        lines = [line for prompt in request.prompts for line in prompt.splitlines() if line.strip()]
+        return Completion(choices, sum(count - 1 for count in model.count_tokens(lines)))
+
+    # --- generation ---
+
+    async def _generate(
+        self,
+        model: ServedGenerator,
+        request: CompletionRequest,
+        disconnected: asyncio.Future[None],
+        report: Report | None,
+    ) -> Completion:
+        settings = self.service.settings
+        characters = sum(map(len, request.prompts))
+        if len(request.prompts) > settings.max_texts or characters > settings.max_characters:
+            raise invalid_request(
+                f"a request may have {settings.max_texts} prompts with {settings.max_characters} characters"
+            )
+        if request.choices > settings.max_alternatives + 1:
+            raise invalid_request(f"`n` must be at most {settings.max_alternatives + 1}, but is {request.choices}")
+        search = _generator_search(model, request, settings.max_new_tokens)
+        loop = asyncio.get_running_loop()
+        jobs: list[Job] = []
+        for number, prompt in enumerate(request.prompts):
+
+            def work(observer: Observer, prompt: str = prompt, number: int = number) -> Generation:
+                watch = _GenerationObserver(observer, lambda: jobs[number].is_expired, model, prompt, request.stop)
+                if report is not None:
+                    watch.report = lambda text: _report_from_thread(loop, report, text)
+                return model.generator.generate(prompt, search, observer=watch)
+
+            jobs.append(FunctionJob(model, prompt, search, seconds=settings.deadline_seconds, work=work))
+        self.service.metrics.characters.inc(characters)
+        results = await self.service.engine.decode(jobs, disconnected)
+        generations: list[Generation] = [generation for (generation,) in results]
+        choices = [_choice_of(each, request) for generation in generations for each in generation.continuations]
+        return Completion(choices, sum(sum(job.tokens) for job in jobs))
+
+
+def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the event loop has been closed
+        loop.call_soon_threadsafe(report, Progress(index=0, line=0, text=text, draft=text))
+
+
+def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
+    """Return the search settings of a language model for a request.
+
+    Raises:
+        RequestError: a sampling setting is out of range.
+    """
+    if request.max_tokens is not None and request.max_tokens > most_tokens:
+        raise invalid_request(
+            f"the maximum number of tokens must be at most {most_tokens}, but is {request.max_tokens}"
+        )
+    changes: dict[str, Any] = {"seed": secrets.randbelow(_SEEDS)}
+    changes |= {name: value for name, value in request.sampling.items() if value is not None}
+    changes["seed"] %= _SEEDS
+    is_greedy = changes.get("temperature") == 0
+    if is_greedy and request.choices > 1:
+        raise invalid_request("`n` must be 1 if `temperature` is 0, since all texts would be the same")
+    try:
+        sampling = (
+            None if is_greedy else msgspec.structs.replace(model.search.sampling or SamplingSettings(), **changes)
+        )
+    except TransduceError as error:
+        raise invalid_request(str(error)) from None
+    return msgspec.structs.replace(
+        model.search,
+        sampling=sampling,
+        beam_size=1,
+        n_best=request.choices,
+        max_length=min(request.max_tokens or most_tokens, most_tokens),
+    )
+
+
+class _GenerationObserver:
+    """Implements `Observer`: reports a growing text, and ends it at a stop sequence or when nobody waits for it."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        is_expired: Callable[[], bool],
+        model: ServedGenerator,
+        prompt: str,
+        stop: Sequence[str],
+    ) -> None:
+        self.report: Callable[[str], None] | None = None
+        self._observer = observer
+        self._is_expired = is_expired
+        self._generator = model.generator
+        self._prompt = prompt
+        self._stop = stop
+
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+        """Return the row if the text has ended."""
+        self._observer.after_step(rows, tokens)
+        if self._is_expired():
+            return rows.tolist()
+        if self.report is None and not self._stop:
+            return ()
+        texts = [self._generator.continuation_text(self._prompt, ids) for ids in tokens[0].tolist()]
+        if self.report is not None:
+            self.report(texts[0][: _safe_length(texts[0], self._stop)])
+        return rows.tolist() if all(_find_stop(text, self._stop) is not None for text in texts) else ()
+
+
+# --- stop sequences and maximum lengths ---
+
+
+def _find_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return the position of the first stop sequence in a text, or None."""
+    return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
+
+def _safe_length(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the part of a growing text that no stop sequence can shorten any more."""
+    position = _find_stop(text, stops)
+    if position is not None:
+        return position
+    longest = max(map(len, stops), default=1) - 1
+    starts = range(max(0, len(text) - longest), len(text))
+    return next((start for start in starts if any(stop.startswith(text[start:]) for stop in stops)), len(text))
+
+
+class _StoppingReport:
+    """A report of a growing translation that never goes beyond a stop sequence or the maximum length."""
+
+    def __init__(self, report: Report, request: CompletionRequest, count_tokens: Callable[[str], int]) -> None:
+        self._report = report
+        self._request = request
+        self._count_tokens = count_tokens
+
+    def __call__(self, progress: Progress) -> None:
+        """Pass on the part of the text that is final."""
+        text = progress.text[: _safe_length(progress.text, self._request.stop)]
+        # The tokens of a part may differ a little from those of the whole text, so the second half comes at the end.
+        if self._request.max_tokens is None or self._count_tokens(text) <= self._request.max_tokens // 2:
+            self._report(Progress(index=progress.index, line=progress.line, text=text, draft=text))
+
+
+def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
+    """Return the choices for one translated prompt."""
+    choices = []
+    for text in (answer.text, *answer.alternatives):
+        reason: FinishReason = "stop" if answer.is_complete else "length"
+        position = _find_stop(text, request.stop)
+        if position is not None:
+            text, reason = text[:position], "stop"
+        ids = model.encode_target(text)
+        if request.max_tokens is not None and len(ids) > request.max_tokens:
+            text, reason = model.decode(ids[: request.max_tokens]).rstrip("\ufffd"), "length"
+        choices.append(
+            Choice(text, reason, _tokens_within(answer.tokens, text), min(len(ids), request.max_tokens or len(ids)))
+        )
+    return choices
+
+
+def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice:
+    """Return the choice for one generated text."""
+    position = _find_stop(continuation.text, request.stop)
+    tokens = token_probabilities([continuation])
+    if position is None:
+        reason: FinishReason = "stop" if continuation.ended else "length"
+        return Choice(continuation.text, reason, tokens if request.with_tokens else (), len(continuation.tokens))
+    text = continuation.text[:position]
+    kept = _tokens_within(tokens, text)
+    return Choice(text, "stop", kept if request.with_tokens else (), len(kept))
+
+
+def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
+    """Return the tokens that begin within a text."""
+    kept, length = [], 0
+    for token in tokens:
+        if length >= len(text):
+            break
+        kept.append(token)
+        length += len(token.text)
+    return tuple(kept)

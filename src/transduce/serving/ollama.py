@@ -1,0 +1,329 @@
+"""Ollama's API, as far as programs use it to have texts translated or continued."""
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason
+from transduce.serving.messages import Progress, RequestError, invalid_request
+from transduce.serving.openai import ChatMessage, Ignored, Refused, conversation_text, last_user_message
+from transduce.serving.openapi import Operation
+from transduce.serving.request_bodies import as_list
+from transduce.serving.responses import json_response
+from transduce.serving.service import RequestChecks, watch_disconnect
+from transduce.serving.streaming import EventFormatter, ProgressBuffer, stream_response
+
+# --- messages ---
+
+Stop = str | Annotated[list[str], Meta(max_length=16)]
+
+
+class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """Options of a completion; those that are not listed are accepted without effect."""
+
+    num_predict: Annotated[int, Meta(description="Maximum number of tokens; not positive: no limit.")] | None = None
+    stop: Stop | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1000, description="Of language models only.")] | None = None
+    top_k: Annotated[int, Meta(ge=0, description="Of language models only.")] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1, description="Of language models only.")] | None = None
+    seed: Annotated[int, Meta(description="Of language models only.")] | None = None
+
+
+class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
+    """A message of the conversation."""
+
+    images: Annotated[list[Any] | None, Meta(description="Refused unless empty.")] = None
+    tool_calls: Ignored = None
+    tool_name: Ignored = None
+    thinking: Ignored = None
+
+
+class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
+    """The fields of both requests."""
+
+    model: Annotated[str, Meta(description="A `name` from `GET /api/tags`.")]
+    stream: bool | None = True
+    options: OllamaOptions | None = None
+    format: Refused = None
+    think: Annotated[Any, Meta(description="Refused unless false.")] = None
+    logprobs: Refused = None
+    top_logprobs: Refused = None
+    keep_alive: Ignored = None
+
+
+class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
+    """The body of `POST /api/chat`."""
+
+    messages: list[OllamaMessage]
+    tools: Refused = None
+
+
+class OllamaGenerateRequest(_SharedFields, kw_only=True, frozen=True):
+    """The body of `POST /api/generate`."""
+
+    prompt: str = ""
+    suffix: Refused = None
+    images: Refused = None
+    system: Annotated[Any, Meta(description="Accepted; translation models follow no instructions.")] = None
+    template: Refused = None
+    context: Ignored = None
+    raw: Ignored = None
+
+
+class OllamaAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """The message of the assistant in a chat response."""
+
+    content: str
+    role: Literal["assistant"] = "assistant"
+
+
+class OllamaResponse(msgspec.Struct, kw_only=True, frozen=True):
+    """A line of a streamed response, or the whole response without streaming."""
+
+    model: str
+    created_at: str
+    message: OllamaAnswer | UnsetType = UNSET
+    """The new text of `/api/chat`."""
+    response: str | UnsetType = UNSET
+    """The new text of `/api/generate`."""
+    done: bool
+    done_reason: FinishReason | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    """Nanoseconds from the request to the answer."""
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+
+
+class OllamaDetails(msgspec.Struct, kw_only=True, frozen=True):
+    """Technical details of a model."""
+
+    format: str = "transduce"
+    family: str = "transformer"
+    families: tuple[str, ...] = ("transformer",)
+    parent_model: str = ""
+    parameter_size: str = ""
+    quantization_level: str = ""
+
+
+class OllamaModel(msgspec.Struct, kw_only=True, frozen=True):
+    """An entry of `GET /api/tags`."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int = 0
+    digest: str = ""
+    details: OllamaDetails = OllamaDetails()
+
+
+class OllamaModels(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `GET /api/tags` and `GET /api/ps`."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShowRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """The body of `POST /api/show`."""
+
+    model: str = ""
+    name: Annotated[str, Meta(description="An older name of `model`.")] = ""
+    verbose: Ignored = None
+
+
+class OllamaShown(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `POST /api/show`."""
+
+    modified_at: str
+    details: OllamaDetails = OllamaDetails()
+    capabilities: tuple[str, ...] = ("completion",)
+    model_info: dict[str, str] = {}
+    template: str = "{{ .Prompt }}"
+    modelfile: str = ""
+    parameters: str = ""
+    license: str = ""
+
+
+class OllamaVersion(msgspec.Struct, kw_only=True, frozen=True):
+    """The response of `GET /api/version`."""
+
+    version: str
+
+
+# --- handlers ---
+
+_REFUSED = ("format", "think", "tools", "images", "suffix", "template", "logprobs", "top_logprobs")
+_NDJSON = "application/x-ndjson"
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/api/chat",
+        "Translate the user's last message, for Ollama's clients.",
+        OllamaResponse,
+        OllamaChatRequest,
+        needs_key=True,
+        streams=True,
+        stream_type=_NDJSON,
+    ),
+    Operation(
+        "post",
+        "/api/generate",
+        "Translate or continue a text, for Ollama's clients.",
+        OllamaResponse,
+        OllamaGenerateRequest,
+        needs_key=True,
+        streams=True,
+        stream_type=_NDJSON,
+    ),
+    Operation("get", "/api/tags", "List the models, for Ollama's clients.", OllamaModels),
+    Operation("get", "/api/ps", "List the models, all of which are loaded.", OllamaModels),
+    Operation("post", "/api/show", "Describe a model, for Ollama's clients.", OllamaShown, OllamaShowRequest),
+    Operation("get", "/api/version", "Version of the server.", OllamaVersion),
+)
+
+
+class OllamaHandlers:
+    """Handlers of the routes under `/api`, for Ollama's clients."""
+
+    def __init__(self, checks: RequestChecks, completions: Completions) -> None:
+        self.checks = checks
+        self.completions = completions
+        self._started_at = _now()
+
+    async def chat(self, request: Request) -> Response:
+        """Answer `POST /api/chat`."""
+        message = await self.checks.read(request, OllamaChatRequest)
+        self.checks.check_key(request)
+        if any(each.images for each in message.messages):
+            raise invalid_request("`images` is not supported by this server: leave it out")
+        is_generator = self.completions.find(message.model) in self.completions.service.generators
+        prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
+        return await self._answer(request, message, prompt, is_chat=True)
+
+    async def generate(self, request: Request) -> Response:
+        """Answer `POST /api/generate`."""
+        message = await self.checks.read(request, OllamaGenerateRequest)
+        self.checks.check_key(request)
+        return await self._answer(request, message, message.prompt, is_chat=False)
+
+    async def _answer(self, request: Request, message: _SharedFields, prompt: str, *, is_chat: bool) -> Response:
+        name = self.completions.find(message.model)
+        for field in _REFUSED:
+            if getattr(message, field, None):
+                raise invalid_request(f"`{field}` is not supported by this server: leave it out")
+        options = message.options or OllamaOptions()
+        has_limit = options.num_predict is not None and options.num_predict > 0
+        order = CompletionRequest(
+            name,
+            [prompt],
+            max_tokens=options.num_predict if has_limit else None,
+            stop=tuple(as_list(options.stop or [])),
+            sampling={
+                "temperature": options.temperature,
+                "top_k": options.top_k,
+                "top_p": options.top_p,
+                "seed": options.seed,
+            },
+        )
+        formatter = _LineFormatter(message.model, is_chat=is_chat)
+        disconnected = watch_disconnect(request)
+        if message.stream is None or message.stream:
+            latest = ProgressBuffer()
+            answering = asyncio.ensure_future(self.completions.complete(order, disconnected, latest.put))
+            response = await stream_response(answering, latest, disconnected.cancel, formatter)
+            response.headers["Content-Type"] = _NDJSON
+            return response
+        try:
+            completion = await self.completions.complete(order, disconnected)
+        finally:
+            disconnected.cancel()
+        return json_response(formatter.last_line(completion, completion.choices[0].text))
+
+    async def tags(self, request: Request) -> Response:  # noqa: ARG002
+        """Answer `GET /api/tags` and `GET /api/ps` with all models."""
+        names = [f"{name}:latest" for name in self.completions.names]
+        return json_response(
+            OllamaModels(models=[OllamaModel(name=name, model=name, modified_at=self._started_at) for name in names])
+        )
+
+    async def show(self, request: Request) -> Response:
+        """Answer `POST /api/show`."""
+        message = await self.checks.read_message(request, OllamaShowRequest)
+        name = self.completions.find(message.model or message.name)
+        return json_response(OllamaShown(modified_at=self._started_at, model_info={"general.name": name}))
+
+    async def version(self, request: Request) -> Response:  # noqa: ARG002
+        """Answer `GET /api/version`."""
+        return json_response(OllamaVersion(version=version("transduce")))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+class _LineFormatter(EventFormatter):
+    """A formatter of Ollama's streams: a JSON object per line."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        """Create a formatter for one answer of a model, of `/api/chat` or `/api/generate`."""
+        self._model = model
+        self._is_chat = is_chat
+        self._started_at = time.monotonic_ns()
+        self._sent = ""
+
+    def progress(self, progress: Progress) -> bytes:
+        """Return a line with the text that became final since the last one."""
+        if progress.line or not progress.text.startswith(self._sent) or progress.text == self._sent:
+            return b""
+        text, self._sent = progress.text[len(self._sent) :], progress.text
+        return _line(self._response(text, done=False))
+
+    def result(self, answer: Completion) -> bytes:
+        """Return the lines with the rest of the text and the end."""
+        text = answer.choices[0].text
+        if not text.startswith(self._sent):
+            return self.error(RequestError(500, "The text changed after a part of it was sent: send it again."))
+        rest = text[len(self._sent) :]
+        lines = _line(self._response(rest, done=False)) if rest else b""
+        return lines + _line(self.last_line(answer, ""))
+
+    def error(self, error: RequestError) -> bytes:
+        """Return a line with the error that ends the stream."""
+        return _line({"error": error.sentence})
+
+    def last_line(self, answer: Completion, text: str) -> OllamaResponse:
+        """Return the object that ends an answer, with this text."""
+        duration = time.monotonic_ns() - self._started_at
+        return msgspec.structs.replace(
+            self._response(text, done=True),
+            done_reason=answer.choices[0].finish_reason,
+            total_duration=duration,
+            load_duration=0,
+            prompt_eval_count=answer.prompt_tokens,
+            prompt_eval_duration=0,
+            eval_count=answer.completion_tokens,
+            eval_duration=duration,
+        )
+
+    def _response(self, text: str, *, done: bool) -> OllamaResponse:
+        return OllamaResponse(
+            model=self._model,
+            created_at=_now(),
+            message=OllamaAnswer(content=text) if self._is_chat else UNSET,
+            response=UNSET if self._is_chat else text,
+            done=done,
+        )
+
+
+def _line(data: Any) -> bytes:
+    return msgspec.json.encode(data) + b"\n"

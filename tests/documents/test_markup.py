@@ -1,0 +1,468 @@
+"""HTML, XML and XLIFF: tags are kept and balanced, entities stay intact, and what is between is translated."""
+
+import re
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.documents.markup import join_plans, markup_plan, plan_text, protected_spans, translate_markup
+from transduce.documents.markup_tokens import MarkupSettings
+from transduce.inference.translator import Translator
+from transduce.text.text_settings import TextSettings
+from transduce.text.word_spans import Span
+
+XML, XLIFF = MarkupSettings(kind="xml"), MarkupSettings(kind="xliff")
+HOLE = "\ufffc"
+
+
+def translate(
+    document: str,
+    known: Mapping[str, str] | None = None,
+    parts: Mapping[str, str] | None = None,
+    *,
+    settings: MarkupSettings | None = None,
+    spaced: bool = True,
+) -> str:
+    """Texts by a dictionary; others in capitals. Marked parts by another one; others stay where they are."""
+    plan = markup_plan(document, settings, spaced=spaced)
+    found = [(known or {}).get(sentence, sentence.upper()) for sentence in plan.sentences]
+
+    def place(number: int, span: Span) -> Span:
+        part = (parts or {}).get(plan.sentences[number][span.start : span.end])
+        start = span.start if part is None else found[number].index(part)
+        return Span(start, span.end if part is None else start + len(part))
+
+    return plan.assemble(found, {number: [place(number, span) for span in own] for number, own in plan.marks.items()})
+
+
+@pytest.mark.parametrize(
+    ("document", "translated"),
+    [
+        ("plain", "PLAIN"),
+        ("", ""),
+        ("<p>one</p>\n<p> two </p>", "<p>ONE</p>\n<p> TWO </p>"),
+        ('<div class="a" id=b><br/>One<br>Two</div>', '<div class="a" id=b><br/>ONE<br>TWO</div>'),
+        ("a &lt;b&gt; &amp; &quot;c&quot; &copy;", "A &lt;B&gt; &amp; &quot;C&quot; &copy;"),
+        ("a &amp;amp; b", "A &amp;AMP; B"),
+        ("a &#8217;b&#8217; \u2019", "A \u2019B\u2019 \u2019"),  # written in both ways, so there is no one way
+        ("&#x61;b", "AB"),
+        ("&nbsp;one&nbsp;", "&nbsp;ONE&nbsp;"),
+        ("a < b and c > d", "A &lt; B AND C &gt; D"),
+        ("<!-- <p>not this</p> -->one", "<!-- <p>not this</p> -->ONE"),
+        ("one <!-- this --> two", "ONE <!-- this --> TWO"),
+        ("<!DOCTYPE html><html>one</html>", "<!DOCTYPE html><html>ONE</html>"),
+        ("<script>if (a<b) { c }</script>one", "<script>if (a<b) { c }</script>ONE"),
+        ("<pre>x <pre>y</pre> z</pre>one", "<pre>x <pre>y</pre> z</pre>ONE"),
+        ("<script src=/js/>a b</script>one", "<script src=/js/>a b</script>ONE"),
+        ("<x a='b'/>one<x / >", "<x a='b'/>ONE<x / >"),
+        ("<code>x</code> one", "<code>x</code> ONE"),
+        ("use <code>x <b>y</b></code>, please", "USE <code>x <b>y</b></code>, PLEASE"),
+        ('<span translate="no">x <b>y</b></span> one', '<span translate="no">x <b>y</b></span> ONE'),
+        ("<p class='notranslate a'>x</p>one", "<p class='notranslate a'>x</p>ONE"),
+        ('<p id="class=x" class="a NoTranslate">x</p>one', '<p id="class=x" class="a NoTranslate">x</p>ONE'),
+        ("<p class=notranslate>x</p>one", "<p class=notranslate>x</p>ONE"),
+        ("<p class=a title='notranslate' translate=yes>x</p>", "<p class=a title='notranslate' translate=yes>X</p>"),
+        ("<a href='x>y'>one</a>", "<a href='x>y'>ONE</a>"),
+        ('<a title="x < y">one</a> two', '<a title="x < y">ONE</a> TWO'),
+        ('<p onclick="if (a<b) f()">one</p>', '<p onclick="if (a<b) f()">ONE</p>'),
+        ("<x><![CDATA[a <b>x</b> y]]> one</x>", "<x><![CDATA[a <b>x</b> y]]> ONE</x>"),
+        ('<script>var s = "<!--";</script><p>one</p>', '<script>var s = "<!--";</script><p>ONE</p>'),
+        ("<style>a > b {} </script> </style>one", "<style>a > b {} </script> </style>ONE"),
+        ("<g id='1'>one</g>, <x/>two.", "<g id='1'>ONE</g>, <x/>TWO."),
+        ("<b>x <i>y</b></i> z <b>", "<b>X <i>Y</b></i> Z <b>"),
+        ("- <b>!</b> 12 %", "- <b>!</b> 12 %"),
+        ("one <code>x", "ONE <code>X"),  # without an end
+        ("<?php if (a > b) ?>one", "<?php if (a > b) ?>ONE"),
+    ],
+)
+def test_a_document_keeps_all_but_its_words(document: str, translated: str) -> None:
+    assert translate(document) == translated
+
+
+@pytest.mark.parametrize(
+    ("document", "translated"),
+    [
+        (
+            "<doc><title>one</title><par>two <b>three</b></par></doc>",
+            "<doc><title>ONE</title><par>TWO <b>THREE</b></par></doc>",
+        ),
+        ("use &brand; now", "USE &brand; NOW"),
+        ("a &apos;b&apos;", "A &apos;B&apos;"),
+        ("AT&T and R&D", "AT&amp;T AND R&amp;D"),
+        ("<!DOCTYPE x [<!ENTITY brand 'one two'>]><x>one</x>", "<!DOCTYPE x [<!ENTITY brand 'one two'>]><x>ONE</x>"),
+        ('<s its:translate="no">one</s> two', '<s its:translate="no">one</s> TWO'),
+        ("<B>one</B> <b>two</B>", "<B>ONE</B> <b>TWO</B>"),
+        ("one<br>two", "ONE<br>TWO"),
+        ("<docx:t>one</docx:t>", "<docx:t>ONE</docx:t>"),
+    ],
+)
+def test_xml_keeps_all_but_its_words(document: str, translated: str) -> None:
+    assert translate(document, settings=XML) == translated
+
+
+def test_marks_follow_what_they_mark() -> None:
+    known = {"I love red tea .": "Roten Tee liebe ich."}
+    parts = {"love": "liebe", "red tea": "Roten Tee"}
+    translated = translate("I <b>love</b> <i><a>red tea</a></i> .", known, parts)
+    assert translated == "<i><a>Roten Tee</a></i> <b>liebe</b> ich."
+
+
+def test_marks_within_marks_and_beside_words() -> None:
+    known = {"the big red house & garden": "das große rote Haus & der Garten"}
+    parts = {"big red house": "große rote Haus", "red": "rote"}
+    translated = translate("  the <a href='x'>big <b>red</b> house</a> &amp; garden\n", known, parts)
+    assert translated == "  das <a href='x'>große <b>rote</b> Haus</a> &amp; der Garten\n"
+
+
+def test_spaces_within_marks_are_left_out_of_them() -> None:
+    known, parts = {"the red house": "das rote Haus"}, {"red": "rote"}
+    assert translate("the<b> red </b>house", known, parts) == "das <b>rote</b> Haus"
+    assert translate("<p> <b> red </b>\n</p>", {"red": "rot"}, {"red": "rot"}) == "<p> <b> rot </b>\n</p>"
+
+
+@pytest.mark.parametrize(
+    ("document", "translated"),
+    [
+        ("<i class='x'></i> one <b>two</b>", "<i class='x'></i> ONE <b>TWO</b>"),
+        ("one<sup></sup> two", "ONE<sup></sup> TWO"),
+        ("one <a>two<i></i></a> three", "ONE <a>TWO<i></i></a> THREE"),
+        ("one <a><i></i>two</a>", "ONE <a><i></i>TWO</a>"),
+        ("<a><b>one</b></a><i></i>", "<a><b>ONE</b></a><i></i>"),
+        ("one <a>two <span></span></a> three <b>four</b>.", "ONE <a>TWO <span></span></a> THREE <b>FOUR</b>."),
+        ("one <b>!</b> two <i>three</i>", "ONE <b>!</b> TWO <i>THREE</i>"),
+        ("one <i></i><b>two</b> three", "ONE <i></i><b>TWO</b> THREE"),
+        ("one <img src='a'> two <img src='b'>.", "ONE <img src='a'> TWO <img src='b'>."),
+        ("one <a href='x'><img></a> two", "ONE <a href='x'><img></a> TWO"),
+    ],
+)
+def test_elements_without_words_stay_where_they_stand(document: str, translated: str) -> None:
+    assert translate(document) == translated
+
+
+@pytest.mark.parametrize(
+    ("document", "known", "parts", "translated"),
+    [
+        ("今天<img>我去", {"今天我去": "I go today"}, {"我去": "I go"}, "<img>I go today"),
+        ("我去<img>今天", {"我去今天": "Today I go"}, {"今天": "Today"}, "<img>Today I go"),
+        ("one<sup></sup> two three", {"one two three": "drei zwei eins"}, {"one": "eins"}, "drei zwei eins<sup></sup>"),
+        ("one <img>two", {"one two": "zwei eins"}, {"two": "zwei"}, "<img>zwei eins"),
+        ("one, <!-- c -->two", {"one, two": "zwei, eins"}, {"two": "zwei"}, "<!-- c -->zwei, eins"),
+        ("one <img>.", {"one .": "eins."}, {}, "eins <img>."),
+        ("(<img>one) two", {"(one) two": "zwei (eins)"}, {"one": "eins"}, "zwei (<img>eins)"),
+    ],
+)
+def test_a_point_goes_with_the_word_beside_it(
+    document: str, known: dict[str, str], parts: dict[str, str], translated: str
+) -> None:
+    assert translate(document, known, parts) == translated
+
+
+@pytest.mark.parametrize(
+    ("document", "sentences"),
+    [
+        ("<a>one</a> | <a>two</a>", ["one", "two"]),  # links in a row
+        ("<b>one</b> <i>two</i>", ["one two"]),
+        ("<b>one</b> two <i>three</i>", ["one two three"]),
+        ("<b>one two</b>", ["one two"]),
+        ("<span><a>one</a> <a>two <b>three</b> four</a></span>", ["one", "two three four"]),
+        ("<b>one</b> — <i></i>", ["one —"]),
+        ("one <b>two</i>", ["one two"]),  # not balanced
+        ("one <b>two", ["one two"]),
+        ("<b>one <p>two</p> three</b>", ["one", "two", "three"]),
+        ("one<i></i> two", ["one two"]),
+        ("<b>!</b> <i></i>", []),
+        ("<b>" * 600 + "one" + "</b>" * 600, ["one"]),
+        ("x" + "<b>y</b>" * 65, ["x", *["y"] * 65]),  # no sentence
+        ("one\ntwo", ["one two"]),
+        ("玛丽今天晚上会\n骑自行车", ["玛丽今天晚上会骑自行车"]),
+        ("use <code>x</code> <code>y</code> now", [f"use {HOLE} {HOLE} now"]),
+        ("<code>x</code>, <kbd>y</kbd>", []),
+    ],
+)
+def test_a_block_is_one_text_or_several(document: str, sentences: list[str]) -> None:
+    assert markup_plan(document, spaced=True).sentences == sentences
+
+
+@pytest.mark.parametrize(
+    ("document", "sentences"),
+    [
+        ("玛丽今天晚上会<br>骑自行车去图书馆", ["玛丽今天晚上会骑自行车去图书馆"]),
+        (
+            "Maria fährt heute mit dem<br>\nFahrrad zur Bibliothek.",
+            ["Maria fährt heute mit dem Fahrrad zur Bibliothek."],
+        ),
+        ("We like<br>tea.<br>They do not.", ["We like tea.", "They do not."]),
+        ("Tea<br>Coffee<br>Milk", ["Tea", "Coffee", "Milk"]),
+        ("Mary Smith<br>12 Main Street<br>Telephone: 123", ["Mary Smith", "12 Main Street", "Telephone: 123"]),
+        ("we like<br><br>tea", ["we like", "tea"]),
+        ("We like:<br>- tea<br>- milk", ["We like:", "- tea", "- milk"]),
+        ("我们喜欢茶。<br>他们不喜欢。", ["我们喜欢茶。", "他们不喜欢。"]),
+        ("<b>we like<br>tea</b> and milk", ["we like tea and milk"]),
+    ],
+)
+def test_a_line_break_divides_texts_only_at_the_end_of_a_sentence(document: str, sentences: list[str]) -> None:
+    assert markup_plan(document, spaced=True).sentences == sentences
+
+
+def test_a_line_break_inside_a_sentence_stays_beside_its_word() -> None:
+    known = {"玛丽今天晚上会骑自行车": "Mary can ride a bicycle tonight"}
+    document, parts = "玛丽今天晚上会<br/>骑自行车", {"骑自": "ride"}
+    assert translate(document, known, parts) == "Mary can<br/>ride a bicycle tonight"
+    assert translate("we like <br>\n tea", {"we like tea": "wir mögen Tee"}, {"tea": "Tee"}) == "wir mögen <br> Tee"
+
+
+def test_words_are_kept_apart_that_the_source_writes_together() -> None:
+    known = {"老师": "the teacher", "你": "you"}
+    assert translate("<a>老师</a><a>你</a>。", known) == "<a>the teacher</a> <a>you</a>。"
+    assert (
+        translate("<a>老师</a><a>今天</a>", {"老师": "先生", "今天": "今日"}, spaced=False) == "<a>先生</a><a>今日</a>"
+    )
+
+
+def test_texts_that_were_parts_of_a_text_without_spaces_have_one_between_them() -> None:
+    known = {"我们买茶": "We buy tea.", "今天": "Today.", "你看见猫": "You see cats."}
+    document = "<a>我们买茶</a><a>今天</a><a>你看见猫</a>"
+    assert translate(document, known) == "<a>We buy tea.</a> <a>Today.</a> <a>You see cats.</a>"
+
+
+# --- protected elements ---
+
+
+def test_protected_elements_are_spans_of_the_text() -> None:
+    plan = markup_plan("会<ph id='1'/>骑<x></x>车 <keep>a b</keep>", MarkupSettings(ignore_tags=("keep",)), spaced=True)
+    assert plan.sentences == [f"会{HOLE}骑{HOLE}车 {HOLE}"]
+    assert plan.protected == {0: [Span(1, 2), Span(3, 4), Span(6, 7)]}
+    translated = plan.assemble(
+        [f"{HOLE} can ride {HOLE} on {HOLE}"],
+        {},
+        {0: [(Span(1, 2), Span(11, 12)), (Span(3, 4), Span(16, 17)), (Span(6, 7), Span(0, 1))]},
+    )
+    assert translated == "<keep>a b</keep> can ride <ph id='1'/> on <x></x>"
+
+
+def test_protected_elements_stay_within_their_element() -> None:
+    document = "one <b>two <code>x</code></b> three <code>y</code>"
+    plan = markup_plan(document, spaced=True)
+    text = f"drei {HOLE} eins zwei {HOLE}"
+    protected = {0: [(Span(8, 9), Span(5, 6)), (Span(16, 17), Span(17, 18))]}
+    marks = {0: [Span(0, 4)]}  # "drei", though the code is behind it
+    assert plan.assemble([text], marks, protected) == "<b>drei <code>x</code></b> eins zwei <code>y</code>"
+
+
+def test_protected_elements_survive_a_translation_that_lost_them() -> None:
+    plan = markup_plan("one <code>x</code> two", spaced=True)
+    assert plan.assemble(["EINS ZWEI"], {}, {}) == "EINS <code>x</code> ZWEI"
+    assert plan.assemble([f"{HOLE} ZWEI"], {}, {}) == "<code>x</code> ZWEI"
+
+
+def test_placeholders_in_the_text_are_protected_as_well() -> None:
+    text = f"see {HOLE} at https://example.com or {{name}}"
+    spans = protected_spans(text, [Span(4, 5)], TextSettings(protect=("or",)))
+    assert [text[slice(*span)] for span in spans] == [HOLE, "https://example.com", "or", "{name}"]
+
+
+# --- settings ---
+
+
+def test_ignored_elements_stay_in_the_sentence() -> None:
+    settings = MarkupSettings(kind="xml", ignore_tags=("x",))
+    document = "Please open the page <x>Settings</x> to configure your system."
+    assert markup_plan(document, settings, spaced=True).sentences == [
+        f"Please open the page {HOLE} to configure your system."
+    ]
+
+
+def test_the_outline_of_xml_is_found() -> None:
+    document = "<d><m><t>A title</t></m><c><par>One. Two.</par><par>Three <w>four</w>.</par></c></d>"
+    assert markup_plan(document, XML, spaced=True).sentences == ["A title", "One. Two.", "Three four."]
+    without = MarkupSettings(kind="xml", outline_detection=False, splitting_tags=("par", "t"))
+    assert markup_plan(document, without, spaced=True).sentences == ["A title", "One. Two.", "Three four."]
+
+
+def test_elements_that_never_or_always_end_a_text() -> None:
+    document = "<par>The firm said it had been </par><par>conducting an internal investigation.</par>"
+    assert len(markup_plan(document, XML, spaced=True).sentences) == 2
+    joined = MarkupSettings(kind="xml", non_splitting_tags=("par",))
+    assert markup_plan(document, joined, spaced=True).sentences == [
+        "The firm said it had been conducting an internal investigation."
+    ]
+    divided = MarkupSettings(splitting_tags=("b",))
+    assert markup_plan("one <b>two</b>", divided, spaced=True).sentences == ["one", "two"]
+
+
+def test_line_ends_divide_texts_on_request() -> None:
+    settings = MarkupSettings(split_lines=True)
+    assert markup_plan("one\ntwo\r\n<b>three</b>", settings, spaced=True).sentences == ["one", "two", "three"]
+    assert translate("one\ntwo\r\n<b>three</b>", settings=settings) == "ONE\nTWO\r\n<b>THREE</b>"
+
+
+def test_attributes_are_translated_on_request() -> None:
+    document = '<p title="one &amp; two">three <img alt=four src=five> <a title=\'six\'>7</a></p><pre title="x">y</pre>'
+    settings = MarkupSettings(attributes=("title", "alt"))
+    expected = (
+        '<p title="ONE &amp; TWO">THREE <img alt="FOUR" src=five> <a title=\'SIX\'>7</a></p><pre title="x">y</pre>'
+    )
+    assert translate(document, settings=settings) == expected
+    assert translate(document) == document.replace("three", "THREE")
+    quoted = translate('<p title="one">', {"one": 'a "b"'}, settings=settings)
+    assert quoted == '<p title="a &quot;b&quot;">'
+
+
+# --- XLIFF ---
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "translated"),
+    [
+        ('会<ph id="1"/>骑', f"会{HOLE}骑", '会<ph id="1"/>骑'),
+        ('one <ph id="1">{0}</ph> two', f"one {HOLE} two", 'ONE <ph id="1">{0}</ph> TWO'),
+        ('one <x id="1" ctype="lb"/>two', "one two", 'ONE <x id="1" ctype="lb"/>TWO'),
+        ('<g id="1">one</g> <g id="2">two</g>', "one two", '<g id="1">ONE</g> <g id="2">TWO</g>'),
+        ('<bpt id="1">&lt;b&gt;</bpt>one<ept id="1">&lt;/b&gt;</ept> two', "one two", None),
+        ('one <bx id="1" rid="7"/>two<ex id="2" rid="7"/>', "one two", None),
+        ('one <pc id="1">two</pc> <sc id="2"/>three<ec startRef="2"/>', "one two three", None),
+        ('<mrk id="m" translate="no">ABC</mrk> one', f"{HOLE} one", '<mrk id="m" translate="no">ABC</mrk> ONE'),
+        ('<mrk mtype="protected">ABC</mrk> one', f"{HOLE} one", '<mrk mtype="protected">ABC</mrk> ONE'),
+        ('<mrk mtype="seg" mid="1">one</mrk> <mrk mtype="seg" mid="2">two</mrk>', "one two", None),
+        ('one <it id="1" pos="open">&lt;b&gt;</it>two', "one two", 'ONE <it id="1" pos="open">&lt;b&gt;</it>TWO'),
+    ],
+)
+def test_inline_elements_of_xliff(document: str, text: str, translated: str | None) -> None:
+    plan = markup_plan(document, XLIFF, spaced=True)
+    assert plan.sentences == [text]
+    words = re.compile(r">[^<]*<|^[^<]*<|>[^<]*$")
+    upper = words.sub(lambda match: match[0].upper(), document) if translated is None else translated
+    assert translate(document, settings=XLIFF).replace("{0}", "").lower() == upper.replace("{0}", "").lower()
+    assert plan.assemble(plan.sentences, plan.marks) == document
+
+
+def test_codes_that_belong_together_stay_around_their_words() -> None:
+    document = (
+        'I <bpt id="1">&lt;b&gt;</bpt>love<ept id="1">&lt;/b&gt;</ept> <bx id="2" rid="9"/>tea<ex id="3" rid="9"/>'
+    )
+    known, parts = {"I love tea": "Tee liebe ich"}, {"love": "liebe", "tea": "Tee"}
+    assert translate(document, known, parts, settings=XLIFF) == (
+        '<bx id="2" rid="9"/>Tee<ex id="3" rid="9"/> <bpt id="1">&lt;b&gt;</bpt>liebe<ept id="1">&lt;/b&gt;</ept> ich'
+    )
+
+
+# --- robustness ---
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<b>", "</b>", "<p>", "</p>", "<br/>", "<!-- x -->", "one ", " two", "&amp;", "<", ">", '"', "&"]
+        ),
+        max_size=12,
+    ).map("".join)
+)
+def test_a_translation_that_changes_nothing_gives_the_document(document: str) -> None:
+    plan = markup_plan(document, spaced=True)
+    assert plan.assemble(plan.sentences, plan.marks) == document
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<a ",
+        "<!--",
+        '<a "',
+        "<a '\"",
+        "<b>x</b> ",
+        "<",
+        "&nbsp;",
+        "&nbsp; ",
+        "<b>",
+        "<pre>",
+        "</b>",
+        "<br>x",
+        "<?",
+        "<x/>",
+        "<b><i></b></i>x",
+        "<bx id='1'/>x",
+        "<![CDATA[",
+        "<!DOCTYPE [",
+    ],
+)
+@pytest.mark.parametrize("settings", [None, XML, XLIFF])
+def test_broken_markup_takes_no_long_time(part: str, settings: MarkupSettings | None) -> None:
+    document = f"x{part * (20_000 // len(part))}x"
+    plan = markup_plan(document, settings, spaced=True)
+    assert plan.assemble(plan.sentences, plan.marks) == document
+
+
+@given(st.data())
+def test_wherever_tags_are_put_the_text_is_the_translation(data: st.DataObject) -> None:
+    """For nested, empty and misplaced elements, no text is repeated, and tags stay nested."""
+    inline = st.recursive(
+        st.sampled_from(["one", "two three", "!", " ", ""]),
+        lambda inner: (
+            st.lists(inner, max_size=3).map(lambda parts: f"<b>{' '.join(parts)}</b>")
+            | st.lists(inner, max_size=3).map("".join)
+        ),
+        max_leaves=8,
+    )
+    document = f"four {data.draw(inline)} five"
+    plan = markup_plan(document, spaced=True)
+    found = ["a translation, whatever it is", *plan.sentences[1:]]
+    spans = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda pair: Span(*sorted(pair)))
+    places = {number: [data.draw(spans) for _ in own] for number, own in plan.marks.items()}
+    translated = plan.assemble(found, places)
+    tags = re.findall("</?b>", translated)
+    assert tags.count("<b>") == document.count("<b>")
+    depths = [sum(1 if tag == "<b>" else -1 for tag in tags[: n + 1]) for n in range(len(tags))]
+    assert min(depths, default=0) >= 0
+    if len(plan.sentences) == 1:
+        assert " ".join(re.sub("</?b>", "", translated).split()) == found[0]
+
+
+# --- plain text, several texts, and a model ---
+
+
+def test_lines_of_plain_text_are_texts() -> None:
+    plan = plan_text("one\n\n two \r\n\u2028x")
+    assert plan.sentences == ["one", " two ", "\u2028x"]
+    assert plan.assemble(["1", "2", "3"], {}) == "1\n\n2\r\n3"
+    assert plan_text(" \n").sentences == []
+    assert plan_text("one\ntwo", joins_lines=True).sentences == ["one\ntwo"]
+
+
+def test_plans_of_several_texts_are_one() -> None:
+    documents = ["a <code>x</code> <b>c</b>", "", "d <i>e</i>"]
+    plan = join_plans([markup_plan(each, spaced=True) for each in documents], "|".join)
+    assert plan.sentences == [f"a {HOLE} c", "d e"]
+    upper = [sentence.upper() for sentence in plan.sentences]
+    protected = {number: [(span, span) for span in own] for number, own in plan.protected.items()}
+    assert plan.assemble(upper, plan.marks, protected) == "A <code>x</code> <b>C</b>||D <i>E</i>"
+
+
+@pytest.mark.parametrize(
+    ("document", "tag"),
+    [
+        ('会<ph id="1"/>骑自行车。', '<ph id="1"/>'),
+        ('我<x id="0"></x>吃鱼。', '<x id="0"></x>'),
+        ("我吃<keep>鱼</keep>。", "<keep>鱼</keep>"),
+        ('我吃<span translate="no">鱼</span>。', '<span translate="no">鱼</span>'),
+        ('我<b class="notranslate">Ann</b>吃鱼。', '<b class="notranslate">Ann</b>'),
+        ("我吃<code>f(x)</code>鱼。", "<code>f(x)</code>"),
+    ],
+)
+def test_a_model_puts_elements_into_one_translated_sentence(translator: Translator, document: str, tag: str) -> None:
+    """Elements that must not change stand once within the sentence, with the spaces of English."""
+    (translated,) = translate_markup(translator, [document], MarkupSettings(ignore_tags=("keep",)))
+    assert translated.count(tag) == 1
+    before, after = translated.split(tag)
+    assert not before or before.endswith(" ")
+    assert re.match(r" \w|[.!?,]|$", after)
+    assert HOLE not in translated
+
+
+def test_a_model_gives_the_plain_translation_apart_from_tags(translator: Translator) -> None:
+    documents = ["<p>我吃<b>鱼</b>。</p>", "<p><i>我</i>喜欢<br>老师</p>"]
+    found = translate_markup(translator, documents)
+    plain = [translator(text).text for text in ("我吃鱼。", "我喜欢老师")]
+    assert [" ".join(re.sub("<[^>]*>", " ", each).split()).replace(" .", ".") for each in found] == plain
+    assert all(each.count("<br>") == document.count("<br>") for each, document in zip(found, documents, strict=True))

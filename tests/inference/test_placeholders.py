@@ -1,0 +1,184 @@
+"""Protected spans reach the translation exactly once, with and without placeholder tokens in the vocabulary."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from transduce.inference.batching import Part
+from transduce.inference.placeholders import (
+    Placeholders,
+    Slot,
+    _Placed,
+    _with_brackets,
+    find_unknown,
+    mask_part,
+    remove_placeholders,
+)
+from transduce.inference.translator import Translator
+from transduce.model.build import build_encoder_decoder
+from transduce.model.config import ModelConfig
+from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.corpus import Pair
+from transduce.text.protected import PLACEHOLDER_TOKENS, find_protected
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.text_settings import TextSettings
+from transduce.text.tokenizer import Tokenizer, placeholder_tokens
+from transduce.text.word_spans import Span
+
+SOURCES = [
+    "我喜欢 {name} 和 %s。",
+    "{name}喜欢苹果。",
+    "我买书<0>今天。",
+    "老师看见https://example.org/a_b?c=1。",
+    "<b>我</b>吃鱼😆",
+    "{a}{b} {c}我喜欢茶。",
+    "“{name}”买书。",
+    "我卖 {1} {2}。我买 {3}，他吃{4}，{5}鱼{6}，{7}茶{8}，{9}书{10}，水{11}",
+]
+SEARCHES = [
+    SearchSettings(beam_size=1),
+    SearchSettings(beam_size=3),
+    SearchSettings(beam_size=4, n_best=3),
+    SearchSettings(sampling=SamplingSettings(seed=1), n_best=2),
+]
+
+
+@pytest.fixture(scope="module")
+def with_tokens() -> Translator:
+    """A model with random weights, which writes placeholders where it likes, if at all."""
+    pairs = [Pair("我喜欢苹果。", "I like apples.", n, "") for n in range(40)]
+    pairs += [Pair("老师今天买书，他吃鱼。", "the teacher buys books today, he eats fish.", n, "") for n in range(40)]
+    settings = TokenizerSettings(vocabulary_size=120, byte_fallback=False, user_symbols=PLACEHOLDER_TOKENS)
+    tokenizer = Tokenizer.train(lambda: pairs, settings, adjust=True)
+    torch.manual_seed(3)
+    size = tokenizer.source.size
+    config = ModelConfig(
+        source_vocabulary_size=size,
+        target_vocabulary_size=size,
+        d_model=16,
+        d_ff=32,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        pad_id=0,
+        start_id=1,
+        eos_id=1,
+    )
+    model = build_encoder_decoder(config).eval()
+    return Translator(model, tokenizer, source_language="zh", target_language="en")
+
+
+@pytest.fixture(params=["without tokens", "with tokens"])
+def either(request: Any, translator: Translator, with_tokens: Translator) -> Translator:
+    return translator if request.param == "without tokens" else with_tokens
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_every_span_is_kept_exactly_once(either: Translator, search: SearchSettings) -> None:
+    never = TextSettings(split_sentences="never")
+    for settings in (TextSettings(), never):
+        for translation in either.translate(SOURCES, search, text_settings=settings):
+            source, spans = translation.source, find_protected(translation.source)
+            for alternative in translation.alternatives:
+                assert "placeholder" not in alternative.text
+                for start, end in spans:
+                    assert alternative.text.count(source[start:end]) == source.count(source[start:end])
+            pairs = translation.protected
+            assert [one for one, _ in pairs] == sorted(one for one, _ in pairs)
+            assert {*spans} <= {one for one, _ in pairs}
+            assert all(source[slice(*one)] == translation.text[slice(*other)] for one, other in pairs)
+
+
+def test_other_sentences_are_not_affected(either: Translator) -> None:
+    alone = either.translate(["我喜欢苹果。"], SearchSettings(beam_size=2))
+    beside = either.translate(["我喜欢苹果。", SOURCES[0]], SearchSettings(beam_size=2))
+    assert beside[0] == alone[0]
+    assert alone[0].protected == ()
+
+
+def test_streams_prefixes_and_glossaries_keep_spans(either: Translator) -> None:
+    search = SearchSettings(beam_size=2)
+    for source in SOURCES:
+        assert "".join(either.stream(source, search)) == either.translate([source], search)[0].text
+    (again,) = either.translate(["我喜欢 %s。"], search, prefix="I like")
+    assert again.text.startswith("I like")
+    assert again.text.count("%s") == 1
+    (termed,) = either.translate(["我喜欢 %s 苹果。"], search, glossary={"苹果": "apples"})
+    assert termed.text.count("%s") == 1
+
+
+def test_explicit_spans_replace_those_that_are_found(translator: Translator) -> None:
+    source = "我喜欢苹果 {name}。"
+    (translation,) = translator.translate([source], SearchSettings(), protected=[[Span(3, 5)]])
+    assert translation.text.count("苹果") == 1
+    assert next(source[slice(*one)] for one, _ in translation.protected) == "苹果"
+
+
+def test_a_users_expression_protects_what_it_matches(translator: Translator) -> None:
+    (translation,) = translator.translate(["我买书。"], SearchSettings(), text_settings=TextSettings(protect=("书",)))
+    assert translation.text.count("书") == 1
+
+
+@pytest.mark.parametrize("text", ["{name} %s", "😆", "{name}: 5", "<b>1</b>"])
+def test_a_text_without_a_letter_outside_its_spans_is_copied(either: Translator, text: str) -> None:
+    (translation,) = either.translate([text], SearchSettings())
+    assert translation.text == text
+
+
+def test_unknown_characters_are_copied_and_words_stay_whole(translator: Translator) -> None:
+    text = "我喜欢 Čapek 和龘龘。"
+    assert [text[slice(*span)] for span in find_unknown(text, translator.tokenizer.source)][-1].endswith("龘龘")
+    (translation,) = translator.translate(["我喜欢龘龘。"], SearchSettings())
+    assert translation.text.count("龘龘") == 1
+
+
+def test_the_words_of_the_source_keep_their_tokens(with_tokens: Translator) -> None:
+    """Training has no token of a lone space before a placeholder."""
+    tokenizer = with_tokens.tokenizer
+    tokens = placeholder_tokens(tokenizer)
+    assert tokens == PLACEHOLDER_TOKENS
+    for text, masked in (
+        ("我喜欢 {name} 和书", "我喜欢<placeholder-1>和书"),
+        ("I like {name} and books", "I like<placeholder-1> and books"),
+        ("{name} is here", "<placeholder-1> is here"),
+    ):
+        ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(text))
+        part = Part(text, 0, 0, ids, protected=tuple(find_protected(text)))
+        found = mask_part(part, tokenizer, tokens)
+        assert found is not None
+        assert found.masked.text == masked
+        pieces = tokenizer.source.pieces(found.masked.ids)
+        assert pieces[pieces.index("<placeholder-1>") - 1] != "▁"
+        left_out = mask_part(part, tokenizer, ())
+        assert left_out is not None
+        assert "placeholder" not in left_out.masked.text
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "offset", "written"),
+    [
+        ("玛丽画 {name} 和 %s", "Mary draws and", 10, "Mary draws {name} and"),
+        ("你好，{name}！", "Hello!", 5, "Hello {name}!"),
+        ("Click {name}.", "点击。", 2, "点击{name}。"),
+        ("Open ({name}) now", "Öffne jetzt", 5, "Öffne ({name}) jetzt"),
+        ("{name}'s house", "Haus", 0, "{name} Haus"),
+        ("会<0>骑自行车", "can ride a bicycle", 4, "can <0>ride a bicycle"),
+        ("住在</b>北京", "lives in Beijing", 8, "lives in</b> Beijing"),
+        ("Hello\\nWorld", "Hallo Welt", 5, "Hallo\\nWelt"),
+        ("（{name}）好", "good", 0, "({name}) good"),
+    ],
+)
+def test_spans_get_the_spaces_of_the_target_language(
+    translator: Translator, source: str, text: str, offset: int, written: str
+) -> None:
+    placeholders = Placeholders(translator.tokenizer, "zh" if text == "点击。" else "en")
+    span = find_protected(source)[0]
+    slot = Slot(_with_brackets(span, source), (span,), "")
+    result, pairs = placeholders._write(source, text, [_Placed(offset, slot)])
+    assert result == written
+    assert [(source[slice(*one)], result[slice(*other)]) for one, other in pairs] == [(source[slice(*span)],) * 2]
+
+
+def test_streamed_text_has_no_placeholder_token() -> None:
+    assert remove_placeholders("a <placeholder-3>b") == "a b"

@@ -1,0 +1,315 @@
+"""Completions by OpenAI's and Ollama's APIs: limits, stop sequences, tokens, and language models."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from transduce.inference.generator import Generator
+from transduce.inference.translation import Alternative
+from transduce.model.config import ModelConfig
+from transduce.model.decoder import Decoder
+from transduce.serving.completions import _safe_length
+from transduce.serving.models import ServedGenerator
+from transduce.text.corpus import Pair
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.tokenizer import Tokenizer
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ServedGenerator:
+    """A language model of single letters with random weights."""
+    torch.manual_seed(3)
+    pairs = [Pair("abc def ghi", "", 1), Pair("  gab  hid ", "", 2)]
+    tokenizer = Tokenizer.train(lambda: pairs, TokenizerSettings(kind="character", byte_fallback=False))
+    config = ModelConfig(
+        kind="decoder",
+        source_vocabulary_size=tokenizer.target.size,
+        target_vocabulary_size=tokenizer.target.size,
+        num_decoder_layers=1,
+        d_model=32,
+        d_ff=64,
+        num_heads=2,
+        positions="learned",
+        max_positions=12,
+        pad_id=tokenizer.target.pad_id,
+        eos_id=tokenizer.target.eos_id,
+        start_id=tokenizer.target.eos_id,
+    )
+    return ServedGenerator("letters", Generator(Decoder(config).eval(), tokenizer, context=12))
+
+
+@pytest.fixture(scope="module")
+def both(serve: Any, gated_model: Any, generator: ServedGenerator) -> Any:
+    """A server with a translation model and a language model."""
+    with serve(gated_model(), generators=[generator]) as live:
+        yield live
+
+
+def chat(live: Any, content: str = "ein Satz", model: str = "de-en", **fields: Any) -> Any:
+    return live.ask("POST", CHAT, {"model": model, "messages": [{"role": "user", "content": content}]} | fields)
+
+
+# --- translation ---
+
+
+def test_a_text_is_completed_by_its_translation(live: Any) -> None:
+    reply = live.ask("POST", TEXT, {"model": "de-en", "prompt": ["eins zwei", "drei"]}).json
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [(0, "EINS ZWEI"), (1, "DREI")]
+    assert reply["object"] == "text_completion"
+    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "reason", "tokens"),
+    [
+        ({}, "EINS ZWEI DREI", "stop", 3),
+        ({"max_tokens": 3}, "EINS ZWEI DREI", "stop", 3),
+        ({"max_tokens": 2}, "word0 word1", "length", 2),
+        ({"max_completion_tokens": 1, "max_tokens": 5}, "word0", "length", 1),
+        ({"stop": " DREI"}, "EINS ZWEI", "stop", 2),
+        ({"stop": ["X", "ZW"]}, "EINS ", "stop", 1),
+        ({"stop": "DREI", "max_tokens": 1}, "word0", "length", 1),
+        ({"stop": []}, "EINS ZWEI DREI", "stop", 3),
+        (
+            {"temperature": 0.7, "top_p": 0.9, "seed": 4, "user": "a", "metadata": {"a": "b"}},
+            "EINS ZWEI DREI",
+            "stop",
+            3,
+        ),
+        ({"tools": [], "response_format": {"type": "text"}, "top_logprobs": 0}, "EINS ZWEI DREI", "stop", 3),
+    ],
+)
+def test_where_a_translation_ends(fields: dict[str, Any], text: str, reason: str, tokens: int, live: Any) -> None:
+    reply = chat(live, "eins zwei drei", **fields).json
+    choice = reply["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, reason)
+    assert reply["usage"]["completion_tokens"] == tokens
+
+
+def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) -> None:
+    model = gated_model()
+    decode = model.translate
+
+    def cut(*arguments: Any, **options: Any) -> Any:
+        return [
+            msgspec.structs.replace(
+                each, alternatives=tuple(msgspec.structs.replace(one, ended=False) for one in each.alternatives)
+            )
+            for each in decode(*arguments, **options)
+        ]
+
+    model.translate = cut
+    with serve(model) as live:
+        assert chat(live).json["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"tools": [{"type": "function"}]}, "`tools` is not supported"),
+        ({"response_format": {"type": "json_object"}}, "`response_format` is not supported"),
+        ({"logit_bias": {"5": 1}}, "`logit_bias` is not supported"),
+        ({"modalities": ["audio"]}, "`modalities` is not supported"),
+        ({"top_logprobs": 2}, "`top_logprobs` is not supported"),
+        ({"stop": [""]}, "`stop` must have at most 16 texts"),
+        ({"stop": ["a"] * 17}, "length <= 16"),
+        ({"max_tokens": 0}, "expected `int` >= 1"),
+        ({"logprobs": True, "n": 2}, "`logprobs` are known for one translation only"),
+        ({"logprobs": True, "stream": True}, "`logprobs` cannot be streamed"),
+    ],
+)
+def test_what_is_not_supported_is_refused(fields: dict[str, Any], sentence: str, live: Any) -> None:
+    reply = chat(live, **fields)
+    assert reply.status == 400
+    assert sentence in reply.json["error"]["message"]
+
+
+def test_log_probabilities_of_the_tokens(serve: Any, gated_model: Any) -> None:
+    model = gated_model()
+    decode = model.translate
+
+    def with_tokens(*arguments: Any, **options: Any) -> Any:
+        alternatives = (Alternative("ONE", ("▁O", "NE"), (-0.5, -0.25, -0.1), score=-0.85, ended=True),)
+        return [msgspec.structs.replace(each, alternatives=alternatives) for each in decode(*arguments, **options)]
+
+    model.translate = with_tokens
+    with serve(model) as live:
+        content = chat(live, "eins", logprobs=True).json["choices"][0]["logprobs"]["content"]
+        assert [(each["token"], each["logprob"], each["bytes"]) for each in content] == [
+            (" O", -0.5, [32, 79]),
+            ("NE", -0.25, [78, 69]),
+        ]
+        text = live.ask("POST", TEXT, {"model": "de-en", "prompt": "eins", "logprobs": 0}).json["choices"][0]
+        assert text["logprobs"] == {
+            "tokens": [" O", "NE"],
+            "token_logprobs": [-0.5, -0.25],
+            "text_offset": [0, 2],
+            "top_logprobs": None,
+        }
+        assert live.ask("POST", TEXT, {"model": "de-en", "prompt": "eins", "logprobs": 1}).status == 400
+
+
+def events(live: Any, path: str, body: dict[str, Any]) -> list[Any]:
+    lines = live.ask("POST", path, body | {"stream": True}).body.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def test_a_stream_ends_with_the_usage(serve: Any, gated_model: Any) -> None:
+    model = gated_model()
+    model.decode = lambda ids: "EINS"[: len(ids)]
+    body = {"model": "de-en", "prompt": "eins zwei\ndrei", "stream_options": {"include_usage": True}}
+    with serve(model) as live:
+        found = events(live, TEXT, body)
+        plain = events(live, TEXT, body | {"stream_options": None})
+        cut = events(live, TEXT, body | {"stop": " ZWEI"})
+    assert {each["object"] for each in found} == {"text_completion"}
+    assert "".join(choice["text"] for each in found for choice in each["choices"]) == "EINS ZWEI\nDREI"
+    assert [each["usage"] for each in found[:-1]] == [None] * (len(found) - 1)
+    assert (found[-1]["choices"], found[-1]["usage"]["total_tokens"]) == ([], 6)
+    assert all("usage" not in each for each in plain)
+    assert "".join(choice["text"] for each in cut for choice in each["choices"]) == "EINS"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "length"),
+    [
+        ("abc", (), 3),
+        ("abc", ("x",), 3),
+        ("abc", ("cd",), 2),
+        ("abc", ("bcd", "cx"), 1),
+        ("abc", ("b",), 1),
+        ("aab", ("abab",), 1),
+        ("", ("a",), 0),
+    ],
+)
+def test_only_text_that_no_stop_sequence_can_shorten_is_sent(text: str, stops: tuple[str, ...], length: int) -> None:
+    assert _safe_length(text, stops) == length
+
+
+# --- language models ---
+
+
+def test_models_of_both_kinds_are_listed(both: Any) -> None:
+    assert [each["id"] for each in both.ask("GET", "/v1/models").json["data"]] == ["de-en", "letters"]
+    assert both.ask("GET", "/v1/models/letters").json["id"] == "letters"
+    assert both.ask("GET", "/v1/models/nothing").status == 404
+
+
+def test_a_language_model_continues_a_text(both: Any, generator: ServedGenerator) -> None:
+    body = {"model": "letters", "prompt": "abc", "max_tokens": 8, "temperature": 0}
+    reply = both.ask("POST", TEXT, body).json
+    expected = generator.generator("abc", max_length=8, temperature=0).continuations[0]
+    assert reply["choices"][0]["text"] == expected.text
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12}
+    streamed = events(both, TEXT, body)
+    assert "".join(choice["text"] for each in streamed for choice in each["choices"]) == expected.text
+    answer = chat(both, "abc", model="letters", max_tokens=8, temperature=0).json
+    assert answer["choices"][0]["message"]["content"] == expected.text
+    logged = chat(both, "abc", model="letters", max_tokens=8, temperature=0, logprobs=True).json
+    found = [each["logprob"] for each in logged["choices"][0]["logprobs"]["content"]]
+    assert found == pytest.approx(list(expected.token_log_probabilities), abs=1e-5)
+
+
+def test_sampling_follows_the_seed(both: Any) -> None:
+    body = {"model": "letters", "prompt": "abc", "max_tokens": 12, "temperature": 1.0, "n": 2}
+
+    def texts(**fields: Any) -> list[str]:
+        return [choice["text"] for choice in both.ask("POST", TEXT, body | fields).json["choices"]]
+
+    assert texts(seed=7) == texts(seed=7)
+    assert texts(seed=7) != texts(seed=8)
+    assert len({tuple(texts()) for _ in range(4)}) > 1  # without a seed, each request has another one
+    assert texts(seed=-1)  # OpenAI allows any integer
+
+
+def test_a_language_model_stops_at_a_stop_sequence(both: Any, generator: ServedGenerator) -> None:
+    whole = generator.generator("abc", max_length=40, temperature=0).continuations[0].text
+    stop = whole[6:8]
+    reply = both.ask(
+        "POST", TEXT, {"model": "letters", "prompt": "abc", "max_tokens": 40, "temperature": 0, "stop": stop}
+    ).json
+    choice = reply["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    assert reply["usage"]["completion_tokens"] <= 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"max_tokens": 2000}, "the maximum number of tokens must be at most 1000, but is 2000"),
+        ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported"),
+        ({"temperature": 0, "n": 2}, "`n` must be 1 if `temperature` is 0"),
+        ({"n": 5}, "`n` must be at most 4, but is 5"),
+        ({"echo": True}, "`echo` is not supported"),
+        ({"best_of": 3}, "`best_of` must equal `n`, 1, but is 3"),
+        ({"suffix": "z"}, "`suffix` is not supported"),
+        ({"prompt": "a" * 20_001}, "a request may have 128 prompts with 20000 characters"),
+    ],
+)
+def test_requests_to_a_language_model_are_checked(fields: dict[str, Any], sentence: str, both: Any) -> None:
+    reply = both.ask("POST", TEXT, {"model": "letters", "prompt": "abc"} | fields)
+    assert reply.status == 400
+    assert sentence in reply.json["error"]["message"]
+
+
+def test_language_models_alone(serve: Any, generator: ServedGenerator) -> None:
+    with serve(generators=[generator]) as live:
+        assert chat(live, "ab", model="letters", max_tokens=3).status == 200
+        assert live.ask("GET", "/languages").json == []
+        assert live.ask("GET", "/frontend/settings").status == 404
+        assert live.translate("eins").status == 400
+
+
+# --- Ollama ---
+
+
+def test_ollama_chat(live: Any) -> None:
+    body = {"model": "de-en:latest", "messages": [{"role": "user", "content": "ein Satz"}], "stream": False}
+    reply = live.ask("POST", "/api/chat", body).json
+    assert (reply["model"], reply["message"]) == ("de-en:latest", {"role": "assistant", "content": "EIN SATZ"})
+    assert (reply["done"], reply["done_reason"]) == (True, "stop")
+    assert (reply["prompt_eval_count"], reply["eval_count"]) == (2, 2)
+    cut = live.ask("POST", "/api/chat", body | {"options": {"num_predict": 1, "mirostat": 0}}).json
+    assert (cut["message"]["content"], cut["done_reason"]) == ("word0", "length")
+
+
+def test_ollama_streams_lines(serve: Any, gated_model: Any) -> None:
+    model = gated_model()
+    model.decode = lambda ids: "EIN"[: len(ids)]
+    with serve(model) as live:
+        reply = live.ask("POST", "/api/generate", {"model": "de-en", "prompt": "ein Satz"})
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in reply.body.splitlines()]
+    assert "".join(line["response"] for line in lines) == "EIN SATZ"
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "sentence"),
+    [
+        ({"model": "gpt"}, 404, "There is no model `gpt`"),
+        ({"format": "json"}, 400, "`format` is not supported"),
+        ({"think": True}, 400, "`think` is not supported"),
+        ({"images": ["aa"]}, 400, "`images` is not supported"),
+        ({"suffix": "a"}, 400, "`suffix` is not supported"),
+        ({"options": {"top_p": 2}}, 400, "expected `float` <= 1.0"),
+    ],
+)
+def test_ollama_requests_are_checked(fields: dict[str, Any], status: int, sentence: str, live: Any) -> None:
+    reply = live.ask("POST", "/api/generate", {"model": "de-en", "prompt": "eins"} | fields)
+    assert reply.status == status
+    assert sentence in reply.error
+
+
+def test_ollama_lists_models(both: Any) -> None:
+    assert [each["name"] for each in both.ask("GET", "/api/tags").json["models"]] == ["de-en:latest", "letters:latest"]
+    assert both.ask("POST", "/api/show", {"model": "de-en"}).json["capabilities"] == ["completion"]
+    assert both.ask("POST", "/api/show", {"model": "gpt"}).status == 404
+    assert both.ask("GET", "/api/version").json["version"]
