@@ -32,8 +32,13 @@ from environments import peer_python, pinned
 from exchange_families import OUT, brought_in, make_model
 from report import REPOSITORY, Row, data_folder, machine, parser, report
 
-from transduce.exchange.comparison import compare_encoders, compare_models
-from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
+from transduce.exchange.comparison import (
+    OriginalEncoder,
+    OriginalLanguageModel,
+    OriginalModel,
+    compare_encoders,
+    compare_models,
+)
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.interop.ctranslate2 import (

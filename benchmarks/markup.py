@@ -6,11 +6,15 @@
 
 In each sentence that contains one of a dozen words with known translation exactly once, this word is bold. A
 translation is right if the bold text contains the known translation and at most one other word. BLEU is of the text
-without tags. The peer of translating sentences with tags is translating the parts between tags separately. There is no
-bar.
+without tags. The peer of translating sentences with tags is translating the parts between tags separately.
+
+Random tags are put into 1,000 sentences: nested elements, images, line breaks, comments, and code. The bar: in each
+translation, tags are balanced, and each tag occurs once. Apart from tags, the translation of a sentence without code
+should be that of the plain sentence. --pair de-en measures this part with another model, which --model must name.
 """
 
 import html
+import random
 import re
 import time
 from collections.abc import Iterable
@@ -52,14 +56,17 @@ def main() -> int:
     """Translate plain text, separate parts, and documents, and score each."""
     options = with_model(parser(__doc__))
     options.add_argument("--threads", type=int)
+    options.add_argument("--pair", choices=("zh-en", "de-en"), default="zh-en", help="languages of the corpus")
     args = options.parse_args()
     print(machine())
-    folder = data_folder() / "tatoeba-zh-en"
+    folder = data_folder() / f"tatoeba-{args.pair}"
     model = args.model or train_on(folder, 1.0 if args.quick else args.minutes)
     translator = load(model, task="translation", threads=args.threads)
-    pairs = zip(read_lines(folder / f"{args.part}.zh.gz"), read_lines(folder / f"{args.part}.en.gz"), strict=True)
-    cases = list(_cases(pairs))[: 100 if args.quick else None]
-    return report(_rows(translator, cases), args.json)
+    source, target = args.pair.split("-")
+    sources, references = (list(read_lines(folder / f"{args.part}.{side}.gz")) for side in (source, target))
+    cases = list(_cases(zip(sources, references, strict=True)))[: 100 if args.quick else None]
+    rows = _rows(translator, cases) if args.pair == "zh-en" else []
+    return report([*rows, *_nested_rows(translator, sources[: 50 if args.quick else 1000])], args.json)
 
 
 def _cases(pairs: Iterable[tuple[str, str]]) -> Iterable[Case]:
@@ -107,6 +114,78 @@ def _in_parts(translator: Translator, cases: list[Case]) -> list[str]:
 
 def _as_documents(translator: Translator, cases: list[Case]) -> list[str]:
     return translate_markup(translator, [case.document for case in cases])
+
+
+# --- random tags ---
+
+_ELEMENTS = ("b", "i", "a", "span", "em")
+_POINTS = ('<img src="x">', "<br>", "<!-- note -->", '<a id="here"></a>')
+_CODE = "<code>f(x)</code>"
+_ANY_TAG = re.compile(r"<!--.*?-->|<(/?)(\w+)[^<>]*>")
+
+
+def _tagged(sentence: str, seed: int) -> str:
+    """Return a sentence with random tags between its words, or between its characters if it has no spaces."""
+    draw = random.Random(seed)
+    words = re.findall(r"\S+\s*", sentence) if " " in sentence else list(sentence)
+    parts = [html.escape(word, quote=False) for word in words]
+    for _ in range(draw.randint(1, 3)):
+        parts.insert(draw.randint(0, len(parts)), draw.choice((*_POINTS, _CODE)))
+    return _with_elements(parts, draw, 0)
+
+
+def _with_elements(parts: list[str], draw: random.Random, depth: int) -> str:
+    if len(parts) < 2 or depth > 2:
+        return "".join(parts)
+    start, end = sorted((draw.randint(0, len(parts) - 1), draw.randint(1, len(parts))))
+    end = max(end, start + 1)
+    name = draw.choice(_ELEMENTS)
+    inner = _with_elements(parts[start:end], draw, depth + 1)
+    rest = _with_elements(parts[end:], draw, depth + 1)
+    return f"{''.join(parts[:start])}<{name}>{inner}</{name}>{rest}"
+
+
+def _nested_rows(translator: Translator, sentences: list[str]) -> list[Row]:
+    documents = [_tagged(sentence, seed) for seed, sentence in enumerate(sentences)]
+    started_at = time.monotonic()
+    found = translate_markup(translator, documents)
+    seconds = time.monotonic() - started_at
+    pairs = list(zip(documents, found, strict=True))
+    count = len(pairs)
+    balanced = sum(map(_is_balanced, found))
+    kept = sum(sorted(_tags(document)) == sorted(_tags(text)) for document, text in pairs)
+    plain = [each.text for each in translator(sentences)]
+    without_code = [
+        _words(text) == _words(expected)
+        for (document, text), expected in zip(pairs, plain, strict=True)
+        if "<code>" not in document
+    ]
+    return [
+        Row("random tags, time", seconds, "seconds"),
+        Row("random tags, balanced", balanced, f"of {count}", bar="all", holds=balanced == count),
+        Row("random tags, each once", kept, f"of {count}", bar="all", holds=kept == count),
+        Row("random tags without code, words as without tags", sum(without_code), f"of {len(without_code)}"),
+    ]
+
+
+def _tags(document: str) -> list[str]:
+    return [match[0] for match in _ANY_TAG.finditer(document)]
+
+
+def _words(document: str) -> str:
+    return "".join(html.unescape(_ANY_TAG.sub("", document)).split())
+
+
+def _is_balanced(document: str) -> bool:
+    opened: list[str] = []
+    for match in _ANY_TAG.finditer(document):
+        if match[2] in (None, "img", "br"):
+            continue
+        if not match[1]:
+            opened.append(match[2])
+        elif not opened or opened.pop() != match[2]:
+            return False
+    return not opened
 
 
 if __name__ == "__main__":

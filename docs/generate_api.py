@@ -33,7 +33,7 @@ GROUPS = {
     ],
     "Load and save": ["load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"],
     "Translate": ["Translator", "Translation", "Alternative", "SearchSettings", "SamplingSettings"],
-    "Documents": ["translate_document", "DocumentSettings"],
+    "Documents": ["translate_document", "DocumentSettings", "translate_markup", "MarkupSettings"],
     "Glossaries and kNN retrieval": ["Glossary", "Term", "read_glossary", "build_datastore", "Datastore"],
     "Score and compare": ["evaluate", "score", "ScoreReport", "compare", "Comparison", "Score"],
     "Quality warnings": ["estimate_quality", "redecode", "QualityWarning"],

@@ -15,6 +15,8 @@ from transduce.process_environment import set_library_defaults
 
 if TYPE_CHECKING:
     from transduce.demonstration.run import DemoResult, demo
+    from transduce.documents.markup import translate_markup
+    from transduce.documents.markup_tokens import MarkupSettings
     from transduce.documents.translate import translate_document
     from transduce.documents.units import DocumentSettings
     from transduce.evaluation.scores import ScoreReport, score
@@ -86,6 +88,7 @@ __all__ = [
     "InstallReport",
     "Intervention",
     "LowRankSettings",
+    "MarkupSettings",
     "ModelConfig",
     "Parse",
     "Parser",
@@ -137,6 +140,7 @@ __all__ = [
     "score",
     "train",
     "translate_document",
+    "translate_markup",
     "word_attention",
 ]
 
@@ -220,6 +224,8 @@ _DEFINED_IN = {
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
     "translate_document": "transduce.documents.translate",
+    "translate_markup": "transduce.documents.markup",
+    "MarkupSettings": "transduce.documents.markup_tokens",
     "word_attention": "transduce.inspection.attention",
 }
 

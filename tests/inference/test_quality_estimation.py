@@ -20,6 +20,7 @@ from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary
 from transduce.text.text_settings import TextSettings
+from transduce.text.word_spans import Span
 
 
 def translation(source: str, *texts: str, nats: float = 0.1, ended: bool = True) -> Translation:
@@ -274,3 +275,9 @@ def test_a_trained_model_reviews_its_own_and_given_translations(translator: Tran
     longer = redecode(translator, [as_translation(score)])
     assert longer[0].source == "我爱你"
     assert len(estimate_quality(translator, longer)[0]) < len(kinds)
+
+
+def test_protected_spans_are_not_unread() -> None:
+    """Characters that were copied unchanged need no place in the vocabulary."""
+    found = Translation("☃☃ 很 ☂", translation("", "☃☃ is ☂").alternatives, protected=((Span(0, 2), Span(0, 2)),))
+    assert find_quality_warnings(found, unknown_characters="☃☂") == (QualityWarning("unread", "☂"),)

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.scoring import Score
 from transduce.inference.spans import MarkedSentence, align_marked
+from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
@@ -184,3 +186,28 @@ def test_parts_of_a_long_text_are_in_their_own_parts(translator: Translator) -> 
 def test_very_long_sentences_are_located_too(translator: Translator) -> None:
     ((place,),) = translator.locate([("老师吃鱼" * 600, "the teacher eat fish " * 600)], [[(2, 4)]])
     assert 0 <= place.start < place.end
+
+
+def test_protected_spans_are_left_out_of_the_alignment(translator: Translator) -> None:
+    """The words around a copied span are aligned as if it were not there, and spans keep their offsets."""
+    (plain,) = translator.locate([("老师吃鱼。", "the teacher eat fish .")], [[(3, 4)]])
+    copied = msgspec.structs.replace(
+        Translation.of("老师{x}吃鱼。", "the teacher {x} eat fish ."), protected=((Span(2, 5), Span(12, 15)),)
+    )
+    ((place, all_of_it),) = translator.locate([copied], [[(6, 7), (0, 8)]])
+    assert (place.start, place.end) == (plain[0].start + 4, plain[0].end + 4)
+    assert (all_of_it.start, all_of_it.end) == (0, len(copied.text))
+
+
+def test_parts_of_another_alternative_are_found(translator: Translator) -> None:
+    """If one sentence has another translation, the others are found, and it is what is between them."""
+    (text,) = translator.translate(["老师吃鱼。我们喝茶。老师喝茶。"], SearchSettings(beam_size=1))
+    assert len(text.joined) == 3
+    first, middle, last = (part for _, part in text.joined)
+    other = msgspec.structs.replace(text.alternatives[0], text=f"{first} something else here. {last}")
+    edited = msgspec.structs.replace(text, alternatives=(other,))
+    ((one, two, three),) = translator.locate([edited], [[(0, 2), (5, 7), (10, 12)]])
+    assert one.end <= len(first)
+    assert len(first) <= two.start < two.end <= len(other.text) - len(last)
+    assert three.start >= len(other.text) - len(last)
+    assert middle not in other.text

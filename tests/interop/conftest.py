@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
-from transduce.exchange.comparison import Comparison, compare_models
-from transduce.exchange.own_models import OriginalModel
+from transduce.exchange.comparison import Comparison, OriginalModel, compare_models
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.model.build import Model, build_model

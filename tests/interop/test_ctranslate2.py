@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.exchange.comparison import Comparison, compare_models
-from transduce.exchange.own_models import OriginalLanguageModel
+from transduce.exchange.comparison import Comparison, OriginalLanguageModel, compare_models
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import (

@@ -15,9 +15,8 @@ import torch
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.exchange import exporters
-from transduce.exchange.comparison import Agreement
+from transduce.exchange.comparison import Agreement, Original
 from transduce.exchange.export import export
-from transduce.exchange.own_models import Original
 from transduce.inference.translator import Translator
 from transduce.interop import ctranslate2
 from transduce.interop.hugging_face import tokenizer_files

@@ -13,9 +13,8 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.exchange import exporters
-from transduce.exchange.comparison import EncoderAgreement, choose_trial
+from transduce.exchange.comparison import EncoderAgreement, Original, choose_trial
 from transduce.exchange.export import ExportReport, export
-from transduce.exchange.own_models import Original
 from transduce.inference.generator import load_generator
 from transduce.inference.load import open_translator as load_translator
 from transduce.interop.onnx import export as onnx

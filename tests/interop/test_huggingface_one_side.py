@@ -10,8 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from transduce.atomic_io import file_sha256
-from transduce.exchange.comparison import compare_encoders, compare_models
-from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel, OriginalModel
+from transduce.exchange.comparison import (
+    OriginalEncoder,
+    OriginalLanguageModel,
+    OriginalModel,
+    compare_encoders,
+    compare_models,
+)
 from transduce.inference.translator import Translator
 from transduce.interop.hugging_face.export import (
     HuggingFaceEncoder,

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.exchange.comparison import Comparison, compare_encoders, compare_models
-from transduce.exchange.own_models import OriginalEncoder, OriginalLanguageModel
+from transduce.exchange.comparison import (
+    Comparison,
+    OriginalEncoder,
+    OriginalLanguageModel,
+    compare_encoders,
+    compare_models,
+)
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.training import engine, loop
-from transduce.training.checkpoint import Checkpoint, RunState, save_checkpoint
+from transduce.training.checkpoint import Checkpoint, Rows, RunState, save_checkpoint
 from transduce.training.distributed import Processes, join_processes
 from transduce.training.engine import save_together
 from transduce.training.events import ValidationEvent
 from transduce.training.loop import Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.settings import ResolvedTraining
-from transduce.training.shards import Rows
 
 Make = Callable[..., ResolvedTraining]
 

@@ -21,7 +21,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Maximum size of the file."""
     max_entries: int = 5_000
     """Maximum number of files in an archive such as .docx."""
-    max_expanded_bytes: int = 200 << 20
+    max_expanded_bytes: int = 100 << 20
     """Maximum size of all files of an archive after decompression."""
     max_characters: int = 2_000_000
     """Maximum number of characters to translate."""
@@ -46,6 +46,9 @@ def check_size(content: bytes, limits: Limits) -> None:
 # --- archives ---
 
 
+_ZIP_ERRORS = (EOFError, NotImplementedError, OverflowError, RuntimeError, ValueError, KeyError, IndexError)
+
+
 class Archive:
     """A ZIP archive in memory, which is written with the same entries in the same order."""
 
@@ -65,7 +68,9 @@ class Archive:
                 for info in self.infos:
                     if not info.is_dir():
                         self._entries[info.filename] = archive.read(info)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, OverflowError) as error:
+        except TransduceError:
+            raise
+        except (zipfile.BadZipFile, zlib.error, struct.error, *_ZIP_ERRORS) as error:
             raise TransduceError(f"The document is a damaged archive ({error}): save it again.") from None
 
     def __contains__(self, name: str) -> bool:

@@ -270,13 +270,16 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
         yield from [edit] if has_letters(edit.units[0].text) else []
 
 
+_MAX_INDENTATION = 400  # columns
+
+
 def _edit_segment(file: TextFile, element: _Element) -> Edit:
     """Return the edit that replaces or adds the target of a segment."""
     assert element.source is not None
     parts, sources = _inline_parts(file.text[slice(*element.source)], preserves_space=element.preserves_space)
     inline = InlineText(parts)
-    line_start = file.text.rfind("\n", 0, element.source[0]) + 1
-    indentation = re.match(r"[ \t]*(?=<)", file.text[line_start : element.source[0]])
+    line_start = file.text.rfind("\n", max(0, element.source[0] - _MAX_INDENTATION), element.source[0]) + 1
+    indentation = re.match(r"[ \t]*(?=<)", file.text[line_start : element.source[0]]) if line_start else None
     between = "" if indentation is None else file.newline + indentation[0]
     prefix = re.match(r"<((?:[^\s<>:/]+:)?)source", file.text[file.text.rfind("<", 0, element.source[0]) :])
     name = f"{prefix[1] if prefix else ''}target"

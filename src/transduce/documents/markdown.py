@@ -18,8 +18,14 @@ from transduce.errors import TransduceError, import_extra
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 
 
+_DRAWN_TABLE = re.compile(
+    r"\s*(?:-{2,}(?:\s+-{2,})+|\+(?:[-=:]+\+)+)\s*\Z"
+)  # tables of Pandoc, which are columns of text
 _MIN_WIDTH = 40  # columns of wrapped lines
 _MAX_PARAGRAPH = 20_000  # characters
+
+
+_FOOTNOTE = "\ue000"  # stands for the bracket of a footnote, which CommonMark would take for the target of links
 
 
 class _Line(NamedTuple):
@@ -34,6 +40,7 @@ def read_markdown(source: Source) -> Document:
     file = source.text_file()
     front = _FRONT_MATTER.match(file.text)
     body = file.text[front.end() if front else 0 :]
+    body = re.sub(r"(?m)^( {0,3})\[(?=\^[^\]\n]{1,100}\]:)", rf"\1{_FOOTNOTE}", body)
     raw_lines = re.findall(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z", body)
     starts = list(accumulate(map(len, raw_lines), initial=front.end() if front else 0))
     markdown = import_extra("markdown_it", "documents").MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -54,7 +61,7 @@ class _Reader:
 
     def edits(self, tokens: Sequence[Any]) -> Iterator[Edit]:
         """Yield the edits of all blocks, in order."""
-        in_table, kind = False, ""
+        in_table = is_atx = False
         for token in tokens:
             if token.type == "table_open":
                 in_table = True
@@ -62,11 +69,15 @@ class _Reader:
             elif token.type == "table_close":
                 in_table = False
             elif token.type in ("paragraph_open", "heading_open"):
-                kind = token.type
-            elif token.type == "inline" and not in_table:
-                yield from self._block(self._locate(token.map[0], token.content), is_paragraph=kind == "paragraph_open")
+                is_atx = token.markup.startswith("#")
+            elif token.type == "inline" and not in_table and not self._is_drawn_table(*token.map):
+                yield from self._block(self._locate(token.map[0], token.content), is_paragraph=not is_atx)
             elif token.type == "html_block" and token.level == 0:
                 yield from self._html(*token.map)
+
+    def _is_drawn_table(self, first: int, end: int) -> bool:
+        """Return whether lines belong to a table that is drawn with characters, whose columns must not move."""
+        return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_Line]:
         """Return the source lines of a block's content, which follow prefixes such as `> `."""
@@ -76,7 +87,8 @@ class _Reader:
             if start < 0:  # tabs are expanded in the content
                 line = line.lstrip()
                 start = max(0, self.lines[number].rfind(line))
-            located.append(_Line(self.starts[number] + start, line))
+            start += self.starts[number]
+            located.append(_Line(start, self.file.text[start : start + len(line)]))
         return located
 
     def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
@@ -311,12 +323,15 @@ class _Inline:
         references = self.env.get("references", {})
 
         def bracket(match: re.Match[str]) -> str:
-            is_link = match[2] in ("(", "[", ":") or match[1].strip().upper() in references
-            return f"\\{match[0]}" if is_link else match[0]
+            is_text = (
+                match[1] is not None and match[2] not in ("(", "[", ":") and match[1].strip().upper() not in references
+            )
+            return match[0] if is_text else re.sub(r"[\[\]]", r"\\\g<0>", match[0])
 
-        text = re.sub(r"\\(?=[!-/:-@\[-`{-~\n])|`", r"\\\g<0>", text)
-        text = re.sub(r"(?<!\s)\*|\*(?!\s)|(?<!\w)_|_(?!\w)|~(?=~)|<(?=[A-Za-z/!?])|&(?=#?\w+;)", r"\\\g<0>", text)
-        return re.sub(r"\[([^\]]*)\](.?)", bracket, text)
+        text = re.sub(r"[\\`]", r"\\\g<0>", text)
+        text = re.sub(r"(?<!\s)\*|\*(?!\s)|(?<!\w)_|_(?!\w)|~(?=~|\Z)|(?<=~)~|\A~", r"\\\g<0>", text)
+        text = re.sub(r"<(?=[A-Za-z/!?])|&(?=#?\w+;)", r"\\\g<0>", text)
+        return re.sub(r"\[([^\[\]]*)\](?=(.?))|[\[\]]", bracket, text)
 
 
 def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
@@ -439,16 +454,16 @@ def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
         before = "".join(part for part in settled[:start] if isinstance(part, str))[-1:]
         if isinstance(inner[-1], str):
             kept = inner[-1].rstrip() if not after.isalnum() else re.sub(r"[\W_]+\Z", "", inner[-1])
-            if kept:
+            if kept or not inner[-1].strip():
                 moved = inner[-1][len(kept) :]
-                settled[end - 1 : end + 1] = [kept, closing, *([moved] if moved else [])]
+                settled[end - 1 : end + 1] = [kept, closing, moved]
         if isinstance(inner[0], str) and len(inner) >= 1:
             text = str(settled[start + 1])
             kept = text.lstrip() if not before.isalnum() else re.sub(r"\A[\W_]+", "", text)
-            if kept:
+            if kept or not text.strip():
                 moved = text[: len(text) - len(kept)]
-                settled[start : start + 2] = [*([moved] if moved else []), tag, kept]
-    return settled
+                settled[start : start + 2] = [moved, tag, kept]
+    return [part for part in settled if part]
 
 
 _LINE_START = re.compile(r"\s*(?:[-+*>#=|:]|\d{1,9}[.)](?=\s|\Z)|~~~|```)")
@@ -463,16 +478,7 @@ def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bo
         between: the line break of the source, with the prefix of the next line.
         is_paragraph: whether the start of the text could be taken for another kind of block, and is escaped.
     """
-    first = "".join(words[:1])
-    starts_block = is_paragraph and re.match(
-        r"(?:[-+*](?=\s|\Z)|>|#{1,6}(?=\s|\Z)|=+\s*\Z|~~~)", first + (" " if len(words) > 1 else "")
-    )
-    number = re.match(r"(\d{1,9})[.)](?=\s|\Z)", first + " ") if is_paragraph else None
-    text = first
-    if starts_block:
-        text = f"\\{first}"
-    elif number is not None:
-        text = f"{number[1]}\\{first[number.end(1) :]}"
+    text = _escaped_start(words[0], is_alone=len(words) == 1) if is_paragraph and words else "".join(words[:1])
     column = display_width(text)
     for word in words[1:]:
         fits = column + display_width(word) <= width or not width
@@ -484,4 +490,17 @@ def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bo
             column = display_width(word.lstrip())
         if "\n" in word:
             column = display_width(word.rpartition("\n")[2])
-    return text
+    first, *others = text.split(between) if between else [text]
+    return between.join([first, *(_escaped_start(line, is_alone=False) for line in others)])
+
+
+_BLOCK_START = re.compile(r"[-+*](?=\s|\Z)|#{1,6}(?=\s|\Z)|>|=+\s*\Z|-{2,}\s*\Z|~~~|:?-+:?\s*\|")
+_NUMBER_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)")
+
+
+def _escaped_start(text: str, *, is_alone: bool) -> str:
+    """Return the start of a line with a backslash if Markdown would take it for the start of another block."""
+    number = _NUMBER_START.match(text + ("" if is_alone else " "))
+    if number is not None:
+        return f"{number[1]}\\{text[number.end(1) :]}"
+    return f"\\{text}" if _BLOCK_START.match(text + ("" if is_alone else " ")) else text

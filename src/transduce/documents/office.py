@@ -153,9 +153,14 @@ class _Paragraph:
         self.base_key = max(counts, key=lambda key: counts[key], default=b"")
         self.base = runs.get(self.base_key)
 
+    def _run_properties(self, run: Any) -> Any:
+        """Return the element of a run's properties, which is its first, or None."""
+        first = next(iter(run), None) if run is not None else None
+        return first if first is not None and first.tag == self.dialect.run_properties else None
+
     def _format_key(self, run: Any) -> bytes:
         """Return a key that is equal for runs that look the same."""
-        properties = None if run is None else run.find(self.dialect.run_properties)
+        properties = self._run_properties(run)
         if properties is None:
             return b""
         properties = copy.deepcopy(properties)
@@ -296,7 +301,7 @@ class _Paragraph:
     def _empty_run(self, run: Any) -> Any:
         """Return a new run with the properties of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
-        properties = run.find(self.dialect.run_properties)
+        properties = self._run_properties(run)
         if properties is not None:
             new.append(copy.deepcopy(properties))
         return new
@@ -333,12 +338,15 @@ def _without_fields(atoms: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, A
     return result
 
 
+_MAX_FIELD = 60  # elements of a field
+
+
 def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
     """Return the position after the field that starts here, or None if none does or it is a link."""
     if not _is_field_mark(atoms[start], "begin"):
         return None
     depth, code = 0, ""
-    for index in range(start, len(atoms)):
+    for index in range(start, min(len(atoms), start + _MAX_FIELD)):
         kind, _, content = atoms[index]
         if kind in ("open", "close"):
             return None

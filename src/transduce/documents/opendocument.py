@@ -1,7 +1,7 @@
 """Readers of OpenDocument files: texts, presentations and spreadsheets."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from transduce.documents.formats import Source
 from transduce.documents.limits import parse_xml, write_xml
@@ -97,7 +97,7 @@ class _Paragraph:
         for child in parent:
             number = len(self.payloads)
             if child.tag == f"{_TEXT}s":
-                yield " " * int(child.get(f"{_TEXT}c", "1"))
+                yield " " * _space_count(child)
             elif child.tag in _CONTAINERS and child.get(f"{_TEXT}style-name", "") in self.noise:
                 yield from self._parts(child, separators)
             elif child.tag in _CONTAINERS:
@@ -123,17 +123,18 @@ class _Paragraph:
                 parts.append(text)
             else:
                 parts += text.translated(waiting.pop(0)) if has_letters(text.plain) else text.parts
-        holders = [self.element]
+        holders, is_after_space = [self.element], True
         _clear(self.element)
         for part in parts:
             if isinstance(part, str):
-                _append_text(holders[-1], part)
+                is_after_space = _append_text(holders[-1], part, is_after_space=is_after_space)
             elif part.kind == "close":
                 holders.pop()
             else:
                 element = self.payloads[part.id]
                 element.tail = None
                 holders[-1].append(element)
+                is_after_space = is_after_space or element.tag in (f"{_TEXT}tab", f"{_TEXT}line-break")
                 if part.kind == "open":
                     _clear(element)
                     holders.append(element)
@@ -142,44 +143,33 @@ class _Paragraph:
             cell.set(f"{_OFFICE}string-value", "".join(self.element.itertext()))
 
 
-class _Position(NamedTuple):
-    """A position at which the next text of an element is added: in its own text, or in the tail of its last child."""
-
-    element: Any
-    is_tail: bool
-
-    @property
-    def text(self) -> str:
-        """The text that has been read so far."""
-        return (self.element.tail if self.is_tail else self.element.text) or ""
-
-    def add(self, text: str) -> None:
-        """Append a text at this position."""
-        if self.is_tail:
-            self.element.tail = self.text + text
-        else:
-            self.element.text = self.text + text
+def _space_count(element: Any) -> int:
+    """Return the number of spaces that an element stands for, at most 1,000."""
+    count = element.get(f"{_TEXT}c", "1")
+    return min(1_000, int(count)) if count.isdecimal() and len(count) < 10 else 1
 
 
-def _end(holder: Any) -> _Position:
-    return _Position(holder[-1], is_tail=True) if len(holder) else _Position(holder, is_tail=False)
-
-
-def _append_text(holder: Any, text: str) -> None:
-    """Append a text at a position; spaces that XML would collapse become elements."""
+def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
+    """Append a text; spaces that XML would collapse become elements. Return whether the text ends with a space."""
     for index, word in enumerate(xml_text(text).split(" ")):
-        if index:
-            end = _end(holder)
-            if end.text and not end.text.endswith(" "):
-                end.add(" ")
-            elif len(holder) and holder[-1].tag == f"{_TEXT}s" and not end.text:
-                holder[-1].set(f"{_TEXT}c", str(int(holder[-1].get(f"{_TEXT}c", "1")) + 1))
-            elif len(holder) and not end.text and holder[-1].tag in _CONTAINERS:
-                end.add(" ")
-            else:
-                holder.append(holder.makeelement(f"{_TEXT}s"))
+        if index and not is_after_space:
+            _append_characters(holder, " ")
+        elif index and len(holder) and holder[-1].tag == f"{_TEXT}s" and not holder[-1].tail:
+            holder[-1].set(f"{_TEXT}c", str(_space_count(holder[-1]) + 1))
+        elif index:
+            holder.append(holder.makeelement(f"{_TEXT}s"))
         if word:
-            _end(holder).add(word)
+            _append_characters(holder, word)
+        is_after_space = not word and (is_after_space or index > 0)
+    return is_after_space
+
+
+def _append_characters(holder: Any, text: str) -> None:
+    """Append characters to the text of an element, or to the tail of its last child."""
+    if len(holder):
+        holder[-1].tail = (holder[-1].tail or "") + text
+    else:
+        holder.text = (holder.text or "") + text
 
 
 def _clear(element: Any) -> None:

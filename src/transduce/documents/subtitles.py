@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import unescape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from transduce.documents.formats import Source
@@ -19,6 +19,7 @@ from transduce.errors import TransduceError
 
 _MIN_LINE = 42  # columns that a translated line may always have
 _MAX_GAP_SECONDS = 2.0  # between cues that share a sentence
+_MAX_LINES = 12  # that are one text
 _MAX_CUES = 5  # that share a sentence
 _PUNCTUATED_SHARE = 0.3  # of cues with a sentence end, from which an unfinished cue is known to go on
 
@@ -181,7 +182,7 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
-        if is_new:
+        if is_new or len(groups[-1]) == _MAX_LINES:
             groups.append([line])
         else:
             groups[-1].append(line)
@@ -358,18 +359,19 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
     Cuts are between words; a cut after punctuation is preferred.
     """
     breaks = [match.start() for match in _BREAK.finditer(text) if 0 < match.start() < len(text.rstrip())]
+    columns = [0, *accumulate(map(display_width, text))]
     if len(breaks) < len(widths) - 1:
         return None
     total, cuts, before = sum(widths) or 1, list[int](), 0
     for index, width in enumerate(widths[:-1]):
         before += width
-        target = before / total * display_width(text)
+        target = before / total * columns[-1]
         left = [each for each in breaks if not cuts or each > cuts[-1]]
         left = left[: len(left) - (len(widths) - 2 - index)]
 
         def cost(position: int, target: float = target) -> float:
-            bonus = 0.06 * display_width(text) if text[position - 1] in ",.;:!?，。；：！？、" else 0.0
-            return abs(display_width(text[:position]) - target) - bonus
+            bonus = 0.06 * columns[-1] if text[position - 1] in ",.;:!?，。；：！？、" else 0.0
+            return abs(columns[position] - target) - bonus
 
         cuts.append(min(left, key=cost))
     return cuts
@@ -420,10 +422,15 @@ def _stripped(parts: list[Part]) -> list[Part]:
     return [part for part in parts if part]
 
 
+_MAX_BALANCED = 8  # lines
+
+
 def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
     """Return parts in lines of about the same length, of at most `width` columns each if words allow it."""
     text = "".join(part for part in parts if isinstance(part, str)).strip()
     count = max(1, math.ceil(display_width(text) / width))
+    if count > _MAX_BALANCED:
+        return [list(parts)]  # a player wraps what is longer than a screen
     while count > 1:
         whole = "".join(part for part in parts if isinstance(part, str))
         cuts = cut_points(whole, [1] * count)

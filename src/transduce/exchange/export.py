@@ -16,13 +16,15 @@ from transduce.exchange.comparison import (
     Comparison,
     EncoderAgreement,
     EncoderComparison,
+    Original,
+    OriginalEncoder,
+    OriginalModel,
     choose_trial,
     compare_encoders,
     compare_models,
     translate_greedily,
 )
 from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
-from transduce.exchange.own_models import Original, OriginalEncoder, OriginalModel
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.machine import detect_machine

@@ -238,11 +238,12 @@ def find_quality_warnings(
     if not any(map(str.isalnum, translation.source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
+    unread = [each for each in unknown_characters if each in _unprotected(translation)]
     warnings: dict[WarningKind, str | None] = {
-        "unread": unknown_characters or None,
+        "unread": "".join(unread) or None,
         "terms": ", ".join(map(str, missing)) or None,
     }
-    warnings["language"] = describe_wrong_language(translation.source, source_language)
+    warnings["language"] = describe_wrong_language(_unprotected(translation), source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
         warnings |= _text_warnings(translation, source_language, target_language)
@@ -250,6 +251,14 @@ def find_quality_warnings(
     else:
         warnings["empty"] = ""
     return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
+
+
+def _unprotected(translation: Translation) -> str:
+    """Return the source without the spans that were copied unchanged."""
+    text, position = "", 0
+    for span, _ in translation.protected:
+        text, position = text + translation.source[position : span.start], span.end
+    return text + translation.source[position:]
 
 
 def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:

@@ -314,27 +314,39 @@ _CANDIDATE = re.compile(
 )
 # Titles and connectives, after which no sentence ends.
 _NEVER_ENDS = _words(
-    """mr mrs ms messrs mme mlle mm mgr dr dra drs prof profs rev hon capt col gen lieut lt sergt sgt maj gov pres sen
-    rep hr fr frl herr dipl ing med phil mag sr sra srta srs dña sig sigg sig.ra dott avv dhr mevr mw ste insp supt cmdr
-    adm mt vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl
-    max min mind o.ä p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е им ул проф см акад гр"""
+    """mr mrs messrs mme mlle dr dra drs prof profs sergt dipl med phil sr sra srta srs dña sig sigg sig.ra dott avv dhr
+    mevr vs viz cf e.g i.e approx ca z.b d.h u.a s.o s.u i.d.r bzw bspw evtl ggf inkl exkl sog vgl hrsg zzgl abzgl o.ä
+    p.ej p.ex c.-à-d env pág av apr np tzn tj inż bijv d.w.z m.b.v т.е ул проф акад"""
 )
+# Titles that are also words or units if they begin with a small letter.
+_TITLES = _words(
+    """ms mm mgr rev hon capt col gen lieut lt sgt maj gov pres sen rep hr fr frl ing mag mw ste insp supt cmdr adm
+    mt"""
+)
+# Ends of lists, which end a sentence before a capital letter.
+_LIST_ENDS = _words("etc usw etw u.s.w u.dgl dgl ecc itd itp т.д т.п")
 # Abbreviations that may end a sentence: they do before a word that often begins one.
 _MAY_END = _words(
-    """etc usw etw al jr esq inc ltd co corp llc plc bros st ave blvd rd dept univ ft ecc itd itp a.m p.m a.d b.c u.s
-    u.k u.n ph.d m.a b.a d.c u.s.a u.dgl dgl u.s.w v.chr n.chr ggmbh т.д т.п др г гг в вв н.э"""
+    """al jr esq inc ltd co corp llc plc bros st ave blvd rd dept univ ft a.m p.m a.d b.c u.s u.k u.n ph.d m.a b.a d.c
+    u.s.a v.chr n.chr др г гг в вв н.э гр"""
 )
 # Abbreviations only before a number: "No. 5".
 _BEFORE_NUMBER = _words(
     """no nos nr nrn núm num vol vols fig figs eq eqs p pp pg ch chap sec art arts par abs abb bd bde kap tab tel
-    ed eds op ser ss s str § st art cap pág págs t"""
+    ed eds op ser ss s str § st cap págs t max min mind см"""
 )
 _MONTHS = re.compile(
     r"(?:jan|feb|febr|mar|apr|jun|jul|aug|sep|sept|okt|oct|nov|dez|dec)\b|jänner|januar|februar|märz|april|mai|may|juni|"
     r"june|juli|july|august|september|o[kc]tober|november|de[zc]ember",
     re.IGNORECASE,
 )
-_ORDINAL_LANGUAGES = _words("de da nb nn no is fo fi et lv cs sk pl sl hr sr bs hu tr lb")
+# Only German writes nouns after ordinals with capital letters: "am 2. Tag", "der 1. und 2. Weltkrieg".
+_BEFORE_ORDINAL = re.compile(
+    r"(?:^|\s)(?:d(?:er|ie|as|en|em|es)|[aiv][mn]|vom|zu[mr]|beim|ins|(?:[mdsk]?ein|ihr|unser|euer|jed|dies|jen|erst)"
+    r"(?:e[rsnm]?)?|ab|bis|seit|vor|nach|\d{1,3}\.\s(?:und|oder|bis|/|-))\s*$",
+    re.IGNORECASE,
+)
+_ORDINAL_LANGUAGES = ("de", "lb", "nds", None)
 # Frequent first words of sentences.
 _STARTERS = _words(
     """the a an i he she it we they you this that these those there here my your his her our their but and so if when
@@ -353,10 +365,11 @@ _SAYS_CJK = re.compile(
 )
 _LAST = re.compile(r"(?:^|[\s\"“„‘'(\[«»—–…])([^\s\"“„‘(\[«»—–…]+?)\.$")
 _INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
-_ROMAN = re.compile("[IVXLCDM]{1,6}")
+_ROMAN = re.compile(r"(?=[IVX]+\b)X{0,3}(?:IX|IV|V?I{0,3})\b")
 _NEXT_WORD = re.compile(r"[^\W\d_][\w’']*")
 _REACH = 60
 """Number of characters inspected on each side of a mark."""
+_ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _BEFORE_NUMBER
 _MIN_DOTS_WORD = 4
 _MIN_CJK_ELLIPSIS = 4
 
@@ -383,7 +396,7 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
             is_inside = inside < len(protected) and protected[inside].start < stop
             if is_inside or not finder.is_end(match, start):
                 continue
-            stop -= len(match["closers"]) if _opens(text[start : match.start()], match["closers"]) else 0
+            stop -= _length_of_opening(text, start, match)
         sentence = text[start:stop]
         begin = start + len(sentence) - len(sentence.lstrip())
         span = Span(begin, begin + len(sentence.strip()))
@@ -402,9 +415,19 @@ def _with_first_marks(text: str, spans: list[Span]) -> list[Span]:
     return spans
 
 
-def _opens(before: str, closers: str) -> bool:
-    """Return whether a quotation mark after a space opens the next sentence, as » does in German."""
-    return closers[:1].isspace() and before.count("«") <= before.count("»")
+def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
+    """Return the length of the quotation mark at the end of a match if it opens the next sentence, else 0.
+
+    A straight mark opens after an even number of them, and » after a space opens unless « is before it.
+    """
+    closers = match["closers"]
+    if closers[:1].isspace():
+        before = text[start : match.start()]
+        return len(closers) if before.count("«") <= before.count("»") else 0
+    if closers.endswith('"') and text[match.end() :][:1].strip():
+        is_open = text.count('"', start, match.end() - 1) % 2 == 1
+        return 0 if is_open else 1
+    return 0
 
 
 class _SentenceFinder:
@@ -451,7 +474,7 @@ class _SentenceFinder:
         first = self.text[start : start + _REACH].lstrip(_OPENING + " \t")[:1]
         words = before.split()
         last = words[-1].lower() if words else ""
-        if last in _NEVER_ENDS | _MAY_END | _BEFORE_NUMBER or "." in last or last.isdigit():
+        if last in _ABBREVIATIONS or "." in last or last.isdigit():
             return False
         if first.islower() and len(last) > 1:
             return True
@@ -464,14 +487,14 @@ class _SentenceFinder:
         if last is None:
             return True
         word, small = last[1], last[1].lower()
-        if small in _NEVER_ENDS:
+        if small in _NEVER_ENDS or (small in _TITLES and word[0].isupper()):
             return False
         if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not is_starter:
             return False
         if word.isdigit():
             return self._number_ends(word, start, before, following, is_starter=is_starter)
-        if small in _MAY_END:
-            return is_starter
+        if small in _LIST_ENDS or small in _MAY_END:
+            return small in _LIST_ENDS or is_starter
         if _INITIALS.fullmatch(word):
             is_initial = word[0].isupper() or "." in word or len(word) == 1
             return is_starter or word == "I" or not is_initial
@@ -488,7 +511,8 @@ class _SentenceFinder:
         )
         if is_first or (_MONTHS.match(following) and len(number) <= 2):
             return False
-        return is_starter or self.language not in _ORDINAL_LANGUAGES or len(number) > 2
+        is_ordinal = _BEFORE_ORDINAL.search(before.removesuffix(number)) is not None
+        return is_starter or self.language not in _ORDINAL_LANGUAGES or not is_ordinal
 
 
 def _count_cjk(text: str) -> int:

@@ -16,7 +16,7 @@ from transduce.errors import TransduceError
 from transduce.machine import DTYPES
 from transduce.model.known_classes import register_wrapper
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.training.checkpoint import Checkpoint, save_checkpoint
+from transduce.training.checkpoint import Checkpoint, Rows, Sliceable, save_checkpoint
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
 from transduce.training.optimizer import (
@@ -28,7 +28,6 @@ from transduce.training.optimizer import (
     vector_norm,
 )
 from transduce.training.settings import ResolvedTraining
-from transduce.training.shards import Rows, Sliceable
 
 # --- sharded training, for models or optimizer states that do not fit into one process ---
 # PyTorch's `fully_shard` (FSDP2) holds 1/N of each parameter's rows in each of N processes, in float32. A layer's rows

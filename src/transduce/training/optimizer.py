@@ -24,11 +24,11 @@ from transduce.model.backend import (
     backend_in_use,
 )
 from transduce.model.initialization import layer_matrices
+from transduce.training.checkpoint import Rows, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
 from transduce.training.muon import Gather, Muon, Weight
 from transduce.training.settings import ResolvedTraining
-from transduce.training.shards import Rows, Sliceable
 
 # --- sums of gradients over processes ---
 # The gradient is one flat vector, cut into chunks of a few million elements. The backward pass completes parameters

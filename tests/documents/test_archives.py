@@ -1,0 +1,188 @@
+"""Office files and e-books: texts and formatting; and archives that are made to do harm."""
+
+import io
+import random
+import warnings
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from transduce.documents.limits import Limits
+from transduce.documents.translate import translate_upload
+from transduce.documents.units import UnitKind
+from transduce.errors import TransduceError
+
+docx = pytest.importorskip("docx")
+openpyxl = pytest.importorskip("openpyxl")
+
+
+class Fake:
+    """A translator that has some translations; other texts stay as they are."""
+
+    def __init__(self, **translations: str) -> None:
+        self.translations = translations
+        self.texts: list[str] = []
+
+    def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+        assert kind in ("text", "xml", "html")
+        self.texts += texts
+        return [self.translations.get(text, text) for text in texts]
+
+
+def saved(document: Any) -> bytes:
+    buffer = io.BytesIO()
+    document.save(buffer)
+    return buffer.getvalue()
+
+
+def archive(*entries: tuple[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that occur twice
+        for name, content in entries:
+            file.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_formatting_follows_its_words() -> None:
+    document = docx.Document()
+    paragraph = document.add_paragraph("Go ")
+    paragraph.add_run("not").bold = True
+    paragraph.add_run(" home.\tNow!")
+    fake = Fake(**{'Go <g id="0">not</g> home.': '<g id="0">Nicht</g> heimgehen.', "Now!": "Jetzt!"})
+    result = docx.Document(io.BytesIO(translate_upload(saved(document), "a.docx", fake))).paragraphs[0]
+    assert [(run.text, run.bold) for run in result.runs if run.text] == [
+        ("Nicht", True),
+        (" heimgehen.", None),
+        ("\t", None),
+        ("Jetzt!", None),
+    ]
+
+
+def test_runs_that_only_differ_for_the_speller_are_one_text() -> None:
+    document = docx.Document()
+    paragraph = document.add_paragraph()
+    for text in ("One ", "sen", "tence."):
+        run = paragraph.add_run(text)
+        run._r.get_or_add_rPr().append(run._r.makeelement(f"{{{run._r.nsmap['w']}}}lang", {}))
+    fake = Fake()
+    translate_upload(saved(document), "a.docx", fake)
+    assert fake.texts == ["One sentence."]
+
+
+def test_formulas_numbers_and_table_headers_of_sheets_stay() -> None:
+    from openpyxl.worksheet.table import Table
+
+    workbook = openpyxl.Workbook()
+    sheet = workbook.active
+    for row in (["name", "price"], ["a table", 3], ["a chair", "=B2*2"]):
+        sheet.append(row)
+    sheet.add_table(Table(displayName="T", ref="A1:B3"))
+    fake = Fake(**{"a table": "ein Tisch", "a chair": "ein Stuhl"})
+    result = openpyxl.load_workbook(io.BytesIO(translate_upload(saved(workbook), "a.xlsx", fake))).active
+    assert [[cell.value for cell in row] for row in result.rows] == [
+        ["name", "price"],
+        ["ein Tisch", 3],
+        ["ein Stuhl", "=B2*2"],
+    ]
+    assert fake.texts == ["a table", "a chair"]
+
+
+CONTENT = (
+    '<office:document-content xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
+    'xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><office:body>{}</office:body></office:document-content>'
+)
+
+
+def odt(body: str) -> bytes:
+    entries = (("mimetype", b"application/vnd.oasis.opendocument.text"), ("content.xml", CONTENT.format(body).encode()))
+    return archive(*entries, compression=zipfile.ZIP_STORED)
+
+
+@pytest.mark.parametrize(
+    ("source", "translation", "expected"),
+    [
+        ("<p>a <span>b</span></p>", ('a <g id="0">b</g>', '<g id="0">B</g> A'), "<p><span>B</span> A</p>"),
+        ("<p><s text:c='2'/>a<line-break/>B</p>", ("a", "A"), '<p><s text:c="2"/>A<line-break/>B</p>'),
+        ("<p>a<note><p>b</p></note> c</p>", ('a<x id="0"/> c', 'C<x id="0"/> A'), "<p>C<note><p>b</p></note> A</p>"),
+        ("<p>a<s text:c='999999999'/>b</p>", ("a" + " " * 1000 + "b", "A  B"), "<p>A <s/>B</p>"),
+    ],
+)
+def test_opendocument(source: str, translation: tuple[str, str], expected: str) -> None:
+    source, expected = (text.replace("<", "<text:").replace("<text:/", "</text:") for text in (source, expected))
+    result = translate_upload(odt(source), "a.odt", Fake(**dict([translation])))
+    with zipfile.ZipFile(io.BytesIO(result)) as file:
+        assert file.infolist()[0].filename == "mimetype"
+        assert file.infolist()[0].compress_type == zipfile.ZIP_STORED
+        assert expected in file.read("content.xml").decode()
+
+
+WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>{}</w:body></w:document>'
+PARAGRAPH = "<w:p><w:r><w:t>some text</w:t></w:r></w:p>"
+TYPES = ("[Content_Types].xml", b"<Types/>")
+ENTITY = '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/hostname">]>'
+
+
+def word(body: str, start: str = "") -> tuple[str, bytes]:
+    return "word/document.xml", (start + WORD.format(body)).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (archive(TYPES, word(PARAGRAPH), ("a.bin", bytes(200 << 20))), "when unpacked, but this one has 209,715"),
+        (archive(TYPES, word(PARAGRAPH.replace("some text", "&e;"), ENTITY)), "declares a document type"),
+        (archive(TYPES, word(PARAGRAPH), ("../../evil.txt", b"a")), "must be inside it, but one is named '../../evil"),
+        (archive(TYPES, word(PARAGRAPH), ("/etc/evil", b"a")), "must be inside it"),
+        (archive(TYPES, word(PARAGRAPH), word(PARAGRAPH)), "two files have the same name"),
+        (archive(TYPES, *((f"word/{number}", b"") for number in range(5001))), "5,000 files inside"),
+        (archive(TYPES, word("<w:p>" * 5000 + "</w:p>" * 5000)), "not well-formed XML"),
+        (archive(TYPES, word(PARAGRAPH), compression=zipfile.ZIP_BZIP2), "a compression other than Deflate"),
+        (b"PK\x03\x04" + bytes(100), "a damaged archive"),
+        (bytes(21 << 20), "A document may have 20,971,520 bytes"),
+    ],
+)
+def test_harmful_archives_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translate_upload(content, "a.docx", Fake())
+
+
+def test_too_much_text_is_refused() -> None:
+    with pytest.raises(TransduceError, match="may have 5 characters to translate, but this one has 9"):
+        translate_upload(archive(TYPES, word(PARAGRAPH)), "a.docx", Fake(), limits=Limits(max_characters=5))
+
+
+def test_damaged_archives_give_one_sentence() -> None:
+    content = archive(TYPES, word(PARAGRAPH * 30))
+    randomness, messages = random.Random(1), list[str]()
+    for _ in range(100):
+        damaged = bytearray(content)
+        for _ in range(randomness.randint(1, 8)):
+            damaged[randomness.randrange(len(damaged))] = randomness.randrange(256)
+        try:
+            translate_upload(bytes(damaged), "a.docx", Fake())
+        except TransduceError as error:
+            messages.append(str(error))
+    assert messages
+    assert max(map(len, messages)) < 600
+
+
+def test_password_and_copy_protection_are_refused() -> None:
+    manifest = ("META-INF/manifest.xml", b"<manifest:encryption-data/>")
+    protected = archive(
+        ("mimetype", b"application/vnd.oasis.opendocument.text"), manifest, compression=zipfile.ZIP_STORED
+    )
+    with pytest.raises(TransduceError, match="protected by a password"):
+        translate_upload(protected, "a.odt", Fake())
+    book = archive(
+        ("mimetype", b"application/epub+zip"),
+        ("META-INF/container.xml", b'<container><rootfile full-path="a.opf"/></container>'),
+        ("META-INF/encryption.xml", b'<encryption><CipherReference URI="a.xhtml"/></encryption>'),
+        ("a.opf", b'<package><item href="a.xhtml" media-type="application/xhtml+xml"/></package>'),
+        ("a.xhtml", b"\x01\x02"),
+        compression=zipfile.ZIP_STORED,
+    )
+    with pytest.raises(TransduceError, match="copy protection"):
+        translate_upload(book, "a.epub", Fake())

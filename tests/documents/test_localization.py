@@ -1,0 +1,121 @@
+"""Gettext catalogs and XLIFF: what is missing is translated, and what is there stays."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from transduce.documents.translate import translate_upload
+from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.errors import TransduceError
+
+PO = r"""# A comment
+msgid ""
+msgstr ""
+"Content-Type: text/plain; charset=UTF-8\n"
+"Plural-Forms: nplurals=3; plural=0;\n"
+
+#: a.c:1
+#, c-format
+msgctxt "menu"
+msgid "Open \"it\"\n"
+msgstr ""
+
+msgid "One file"
+msgid_plural "More files"
+msgstr[0] ""
+msgstr[1] ""
+msgstr[2] ""
+
+msgid "done"
+msgstr "fertig"
+
+#~ msgid "old"
+#~ msgstr "alt"
+"""
+
+
+def shout(texts: Sequence[str], kind: UnitKind) -> list[str]:
+    return [f"{text}!" if kind == "text" else text.replace(">a", ">A") for text in texts]
+
+
+def translated(source: str, name: str, **settings: object) -> str:
+    return translate_upload(source.encode(), name, shout, DocumentSettings(**settings)).decode()  # type: ignore[arg-type]
+
+
+def test_catalogs() -> None:
+    expected = PO.replace('msgstr ""\n\nmsgid "One', 'msgstr "Open \\"it\\"!\\n"\n\nmsgid "One')
+    for number, text in enumerate(("One file!", "More files!", "More files!")):
+        expected = expected.replace(f'msgstr[{number}] ""', f'msgstr[{number}] "{text}"')
+    assert translated(PO, "a.po") == expected
+    assert translated(expected, "a.po") == expected
+
+
+def test_fuzzy_marks_and_overwriting() -> None:
+    result = translated(PO, "a.po", mark_fuzzy=True, overwrite=True)
+    assert '#, fuzzy, c-format\nmsgctxt "menu"' in result
+    assert '#, fuzzy\nmsgid "done"\nmsgstr "done!"' in result
+
+
+def test_long_translations_are_wrapped_as_gettext_does() -> None:
+    text = "some words " * 10 + "at the end.\nAnother line"
+    header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"'
+    escaped = text.replace("\n", "\\n")
+    result = translated(f'{header}\n\nmsgid "{escaped}"\nmsgstr ""\n', "a.po")
+    lines = result.split("\n")
+    assert lines[4] == 'msgstr ""'
+    assert all(len(line) <= 80 for line in lines[4:])
+    assert lines[6].endswith('\\n"')
+
+
+def test_a_damaged_catalog_is_refused() -> None:
+    with pytest.raises(TransduceError, match="line 2 is 'what'"):
+        translated('msgid "a"\nwhat\n', "a.po")
+
+
+XLIFF_1 = """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2"><file source-language="en"><body>
+  <trans-unit id="1">
+    <source>x <g id="1">a</g><x id="2"/> &amp; <ph id="3">&lt;b></ph> y</source>
+  </trans-unit>
+  <trans-unit id="2" translate="no"><source>x</source></trans-unit>
+  <trans-unit id="3"><source>x
+    y</source><target state="new"/><alt-trans><source>q</source><target>r</target></alt-trans></trans-unit>
+  <trans-unit id="4"><source>x</source><target>y</target></trans-unit>
+</body></file></xliff>
+"""
+
+
+def test_xliff_1() -> None:
+    result = translated(XLIFF_1, "a.xlf", target_language="de")
+    expected = XLIFF_1.replace('language="en"', 'language="en" target-language="de"').replace(
+        " y</source>\n  </trans",
+        ' y</source>\n    <target>x <g id="1">A</g><x id="2"/> &amp; <ph id="3">&lt;b></ph> y</target>\n  </trans',
+    )
+    assert result == expected.replace('<target state="new"/>', '<target state="needs-review-translation">x y!</target>')
+    assert translated(result, "a.xlf", target_language="de") == result.replace("x y!</target>", "x y!</target>")
+
+
+def test_xliff_2() -> None:
+    content = 'x <mrk translate="no">b</mrk> <pc id="1">a</pc>'
+    source = (
+        '<xliff version="2.0" srcLang="en"><file><unit id="u"><segment><source>'
+        f"{content}</source></segment></unit></file></xliff>"
+    )
+    expected = source.replace('srcLang="en"', 'srcLang="en" trgLang="de"').replace(
+        "</segment>", f"<target>{content.replace('>a', '>A')}</target></segment>"
+    )
+    assert translated(source, "a.xliff", target_language="de") == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("<xliff><file></xliff>", "not well-formed XLIFF"),
+        ("<!DOCTYPE xliff [<!ENTITY a 'b'>]><xliff/>", "declares a document type"),
+        ("<html></html>", "looks like HTML"),
+        ("<other/>", "its root element is <other>"),
+    ],
+)
+def test_other_xml_is_refused(source: str, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translated(source, "a.xliff")

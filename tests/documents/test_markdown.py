@@ -1,0 +1,93 @@
+"""Markdown: inline elements stay in their sentence, and everything else stays as it is."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from transduce.documents.translate import translate_upload
+from transduce.documents.units import UnitKind
+
+
+def translate(source: str, translations: dict[str, str] | None = None) -> tuple[str, list[str]]:
+    """Return the translated document and the texts that were translated; other texts become capital letters."""
+    seen: list[str] = []
+
+    def fake(texts: Sequence[str], kind: UnitKind) -> list[str]:
+        assert kind != "html"
+        seen.extend(texts)
+        upper = (re.sub(r"<[^>]*>|[^<]+", lambda m: m[0] if m[0][0] == "<" else m[0].upper(), text) for text in texts)
+        return [(translations or {}).get(text, other) for text, other in zip(texts, upper, strict=True)]
+
+    return translate_upload(source.encode(), "a.md", fake).decode(), seen
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "translation", "expected"),
+    [
+        ("a **b** c", 'a <g id="0">b</g> c', '<g id="0">B</g> A C', "**B** A C"),
+        ("run `x` now", 'run <x id="0"/> now', 'NOW <x id="0"/> RUN', "NOW `x` RUN"),
+        ("run `x`", 'run <x id="0"/>', '<x id="0"/> RUN', "`x` RUN"),
+        ('see [a b](u_v "t")!', 'see <g id="0">a b</g>!', '<g id="0">B</g> SEE!', "B"),
+        ("_a b_", "a b", "B A", "_B A_"),
+        ("a _b_ c", 'a <g id="0">b</g> c', 'A<g id="0">B</g>C', "A*B*C"),
+        ("a **b** c", 'a <g id="0">b</g> c', 'A<g id="0">“B”</g>C', "A“**B**”C"),
+        ("a b", "a b", "1. *x* [y](z) <b>", "1\\. \\*x\\* \\[y\\](z) \\<b>"),
+        ("5 \\* 3 a", "5 * 3 a", "3 * 5*A", "3 * 5\\*A"),
+        ("a &amp; b", "a & b", "B & A &lt;", "B & A \\&lt;"),
+        (
+            "the [ref] a\n\n[ref]: http://x",
+            'the <g id="0">ref</g> a',
+            '<g id="0">R</g> A',
+            "[R][ref] A\n\n[ref]: http://x",
+        ),
+    ],
+)
+def test_inline_elements(source: str, text: str, translation: str, expected: str) -> None:
+    result, seen = translate(source, {text: translation})
+    assert seen == [text]
+    assert expected in result
+    assert translate(source, {text: text})[0] == source
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("---\ntitle: a\n---\n\nb\n", "---\ntitle: a\n---\n\nB\n"),
+        ("# a {#i}\n\nb\n===\n", "# A {#i}\n\nB\n===\n"),
+        ("```py\na\n```\n\n    b\n\nc", "```py\na\n```\n\n    b\n\nC"),
+        ("- [ ] a\n- [x] b\n  - c", "- [ ] A\n- [x] B\n  - C"),
+        ("| a | b |\n|---|:-:|\n| c \\| d | `e` f |\n", "| A | B |\n|---|:-:|\n| C \\| D | `e` F |\n"),
+        ("a\n\n$$\nb\n$$\n\nc $d_e$\n", "A\n\n$$\nb\n$$\n\nC $d_e$\n"),
+        ("> a\n>\n> b\r\n", "> A\n>\n> B\r\n"),
+        ("a[^1]\n\n[^1]: b\n", "A[^1]\n\n[^1]: B\n"),
+        ("a  \nb\n", "A  \nB\n"),
+        ("![a b](c.png)\n", "![A B](c.png)\n"),
+        ("x <kbd>Ctrl</kbd> and <br> y\n", "X <kbd>Ctrl</kbd> AND <br> Y\n"),
+        ("  Name     Price\n  ------- ------\n  Table   12\n", "  Name     Price\n  ------- ------\n  Table   12\n"),
+    ],
+)
+def test_blocks(source: str, expected: str) -> None:
+    assert translate(source)[0] == expected
+
+
+def test_wrapped_paragraphs_are_joined_and_wrapped_again() -> None:
+    source = "> The first line of a paragraph that\n> goes on in the second.\n"
+    result, seen = translate(source)
+    assert seen == ["The first line of a paragraph that goes on in the second."]
+    assert result == "> THE FIRST LINE OF A PARAGRAPH THAT GOES\n> ON IN THE SECOND.\n"
+
+
+def test_chinese_lines_are_joined_without_spaces() -> None:
+    assert translate("玛丽今天晚上会\n骑自行车去图书馆。\n")[1] == ["玛丽今天晚上会骑自行车去图书馆。"]
+
+
+def test_html_blocks_are_html() -> None:
+    seen: list[tuple[str, UnitKind]] = []
+
+    def fake(texts: Sequence[str], kind: UnitKind) -> list[str]:
+        seen.extend((text, kind) for text in texts)
+        return [text.replace("a", "b") for text in texts]
+
+    assert translate_upload(b"<div>\na\n</div>\n\n<!-- a -->\n", "a.md", fake) == b"<div>\nb\n</div>\n\n<!-- a -->\n"
+    assert seen == [("<div>\na\n</div>\n", "html")]

@@ -1,0 +1,107 @@
+"""Subtitles: sentences across cues, dialogues, tags and line lengths."""
+
+from collections.abc import Sequence
+
+from transduce.documents.translate import translate_upload
+from transduce.documents.units import DocumentSettings, UnitKind
+
+SRT = """1
+00:00:01,000 --> 00:00:02,000
+{first}
+
+2
+00:00:02,500 --> 00:00:04,000
+{second}
+"""
+
+
+class Fake:
+    """A translator that has a translation for each text, and remembers what it was asked for."""
+
+    def __init__(self, *translations: str) -> None:
+        self.translations = list(translations)
+        self.texts: list[str] = []
+
+    def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
+        assert kind in ("text", "xml")
+        self.texts += texts
+        return [self.translations.pop(0) if self.translations else text.upper() for text in texts]
+
+
+def srt(fake: Fake, first: str, second: str, **settings: bool) -> str:
+    content = SRT.format(first=first, second=second).encode()
+    return translate_upload(content, "a.srt", fake, DocumentSettings(**settings)).decode()  # type: ignore[arg-type]
+
+
+def test_a_sentence_across_cues_is_translated_as_one() -> None:
+    fake = Fake("Mary goes to the library by bicycle tonight.")
+    assert srt(fake, "玛丽今天晚上会", "骑自行车去图书馆。") == SRT.format(
+        first="Mary goes to the", second="library by bicycle tonight."
+    )
+    assert fake.texts == ["玛丽今天晚上会骑自行车去图书馆。"]
+
+
+def test_sentences_that_end_with_their_cue_stay_apart() -> None:
+    fake = Fake()
+    srt(fake, "I go.", "You stay.")
+    assert fake.texts == ["I go.", "You stay."]
+
+
+def test_speakers_stay_apart_and_lines_of_one_are_joined() -> None:
+    fake = Fake()
+    assert srt(fake, "- What do\nyou say?\n- Nothing.", "Good.") == SRT.format(
+        first="- WHAT DO YOU SAY?\n- NOTHING.", second="GOOD."
+    )
+    assert fake.texts == ["What do you say?", "Nothing.", "Good."]
+
+
+def test_tags_follow_their_words_and_outer_tags_stay() -> None:
+    fake = Fake('nicht <g id="2">jetzt</g> gehen!')
+    result = srt(fake, "{\\an8}<i>go not <b>now</b>!</i>", "1, 2.")
+    assert fake.texts == ['go not <g id="2">now</g>!']
+    assert "{\\an8}<i>nicht <b>jetzt</b> gehen!</i>" in result
+
+
+def test_long_translations_are_wrapped() -> None:
+    text = "a translation that is so long that it needs two lines of a screen"
+    result = srt(Fake(text), "Short.", "Yes.").split("\n")
+    assert result[2:4] == ["a translation that is so long that", "it needs two lines of a screen"]
+
+
+def test_a_translation_with_fewer_words_than_cues_is_in_each() -> None:
+    assert srt(Fake("Yes!"), "I would say", "that it is so.") == SRT.format(first="Yes!", second="Yes!")
+
+
+def test_the_source_can_stay() -> None:
+    result = srt(Fake(), "I go.", "- You?\n- Me.", keep_source=True)
+    assert result == SRT.format(first="I go.\nI GO.", second="- You?\n- YOU?\n- Me.\n- ME.")
+
+
+def test_vtt_notes_styles_settings_and_entities_stay() -> None:
+    source = """WEBVTT some text
+
+NOTE a note
+of two lines
+
+STYLE
+::cue { color: red }
+
+intro
+00:01.000 --> 00:02.000 align:start
+<v Anna>you &amp; <c.big>me</c>
+"""
+    expected = source.replace("you &amp; <c.big>me</c>", "YOU &amp; <c.big>ME</c>")
+
+    def upper(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        assert list(texts) == ['you &amp; <g id="1">me</g>']
+        return ['YOU &amp; <g id="1">ME</g>']
+
+    assert translate_upload(source.encode(), "a.vtt", upper).decode() == expected
+
+
+def test_substation_alpha() -> None:
+    head = "[Script Info]\nTitle: t\n\n[Events]\nFormat: Layer, Start, End, Style, Text\n"
+    lines = "Dialogue: 0,0:00:01.00,0:00:02.00,A,{\\i1}one, two{\\i0}\nComment: 0,0:00:01.00,0:00:02.00,A,no\n"
+    drawing = "Dialogue: 0,0:00:01.00,0:00:02.00,A,{\\p1}m 0 0 l 1 0{\\p0}\n"
+    result = translate_upload((head + lines + drawing).encode(), "a.ass", Fake()).decode()
+    assert result == head + lines.replace("one, two", "ONE, TWO") + drawing

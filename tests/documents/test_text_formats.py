@@ -1,0 +1,142 @@
+"""Plain text, JSON and tables: what is translated, and what stays."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from transduce.documents.translate import translate_upload
+from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.errors import TransduceError
+
+
+def upper(texts: Sequence[str], kind: UnitKind) -> list[str]:
+    assert kind in ("text", "html")
+    return [text.upper() for text in texts]
+
+
+def translated(text: str, name: str, **settings: object) -> str:
+    return translate_upload(text.encode(), name, upper, DocumentSettings(**settings)).decode()  # type: ignore[arg-type]
+
+
+def test_lines_keep_their_layout() -> None:
+    assert translated("  - a b \r\n\r\n\tc\n12\nd", "a.txt") == "  - A B \r\n\r\n\tC\n12\nD"
+
+
+def test_wrapped_lines_are_one_text_on_request() -> None:
+    seen: list[str] = []
+
+    def watch(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        seen.extend(texts)
+        return ["new words here"] * len(texts)
+
+    source = "A sentence\nof two lines.\n\n- An item\n  with two lines\n- another\n"
+    settings = DocumentSettings(join_lines=True)
+    result = translate_upload(source.encode(), "a.txt", watch, settings).decode()
+    assert seen == ["A sentence of two lines.", "- An item with two lines", "- another"]
+    assert result.startswith("new words\nhere\n\n")
+
+
+def test_wrapped_chinese_is_joined_without_a_space() -> None:
+    seen: list[str] = []
+
+    def watch(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        seen.extend(texts)
+        return list(texts)
+
+    source = "玛丽今天晚上会\n骑自行车去图书馆。\n"
+    assert translate_upload(source.encode(), "a.txt", watch, DocumentSettings(join_lines=True)).decode() == source
+    assert seen == ["玛丽今天晚上会骑自行车去图书馆。"]
+
+
+def test_the_source_can_stay_above_each_translation() -> None:
+    assert translated("  a b\nc\n", "a.txt", keep_source=True) == "  a b\n  A B\nc\nC\n"
+
+
+def test_json_keys_identifiers_and_numbers_stay() -> None:
+    source = (
+        '{"title": "a b", "id": "x y", "n": 1.50, "list": ["c", {"url": "d"}], "k": "snake_case", "@k": {"d": "e"}}'
+    )
+    expected = (
+        '{"title": "A B", "id": "x y", "n": 1.50, "list": ["C", {"url": "d"}], "k": "snake_case", "@k": {"d": "e"}}'
+    )
+    assert translated(source, "a.json") == expected
+
+
+def test_json_fields_are_chosen_by_paths() -> None:
+    source = '{"items": [{"title": "a", "note": "b"}, {"title": "c"}], "id": "d"}'
+    expected = '{"items": [{"title": "A", "note": "b"}, {"title": "C"}], "id": "D"}'
+    assert translated(source, "a.json", fields=("items.*.title", "id")) == expected
+
+
+def test_json_escapes_are_written_as_in_the_source() -> None:
+    assert translated('{"a": "\\u00e4 \\"b\\""}', "a.json") == '{"a": "\\u00c4 \\"B\\""}'
+
+
+def test_markup_in_json_is_html() -> None:
+    assert translated('{"a": "x <b>y</b>"}', "a.json") == '{"a": "X <B>Y</B>"}'
+
+
+def test_json_lines() -> None:
+    assert translated('{"a": "b"}\n\n{"a": "c d"}\n', "a.jsonl") == '{"a": "B"}\n\n{"a": "C D"}\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "columns", "expected"),
+    [
+        ('id;text\r\n1;"a ""b"""\r\n', ("text",), 'id;text\r\n1;"A ""B"""\r\n'),
+        ("id,text\n1,a\n", ("2",), "id,TEXT\n1,A\n"),
+        ('id,text\n1,"a\nb"\n2,c', ("text",), 'id,text\n1,"A\nB"\n2,C'),
+        ("a b\nc\n", (), "A B\nC\n"),
+    ],
+)
+def test_columns_of_tables(source: str, columns: tuple[str, ...], expected: str) -> None:
+    assert translated(source, "a.csv", columns=columns) == expected
+
+
+def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
+    result = translate_upload(b"id,t\n1,a\n", "a.csv", lambda *_: ['x, "y"'], DocumentSettings(columns=("t",)))
+    assert result == b'id,t\n1,"x, ""y"""\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "settings", "message"),
+    [
+        ("a.csv", "id,text\n1,a\n", {}, "Name the columns to translate by `columns`"),
+        ("a.csv", "id,text\n1,a\n", {"columns": ("title",)}, "but one is 'title'"),
+        ("a.json", '{"a": "b",}', {}, "The document is not JSON: line 1"),
+        ("a.json", '{"a": "b"}', {"fields": ("c",)}, "`fields` must match texts of the document"),
+        ("a.json", '{"a": "b"}', {"columns": ("c",)}, "`columns` applies to csv, tsv"),
+        ("a.srt", "some text", {}, "has no time code"),
+        ("a.txt", '{"a": "b"}', {}, "a.txt looks like JSON, not plain text: pass --format json"),
+        ("a.txt", "1\n00:00:01,000 --> 00:00:02,000\na\n", {}, "looks like SubRip subtitles, not plain text"),
+        ("a.pdf", "%PDF-1.7", {}, "a.pdf is PDF, which cannot be translated"),
+        ("a.foo", "a", {}, "a.foo has a suffix of no known format"),
+        ("a.docx", "a", {}, "its content is not an archive"),
+        ("a.txt", "PK\x03\x04", {}, "its content is an archive"),
+    ],
+)
+def test_mistakes_are_one_sentence(name: str, source: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(TransduceError, match=re.escape(message)):
+        translated(source, name, **settings)
+
+
+def test_other_encodings() -> None:
+    latin = "schön\n".encode("latin-1")
+    assert translate_upload(latin, "a.txt", upper, DocumentSettings(encoding="latin-1")) == "SCHÖN\n".encode("latin-1")
+    assert translate_upload("a\n".encode("utf-16"), "a.txt", upper) == "A\n".encode("utf-16")
+    with pytest.raises(TransduceError, match="byte 3 is not: convert it to UTF-8, or name its encoding"):
+        translate_upload(latin, "a.txt", upper)
+    with pytest.raises(TransduceError, match="which has no '中'"):
+        translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))
+
+
+def test_equal_texts_are_translated_once() -> None:
+    calls: list[list[str]] = []
+
+    def watch(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        calls.append(list(texts))
+        return list(texts)
+
+    translate_upload(b"a\nb\na\n", "a.txt", watch)
+    assert calls == [["a", "b"]]

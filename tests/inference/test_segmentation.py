@@ -1,0 +1,260 @@
+"""Texts are divided into sentences and layout, and the layout of the source survives in the translation."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.errors import TransduceError
+from transduce.inference.redecoding import estimate_quality, redecode
+from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter, join_wrapped_lines
+from transduce.inference.translation import Alternative, Translation, join_parts, with_sentences
+from transduce.inference.translator import Translator
+from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.text_settings import TextSettings
+from transduce.text.word_spans import Span
+
+GREEDY = SearchSettings(beam_size=1, max_length=8)
+
+
+def segment(text: str, separator: str = " ", language: str | None = "zh", **settings: Any) -> SegmentedText:
+    splits = settings.get("split_sentences") != "never"
+    segmenter = Segmenter(
+        TextSettings(**settings),
+        splits=splits,
+        separator=separator,
+        source_language=language,
+        passes_wordless=True,
+        cut=lambda sentence, _: [sentence],
+    )
+    return segmenter(text)
+
+
+def written(segmented: SegmentedText, translate: Any = str) -> str:
+    """The text with each sentence translated by a function."""
+    writer, text = LayoutWriter(segmented), ""
+    for sentence in segmented.sentences:
+        text += writer.next_gap() + writer.write(translate(sentence.text))
+    return text + writer.next_gap()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Layout: spaces, indentation, tabs, line ends, list marks.
+        ("  - 玛丽在家画鸟  ", "  - <玛丽在家画鸟>  "),
+        ("我\n\n\t你\r\n他\r", "<我>\n\n\t<你>\r\n<他>\r"),
+        ("　　你好。　再见。", "　　<你好。>　<再见。>"),
+        ("一\t二 \t 三", "<一>\t<二> \t <三>"),
+        ("1. 第一。第二。\n2、第三\n(3) 四\n① 五\na) 六", "1. <第一。> <第二。>\n2、<第三>\n(3) <四>\n① <五>\na) <六>"),
+        ("* 你\n• 我\n– 他\n1.2. 她\n（一）它", "* <你>\n• <我>\n– <他>\n1.2. <她>\n（一）<它>"),
+        ("## 标题\n> 引用。真的？", "## <标题>\n> <引用。> <真的？>"),
+        ("- [ ] 做\n- [x] 完", "- [ ] <做>\n- [x] <完>"),
+        # Numbers that are no list marks.
+        ("3.5 公斤", "<3.5 公斤>"),
+        ("5. Mai ist schön.", "<5. Mai ist schön.>"),
+        ("A. Smith 来了", "<A. Smith 来了>"),
+        # Texts without a letter pass through.
+        ("", ""),
+        (" \t ", " \t "),
+        ("1", "1"),
+        ("!!!", "!!!"),
+        ("😆", "😆"),
+        ("-----\n你好\n3.14", "-----\n<你好>\n3.14"),
+        ("{name}", "{name}"),
+        ("我有三个。5。他走了。", "<我有三个。> 5. <他走了。>"),
+        # Emoji at the ends of sentences.
+        ("★ 你好", "★ <你好>"),
+        ("我爱你。😆 他走了。😀", "<我爱你。> 😆 <他走了。> 😀"),
+        # Several sentences.
+        ("玛丽看了他的书吗？谁需要你的同学？", "<玛丽看了他的书吗？> <谁需要你的同学？>"),
+        ("Hello.  How are you? Fine.", "<Hello.>  <How are you?> <Fine.>"),
+    ],
+)
+def test_layout_survives(text: str, expected: str) -> None:
+    assert written(segment(text), lambda sentence: f"<{sentence}>") == expected
+
+
+def test_sentences_are_joined_as_the_target_language_is_written() -> None:
+    assert written(segment("How are you? Fine.  Good.", separator="", language="en")) == "How are you?Fine.  Good."
+    assert written(segment("你好。再见。")) == "你好。 再见。"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("玛丽今天晚上会\n骑自行车去图书馆", ["玛丽今天晚上会骑自行车去图书馆"]),
+        ("Hello my\n  dear friend. How\r\nare you?", ["Hello my dear friend.", "How are you?"]),
+        ("one-\ntwo", ["one-two"]),
+        ("나는 사과를\n좋아한다.", ["나는 사과를 좋아한다."]),
+        ("第一\n段\n\n第二\n段", ["第一段", "第二段"]),
+        ("- 你\n好\n- 再\n见", ["你好", "再见"]),
+    ],
+)
+def test_wrapped_lines_are_joined_if_requested(text: str, sentences: list[str]) -> None:
+    assert [each.text for each in segment(text, lines="join").sentences] == sentences
+    assert len(segment(text).sentences) >= 2
+
+
+def test_joined_lines_know_where_their_characters_are_from() -> None:
+    text = "See\n  {a\n b} my\n{c}"
+    joined = segment(text, lines="join", language="en")
+    (sentence,) = joined.sentences
+    assert [sentence.text[slice(*span)] for span in sentence.protected] == ["{c}"]
+    for span in sentence.protected:
+        assert text[slice(*sentence.source_span(span))] == sentence.text[slice(*span)]
+    assert sentence.offsets[-1] == len(text)
+
+
+def test_lines_of_a_file_are_joined_to_paragraphs() -> None:
+    lines = ["Hello my", "  dear friend. How", "are you?", "", "- a", "- b", "c", " "]
+    assert list(join_wrapped_lines(lines)) == ["Hello my dear friend. How are you?", "", "- a", "- b c", " "]
+
+
+@given(st.text(alphabet="a我。. ?\n\t-1)😆{}　\r", max_size=40), st.booleans())
+def test_the_identity_changes_nothing_but_spaces(text: str, splits: bool) -> None:
+    segmented = segment(text, split_sentences="always" if splits else "never")
+    assert "".join(written(segmented).split()).replace("。", ".") == "".join(text.split()).replace("。", ".")
+    for sentence in segmented.sentences:
+        assert sentence.text == text[sentence.offsets[0] : sentence.offsets[-1]]
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(TransduceError, match="`split_sentences` must be one of auto, always, never, but is 'some'"):
+        TextSettings(split_sentences="some")  # type: ignore[arg-type]
+    with pytest.raises(TransduceError, match="`lines` must be one of separate, join, but is 'both'"):
+        TextSettings(lines="both")  # type: ignore[arg-type]
+    with pytest.raises(TransduceError, match="is one text"):
+        TextSettings(protect=r"\d+")  # type: ignore[arg-type]
+    with pytest.raises(TransduceError, match=r"regular expressions, but `\[` is none"):
+        TextSettings(protect=("[",))
+
+
+# --- translations of several sentences ---
+
+
+def translation(source: str, *alternatives: tuple[str, float]) -> Translation:
+    return Translation(
+        source, tuple(Alternative(text, (text,), (-1.0,), value, ended=True) for text, value in alternatives)
+    )
+
+
+def test_alternatives_of_a_text_are_the_best_combinations() -> None:
+    segmented = segment("甲。乙。")
+    parts = [
+        translation("甲。", ("A.", -1.0), ("a.", -1.5)),
+        translation("乙。", ("B.", -2.0), ("b.", -2.2), ("β", -9.0)),
+    ]
+    joined = join_parts(segmented, parts, n_best=3, sampled=False)
+    assert [(each.text, round(each.score, 6)) for each in joined.alternatives] == [
+        ("A. B.", -3.0),
+        ("A. b.", -3.2),
+        ("a. B.", -3.5),
+    ]
+    assert joined.alternatives[1].tokens == ("A.", "b.")
+    assert (joined.parts, joined.joined) == (2, (("甲。", "A."), ("乙。", "B.")))
+    assert joined.positions == ((Span(0, 2), Span(0, 2)), (Span(2, 4), Span(3, 5)))
+    samples = join_parts(segmented, parts, n_best=3, sampled=True)
+    assert [each.text for each in samples.alternatives] == ["A. B.", "a. b."]
+
+
+def test_copied_spans_of_the_layout_are_reported() -> None:
+    segmented = segment("你好。https://a.b/c 再见。")
+    assert segmented.sentences[0].text == "你好。"
+    whole = segment("{a}\n你好。")
+    joined = join_parts(whole, [translation("你好。", ("Hello.", -1.0))], n_best=1, sampled=False)
+    assert joined.text == "{a}\nHello."
+    assert joined.protected == ((Span(0, 3), Span(0, 3)),)
+
+
+def test_other_translations_of_sentences_move_what_follows() -> None:
+    segmented = segment("- 甲。{x}\n乙。")
+    parts = [translation(each.text, ("A.", -1.0)) for each in segmented.sentences]
+    joined = join_parts(segmented, parts, n_best=1, sampled=False)
+    changed = with_sentences(joined, [translation(parts[0].source, ("longer.", -0.5)), parts[1]])
+    assert with_sentences(joined, joined.sentences) is joined
+    assert changed.text == joined.text.replace("A.", "longer.", 1)
+    assert [changed.text[slice(*target)] for _, target in changed.positions] == ["longer.", "A."]
+    assert changed.alternatives[0].score == -1.5
+    for source, target in changed.protected:
+        assert segmented.source[slice(*source)] == changed.text[slice(*target)]
+
+
+# --- with a model ---
+
+TEXT = "我吃鱼。老师卖牛奶。她买苹果。"
+
+
+def test_each_sentence_is_translated_as_alone(translator: Translator) -> None:
+    alone = translator(["我吃鱼。", "老师卖牛奶。", "她买苹果。"], search=GREEDY)
+    found = translator(TEXT, search=GREEDY)
+    assert found.text == " ".join(each.text for each in alone)
+    assert [each.alternatives for each in found.sentences] == [each.alternatives for each in alone]
+    assert found.score == pytest.approx(sum(each.score for each in alone))
+    (single,) = translator(["我吃鱼。"], search=GREEDY)
+    assert (single.parts, single.joined, single.sentences, single.positions) == (1, (), (), ())
+
+
+def test_a_text_that_is_not_split_is_translated_whole(translator: Translator) -> None:
+    never = translator(TEXT, search=GREEDY, text_settings=TextSettings(split_sentences="never"))
+    assert (never.parts, translator(TEXT, search=GREEDY).parts) == (1, 3)
+    own = Translator(
+        translator.model, translator.tokenizer, text=TextSettings(split_sentences="never"), search=translator.search
+    )
+    assert own(TEXT, search=GREEDY).text == never.text
+
+
+@pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=3, max_length=8)])
+@pytest.mark.parametrize("text", [TEXT, "  - 我吃鱼。\n\n1\n\t她买苹果。老师卖牛奶。 ", "!!!", "我吃鱼。😆"])
+def test_a_stream_is_the_translation(translator: Translator, text: str, search: SearchSettings) -> None:
+    assert "".join(translator.stream(text, search)) == translator(text, search=search).text
+
+
+def test_layout_survives_translation(translator: Translator) -> None:
+    fish, apples = (each.text for each in translator(["我吃鱼。", "她买苹果。"], search=GREEDY))
+    found = translator(["  - 我吃鱼。 \n\n1\n\t她买苹果。", "1", "!!!😆"], search=GREEDY)
+    assert [each.text for each in found] == [f"  - {fish} \n\n1\n\t{apples}", "1", "!!!😆"]
+    assert found[1].alternatives == (Alternative("1", (), (), 0.0, ended=True),)
+
+
+def test_the_prefix_begins_the_first_sentence_only(translator: Translator) -> None:
+    found = translator(TEXT, search=GREEDY, prefix="she likes")
+    assert found.text.startswith("she likes")
+    plain = translator(TEXT, search=GREEDY)
+    assert [each.text for each in found.sentences[1:]] == [each.text for each in plain.sentences[1:]]
+
+
+def test_samples_of_sentences_have_their_own_seeds(translator: Translator) -> None:
+    search = SearchSettings(n_best=3, max_length=8, sampling=SamplingSettings(seed=3))
+    found = translator("我吃鱼。我吃鱼。", search=search)
+    first, second = ([each.text for each in part.alternatives] for part in found.sentences)
+    assert len(found.alternatives) == 3
+    assert first != second
+    assert first == [each.text for each in translator("我吃鱼。", search=search).alternatives]
+
+
+def test_marked_spans_are_found_in_their_sentences(translator: Translator) -> None:
+    found = translator(f"- {TEXT}", search=GREEDY)
+    spans = [(2 + TEXT.index("鱼"), 3 + TEXT.index("鱼")), (2 + TEXT.index("苹果"), 4 + TEXT.index("苹果"))]
+    for place, sentence in zip(translator.locate([found], [spans])[0], (0, 2), strict=True):
+        _, target = found.positions[sentence]
+        assert target.start <= place.start <= place.end <= target.end
+
+
+def test_only_sentences_with_warnings_are_decoded_again(translator: Translator) -> None:
+    found = translator(TEXT, search=GREEDY)
+    doubtful = translation(found.sentences[1].source, ("the the the the the the", -9.0))
+    found = with_sentences(found, [found.sentences[0], doubtful, found.sentences[2]])
+    assert "repeated" in {warning.kind for warning in estimate_quality(translator, [found])[0]}
+    (better,) = redecode(translator, [found], GREEDY)
+    assert "the the the" not in better.text
+    assert better.text.startswith(found.sentences[0].text)
+    assert better.text.endswith(found.sentences[2].text)
+    assert better.sentences[1].source == doubtful.source
+
+
+def test_ten_thousand_sentences_in_a_line(translator: Translator) -> None:
+    found = translator("鱼。" * 10_000, search=SearchSettings(beam_size=1, max_length=3))
+    assert found.parts == 10_000
+    assert found.text == " ".join([found.sentences[0].text] * 10_000)

@@ -1,0 +1,109 @@
+"""Sentences to translate are found in any script, with abbreviations, ordinals, quotation marks and protected spans."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transduce.text.protected import find_protected
+from transduce.text.sentences import find_sentences
+from transduce.text.word_spans import Span
+
+CASES = [
+    # Chinese, Japanese, Korean.
+    ("zh", ["玛丽看了他的书吗？", "谁需要你的同学？"]),
+    ("zh", ["他来了。", "她走了！", "“真的？”", "对。"]),
+    ("zh", ["“你好。", "我是汤姆。”他说。", "“再见！”玛丽说道。"]),
+    ("zh", ["你叫什么名字?", "爱不存在。", "太好了!!", "真的?"]),
+    ("zh", ["我……我不知道。", "我不知道该怎么办……", "他昨天走了。"]),
+    ("zh", ["我爱你.", "他走了.", "你呢"]),
+    ("zh", ["（真的。）", "他走了。"]),
+    ("zh", ["这个3.5元。", "那个4.2元。"]),
+    ("zh", ["绝对将要下雨。", '"咱们走吧，"他对我说。']),
+    ("ja", ["値は３．５です．", "終わり｡", "はい。", "「行く。」と言った。"]),
+    ("ko", ["나는 간다.", "너는?", "좋아.", "그래"]),
+    # Other scripts.
+    ("hi", ["वह घर गया।", "वह सो गया।", "क्यों?", "“हाँ।”", "ठीक है"]),
+    ("ar", ["من أنت؟", "أنا هنا.", "حقا؟!", "نعم"]),
+    ("ur", ["وہ ایم۔اے ہے۔", "وہ سو گیا۔"]),
+    ("am", ["ቤት ሄደ።", "ተኛ፧", "አዎ።"]),
+    ("hy", ["Նա եկավ։", "Նա գնաց։"]),
+    ("he", ["מי אתה?", "אני כאן.", "כן!"]),
+    ("th", ["ฉันรักคุณ คุณรักฉันไหม"]),
+    # Abbreviations and initials.
+    ("en", ["Mr. Weston and Dr. Perry met J. R. Smith.", "He left."]),
+    ("en", ["Dr. Smith arrived."]),
+    ("en", ["We saw 3.5 of them, e.g. these.", "(Others too.)", "Done"]),
+    ("en", ["He works at Apple Inc.", "The firm is big.", "He lives in the U.S.", "He is fine."]),
+    ("en", ["The U.S. Army came at 5 p.m. yesterday."]),
+    ("en", ["See No. 5.", "No.", "I won't.", "Fig. 3 shows it."]),
+    ("en", ["It was I.", "He knew."]),
+    ("en", ["Cats, dogs etc.", "Birds fly."]),
+    ("de", ["Sie kommt z.B. am Montag.", "Zwei Männer bzw. Frauen usw.", "Die Katze schläft.", "Das ist Dr. Müller."]),
+    ("de", ["Ich weiß, dass er sie mag.", "Tom wartet.", "Das ist meine CD.", "Tom hört zu."]),
+    ("es", ["¿Qué pasa?", "¡Hola!", "El Sr. García vive aquí.", "¿y tú?"]),
+    ("fr", ["Vraiment ?", "Oui.", "« Quoi ? » dit-il.", "« Non ! »", "Il part.", "M. Dupont arrive."]),
+    ("ru", ["Привет.", "Как дела?", "В 1990 г. Москва росла."]),
+    # Ordinals and numbers.
+    ("de", ["Tom wurde am 5. Mai 2010 geboren.", "Er ist 5.", "Sie ist 6."]),
+    ("de", ["Der 1. und 2. Weltkrieg.", "Ludwig XIV. war König."]),
+    ("de", ["Der Verkehr stand zwischen den Ausfahrten 22 und 23.", "Tom kam zu spät."]),
+    ("en", ["1. Open the door.", "2. Close it.", "3) Run."]),
+    ("en", ["I was born in 1990.", "1991 was bad.", "It has 3 rooms."]),
+    ("en", ["I have 5.", "You have 6."]),
+    # Marks.
+    ("en", ["Well... it was.", "…And then?", "I know…", "Yes."]),
+    ("en", ["“Stop!” he said.", "“Why?”", "She knew.", "“No!” Tom said.", "Fine."]),
+    ("en", ["He said 'Go.'", "She left."]),
+    ("de", ["Ende.", "„Wirklich?“", "Ja.", "„Komm!“, sagte er."]),
+    ("de", ["Er sagte: »Halt!«", "Dann ging er.", "Er kam.", "»Warte!«"]),
+    ("en", ["What?!", "No!!!"]),
+    ("en", ["?!"]),
+    ("en", ["... ok"]),
+    # Texts without capital letters, or without spaces.
+    ("en", ["hello.", "how are you?", "i am fine.", "thanks"]),
+    ("en", ["I came home late yesterday.", "then I slept well."]),
+    ("en", ["Really?", "Yes!", "He came.", "She left."]),
+]
+
+
+@pytest.mark.parametrize(("language", "sentences"), CASES, ids=lambda case: case if isinstance(case, str) else case[0])
+def test_sentences(language: str, sentences: list[str]) -> None:
+    text = "".join(sentences) if language in ("zh", "ja") else " ".join(sentences)
+    if language == "ja":
+        text = text.replace("終わり｡", "終わり｡ ")
+    assert [text[start:end] for start, end in find_sentences(text, language)] == sentences
+
+
+def test_marks_without_a_space_end_sentences_too() -> None:
+    text = "Really?Yes! He came.She left. Use System.Out to print.And go."
+    found = [text[start:end] for start, end in find_sentences(text, "en")]
+    assert found == ["Really?", "Yes!", "He came.", "She left.", "Use System.Out to print.", "And go."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Read https://a.b/c?d=1!e. Then go.", "He wrote {Hello. You there} to me. Then he left.", "看`a。b`吧。好。"],
+)
+def test_no_sentence_ends_in_a_protected_span(text: str) -> None:
+    protected = [*find_protected(text)] or [Span(text.index("{"), text.index("}") + 1)]
+    found = find_sentences(text, protected=protected)
+    assert len(found) == 2
+    assert all(any(start <= span.start and span.end <= end for start, end in found) for span in protected)
+
+
+@pytest.mark.parametrize("piece", ["Go. ", "走。", "Dr. ", "a ", "。", "? ", "... ", '"', "1. ", "« », ", "hm? hm. "])
+def test_long_texts_take_linear_time(piece: str) -> None:
+    started_at = time.monotonic()
+    spans = find_sentences(piece * 20_000)
+    assert time.monotonic() - started_at < 10
+    assert piece not in ("Go. ", "走。") or len(spans) == 20_000
+
+
+@given(st.text(alphabet="Aab1 .!?。！？…»«“”\"' \n\t\u3000😆", max_size=60))
+def test_nothing_is_lost(text: str) -> None:
+    spans = find_sentences(text)
+    ends, starts = [0, *(span.end for span in spans)], [*(span.start for span in spans), len(text)]
+    assert not "".join(text[end:start] for end, start in zip(ends, starts, strict=True)).strip()
+    assert spans == sorted(spans)
