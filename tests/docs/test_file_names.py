@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "transduce"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *(ROOT / "benchmarks").glob("*.py")])
-ROOTS = ("src", "tests", "benchmarks", "examples", "docs")
+ROOTS = ("src", "tests", "benchmarks", "deploy", "examples", "docs")
 PATHS = [path.relative_to(ROOT) for name in ROOTS for path in (ROOT / name).rglob("*")]
 # Folders of the package, those that it had once, and those of the repository.
 FOLDERS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {"runtime", "demo", "native", "gpu"})

@@ -51,7 +51,10 @@ def written(segmented: SegmentedText, translate: Any = str) -> str:
         ("* 你\n• 我\n– 他\n1.2. 她\n（一）它", "* <你>\n• <我>\n– <他>\n1.2. <她>\n（一）<它>"),
         ("## 标题\n> 引用。真的？", "## <标题>\n> <引用。> <真的？>"),
         ("- [ ] 做\n- [x] 完", "- [ ] <做>\n- [x] <完>"),
+        ("1.我爱你。2.他走了。3) 再见。", "1. <我爱你。> 2. <他走了。> 3) <再见。>"),
+        ("(3)四\n一、开始", "(3) <四>\n一、<开始>"),
         # Numbers that are no list marks.
+        ("一、二、三，开始！", "<一、二、三，开始！>"),
         ("3.5 公斤", "<3.5 公斤>"),
         ("5. Mai ist schön.", "<5. Mai ist schön.>"),
         ("A. Smith 来了", "<A. Smith 来了>"),
@@ -64,6 +67,7 @@ def written(segmented: SegmentedText, translate: Any = str) -> str:
         ("-----\n你好\n3.14", "-----\n<你好>\n3.14"),
         ("{name}", "{name}"),
         ("我有三个。5。他走了。", "<我有三个。> 5. <他走了。>"),
+        ("我爱你。{a}。好。", "<我爱你。> {a}. <好。>"),
         # Emoji at the ends of sentences.
         ("★ 你好", "★ <你好>"),
         ("我爱你。😆 他走了。😀", "<我爱你。> 😆 <他走了。> 😀"),
@@ -258,3 +262,34 @@ def test_ten_thousand_sentences_in_a_line(translator: Translator) -> None:
     found = translator("鱼。" * 10_000, search=SearchSettings(beam_size=1, max_length=3))
     assert found.parts == 10_000
     assert found.text == " ".join([found.sentences[0].text] * 10_000)
+
+
+class Reader:
+    """An observer that follows texts, whose final starts never change."""
+
+    def __init__(self) -> None:
+        self.final: dict[int, str] = {}
+        self.reports = 0
+
+    def after_step(self, rows: Any, tokens: Any) -> list[int]:  # noqa: ARG002
+        return []
+
+    def after_text(self, text: int, final: str, draft: str) -> None:
+        assert final.startswith(self.final.get(text, ""))
+        assert draft.startswith(final)
+        self.final[text] = final
+        self.reports += 1
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_an_observer_follows_texts_sentence_by_sentence(translator: Translator, beam_size: int) -> None:
+    reader, search = Reader(), SearchSettings(beam_size=beam_size, max_length=8)
+    texts = [TEXT, "我吃鱼。", "  - 她买苹果。", "我吃鱼。{a} 我卖书。她买苹果。"]
+    found = translator.translate(texts, search, observer=reader)
+    assert found == translator.translate(texts, search)
+    assert set(reader.final) == {0, 2, 3}  # a plain sentence is followed by its tokens
+    assert all(found[text].text.startswith(final) for text, final in reader.final.items())
+    assert reader.reports > 10
+    if beam_size == 1:
+        assert reader.final[2] == found[2].text
+    assert "{a}" not in reader.final[3]  # what follows a protected span is known at the end

@@ -36,7 +36,7 @@ REGISTRY_HOSTS = tuple(
     for halves in (("pypi", "org"), ("pythonhosted", "org"), ("download.pytorch", "org"), ("anaconda", "org"))
 )
 PROSE = {".py", ".md", ".toml", ".txt", ".html", ".js", ".css", ".cfg", ".yml", ".yaml", ".sh", ""}
-FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", ".ci", ".github")
+FOLDERS = ("src", "tests", "docs", "benchmarks", "deploy", "examples", ".ci", ".github")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

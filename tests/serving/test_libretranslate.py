@@ -340,6 +340,7 @@ def test_more_alternatives_make_a_beam_of_groups_wider_by_whole_groups() -> None
         ("The weather is nice today and we go out.", "English"),  # the target language
         ("Привет, как дела сегодня вечером?", "Cyrillic letters"),
         ("привет", "another language"),
+        ("Je ne sais pas où il est.", "French"),
         ("Il fait très beau dans le jardin et nous sommes contents.", "French"),
     ],
 )

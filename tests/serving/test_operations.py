@@ -223,3 +223,37 @@ def test_a_busy_server_refuses_requests_below_its_root_path(serve: Any, gated_mo
         assert (refused.status, refused.json["error"]["type"]) == (503, "server_error")
         model.open()
         assert first.reply().status == 200
+
+
+# --- deployment ---
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="the image is for Linux")
+def test_the_steps_of_the_image_run_in_an_empty_folder(trained: Path) -> None:
+    import sys
+
+    pytest.importorskip("hatchling")
+    command = [sys.executable, str(DEPLOY / "try_steps.py"), f"zh:en={trained}", "--installed"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok: it ended after" in done.stdout
+
+
+def test_the_unit_and_the_image_use_options_that_exist() -> None:
+    import re
+
+    from transduce.commands.main import build_parser
+
+    unit = (DEPLOY / "transduce.service").read_text("utf-8")
+    (command,) = re.findall(r"^ExecStart=\S+/transduce (.+)$", unit, re.MULTILINE)
+    verb, *arguments = command.split()
+    options = build_parser(verb).parse(arguments)
+    assert options.unix_socket == "/run/transduce/socket"
+    image = (DEPLOY / "Dockerfile").read_text("utf-8")
+    (entry,) = re.findall(r"^ENTRYPOINT (.+)$", image, re.MULTILINE)
+    (argument,) = re.findall(r"^CMD (.+)$", image, re.MULTILINE)
+    _, verb, *arguments = [*json.loads(entry), *json.loads(argument)]
+    assert build_parser(verb).parse(arguments).host == "0.0.0.0"

@@ -503,13 +503,20 @@ def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
     """
     line = "The run continues, but not bit for bit as without the interruption: threads 1 then, 2 now."
     monkeypatch.setattr("transduce.machine.usable_cores", lambda: 2)
-    for number, (threads, used) in enumerate(((None, 1), (2, 2))):
+    found, finish = [], run_module._finish
+
+    def note_threads(*arguments: Any) -> None:
+        found.append(torch.get_num_threads())
+        finish(*arguments)
+
+    monkeypatch.setattr(run_module, "_finish", note_threads)
+    for number, threads in enumerate((None, 2)):
         folder = tmp_path / str(number)
         shutil.copytree(trained, folder)
         train(out=folder, resume=True, device="cpu", threads=threads)
         assert (line in capsys.readouterr().err) == (threads == 2)
-        assert torch.get_num_threads() == used
-    torch.set_num_threads(1)
+        assert torch.get_num_threads() == 1
+    assert found == [1, 2]
 
 
 def test_more_steps_said_on_resume_are_remembered(

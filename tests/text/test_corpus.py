@@ -1,7 +1,9 @@
 """Test reading of parallel text: line breaks, file formats, and messages about broken files."""
 
 import bz2
+import csv
 import gzip
+import io
 import lzma
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, LineNotes, Pair, language_of, read_lines, read_pairs, valid_language
-from transduce.text.corpus import Format
+from transduce.text.corpus import Format, PairReader, find_layout
+from transduce.text.filters import FilterSettings, PairFilter
 from transduce.text.languages import is_in_large_script
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -34,8 +37,8 @@ def two_files(source: str, target: str) -> CorpusFiles:
     return CorpusFiles(source=(source,), target=(target,))
 
 
-def texts(files: CorpusFiles) -> list[tuple[str, str]]:
-    return [(pair.source, pair.target) for pair in read_pairs(files)]
+def texts(files: CorpusFiles, notes: LineNotes | None = None) -> list[tuple[str, str]]:
+    return [(pair.source, pair.target) for pair in read_pairs(files, notes)]
 
 
 def test_two_files_are_paired_line_by_line(write: Write) -> None:
@@ -171,11 +174,22 @@ def test_broken_gzip(write: Write) -> None:
         list(read_lines(write("plain.gz", b"a\n")))
 
 
-@pytest.mark.parametrize(("compress", "name"), [(lzma.compress, "xz"), (bz2.compress, "bzip2")])
-def test_other_compression_is_named(compress: Callable[[bytes], bytes], name: str, write: Write) -> None:
-    with pytest.raises(TransduceError, match=f"text.en is compressed by {name}, but only gzip can be read"):
-        list(read_lines(write("text.en", compress(b"a line\n"))))
+@pytest.mark.parametrize(("compress", "suffix", "kind"), [(lzma.compress, "xz", "xz"), (bz2.compress, "bz2", "bzip2")])
+def test_other_compressions(compress: Callable[[bytes], bytes], suffix: str, kind: str, write: Write) -> None:
+    """The content shows the compression, whatever the name; a name that promises another one is refused."""
+    packed = compress(b"".join(b"line %d\n" % number for number in range(20_000)))
+    assert list(read_lines(write("text.en", compress(b"a\nb\n")))) == ["a", "b"]
+    assert list(read_lines(write(f"empty.{suffix}", compress(b"")))) == []
     assert list(read_lines(write("plain.en", b"BZh is no magic\n"))) == ["BZh is no magic"]
+    with pytest.raises(TransduceError, match=f"cut.{suffix} is an incomplete {kind} file, which ends at about line"):
+        list(read_lines(write(f"cut.{suffix}", packed[: len(packed) // 2])))
+    with pytest.raises(TransduceError, match=f"plain.{suffix} is not {kind} although its name ends in .{suffix}"):
+        list(read_lines(write(f"plain.{suffix}", b"a\n")))
+
+
+def test_zip_is_named(write: Write) -> None:
+    with pytest.raises(TransduceError, match=r"text\.en is a zip archive, which may hold several files: unpack it"):
+        list(read_lines(write("text.en", b"PK\x03\x04...")))
 
 
 def test_capital_suffixes_and_empty_lines_of_pairs(write: Write) -> None:
@@ -187,7 +201,8 @@ def test_capital_suffixes_and_empty_lines_of_pairs(write: Write) -> None:
 
 def test_broken_pair_lines(write: Write) -> None:
     def read(name: str, content: str) -> None:
-        list(read_pairs(CorpusFiles(source=(write(name, content.encode()),), languages=("zh", "en"))))
+        path = write(name, content.encode())
+        list(read_pairs(CorpusFiles(source=(path,), languages=("zh", "en"), strict=True)))
 
     with pytest.raises(
         TransduceError, match=r"a\.tsv:2: a TSV line needs 2 columns.* has 3: fix it, or keep only these two columns"
@@ -204,6 +219,73 @@ def test_broken_pair_lines(write: Write) -> None:
         match=r'a\.jsonl:1: .*keys "zh" and "en" or "source" and "target" .*"zh", "de": .*by --languages \(',
     ):
         read("a.jsonl", '{"zh": "a", "de": "b"}')
+
+
+def test_lines_without_two_columns_are_skipped_and_counted(write: Write) -> None:
+    notes = LineNotes()
+    path = write("a.tsv", b"a\tA\nno tab\nb\tB\nc\tC\tmore\nd\tD\n")
+    files = CorpusFiles(source=(path,))
+    assert [pair[:3] for pair in read_pairs(files, notes)] == [("a", "A", 1), ("b", "B", 3), ("d", "D", 5)]
+    assert notes.skipped_lines == 2
+    (block,) = PairReader(files)
+    pairs = zip(block.sources, block.targets, strict=True)
+    reasons = [PairFilter(FilterSettings()).text_reason(*pair) for pair in pairs]
+    assert reasons == [None, "line without two columns", None, "line without two columns", None]
+    with pytest.raises(TransduceError, match=r"m\.tsv:1: a TSV line needs 2 columns, .* has 3"):
+        list(read_pairs(CorpusFiles(source=(write("m.tsv", b"a\tA\tx\nb\tB\ty\nc\tC\n"),))))
+
+
+@pytest.mark.parametrize(
+    ("content", "layout"),
+    [
+        ("a\tA\n", (False, False)),
+        ("de\ten\na\tA\n", (True, False)),
+        ("source\ttarget\na\tA\n", (True, False)),
+        ("Source\tTarget\n", (True, False)),
+        ('"de"\t"en"\n"a"\t"A"\n', (True, True)),
+        ('"He said ""no""."\tEr sagte „nein“.\na\tA\n', (False, True)),
+        ('"Hello."\tHallo.\na\tA\n', (False, False)),  # a spoken sentence, which CSV would not quote
+        ('"Yes," he said.\tJa\n"a ""b"""\tA\n', (False, False)),
+        ('a "" b\tA\n', (False, False)),
+        ("", (False, False)),
+    ],
+)
+def test_headers_and_quotes_of_tables_are_found(write: Write, content: str, layout: tuple[bool, bool]) -> None:
+    assert find_layout(write("a.tsv", content.encode())) == layout
+
+
+def test_quoted_tables_with_a_header_are_read_as_written_by_csv(write: Write) -> None:
+    pairs = [('He said "no".', "Er sagte nein."), ("a\tb", 'c "d"'), ("plain", ""), ('"', '""')]
+    stream = io.StringIO(newline="")
+    csv.writer(stream, delimiter="\t", lineterminator="\n").writerows([("en", "de"), *pairs])
+    notes = LineNotes()
+    path = write("a.tsv", stream.getvalue().encode())
+    assert texts(CorpusFiles(source=(path,), strict=True), notes) == pairs
+    assert notes.notices() == [f"{path} quotes its fields as CSV does: the quotes are not part of the texts."]
+
+
+def test_line_feeds_of_json_texts_become_spaces_and_are_told(write: Write) -> None:
+    notes = LineNotes()
+    path = write("a.jsonl", b'{"source": "a\\nb", "target": "A\\nB"}\n{"source": "c", "target": "C"}\n')
+    assert texts(CorpusFiles(source=(path,)), notes) == [("a b", "A B"), ("c", "C")]
+    assert notes.notices()[0].startswith("2 texts had line feeds, which became spaces")
+
+
+def test_no_field_of_json_lines_passes_silently(write: Write) -> None:
+    notes = LineNotes()
+    lines = (
+        b'{"source": "a", "target": "A"}\n{"source": "b", "target": "B", "id": 1}\n'
+        b'{"id": 2, "translation": {"source": "c", "target": "C", "by": ""}}\n'
+    )
+    path = write("a.jsonl", lines)
+    assert texts(CorpusFiles(source=(path,)), notes) == [("a", "A"), ("b", "B"), ("c", "C")]
+    (notice,) = notes.notices()
+    assert notice == f'Fields of JSON objects that are not used (first place): "id" ({path}:2), "by" ({path}:3).'
+    weighted = write("w.jsonl", b'{"source": "a", "target": "A", "weight": 0.1}\n')
+    with pytest.raises(
+        TransduceError, match=r'w\.jsonl:1: the field "weight" would weight the pair, but pairs have no'
+    ):
+        texts(CorpusFiles(source=(weighted,)))
 
 
 def test_files_that_do_not_fit_together(write: Write) -> None:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, one sentence per line, plain or gzip; or files of pairs",
+        help="source text, one sentence per line, plain or compressed; or files of pairs",
     )
     corpus.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
     corpus.add_argument(

@@ -22,10 +22,12 @@ from transduce.commands.options import (
     search_settings,
     write_report,
 )
+from transduce.errors import TransduceError
 from transduce.evaluation.scores import choose_tokenizer, score
 from transduce.evaluation.variants import Variant, Variants, count_variants
 from transduce.inference.evaluate import decoding_record
 from transduce.inference.translator import Translator
+from transduce.model_folder.cards import find_task_card
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
 
@@ -65,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_aligned_lines(options.source, options.reference)
+    _refuse_classifiers(options.model)
     translator = load_translator(options.model, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
@@ -96,6 +99,21 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{tally}\n")
     sys.stderr.write(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n")
     return 0
+
+
+def _refuse_classifiers(models: str | Sequence[str]) -> None:
+    """Refuse classifiers, which another command measures.
+
+    Raises:
+        TransduceError: a model is a classifier.
+    """
+    for model in [models] if isinstance(models, str) else models:
+        card = find_task_card(Path(model)) if Path(model).is_dir() else None
+        if card is not None and card.kind == "classification":
+            raise TransduceError(
+                f"`evaluate` scores translations, but {model} is a classifier: `transduce classify {model} TEXTS "
+                "--labels LABELS` reports its accuracy and macro F1."
+            )
 
 
 def _texts(

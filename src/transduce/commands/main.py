@@ -6,6 +6,7 @@ import io
 import keyword
 import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -14,6 +15,9 @@ from typing import NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError
+
+STARTED_AT = time.monotonic()
+"""The time at which the command started, before it imported what it needs."""
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
 # imported only when used, so that `--help` answers at once.

@@ -31,6 +31,8 @@ _SETTINGS = {
     "dev_source": "data.dev_source",
     "dev_target": "data.dev_target",
     "back_translated": "data.back_translated",
+    "strict_format": "data.strict_format",
+    "columns": "data.columns",
     "languages": "data.languages",
 }
 # Options that affect only the tokenization of pairs.
@@ -61,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, one sentence per line, plain or gzip; or files of pairs (.tsv, .jsonl); or monolingual text",
+        help="source text, one sentence per line, plain or compressed; or files of pairs (.tsv, .jsonl, .csv, "
+        ".parquet, .arrow, .tmx, a datasets folder, or - for standard input); or monolingual text",
     )
     texts.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
     texts.add_argument(
@@ -75,6 +78,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="files of --source that were back-translated by a machine from their targets; their source "
         "sentences start with a tag that marks them",
+    )
+    texts.add_argument(
+        "--columns",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="columns or JSON fields that hold the texts (default: language codes or usual names)",
+    )
+    texts.add_argument(
+        "--strict-format",
+        action="store_const",
+        const=True,
+        help="stop at a line of a .tsv file that has other than two columns, instead of skipping it",
     )
     texts.add_argument(
         "--languages",

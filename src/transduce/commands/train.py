@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from transduce.commands.main import STARTED_AT
 from transduce.commands.options import add_computing, check_folder, check_writable, write_json
 from transduce.errors import TransduceError
 from transduce.tasks.kinds.all_kinds import KINDS
@@ -25,6 +26,8 @@ _SETTINGS = {
     "monolingual": "data.monolingual",
     "distill_from": "data.distill_from",
     "back_translated": "data.back_translated",
+    "strict_format": "data.strict_format",
+    "columns": "data.columns",
     "languages": "data.languages",
     "preset": "preset",
     "steps": "training.steps",
@@ -78,8 +81,9 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         "--source",
         nargs="+",
         metavar="FILE",
-        help="source text, one sentence per line, plain or gzip; or files of pairs (.tsv, .jsonl); or monolingual "
-        "text, trees or tables (.csv, .tsv), depending on the task",
+        help="source text, one sentence per line, plain or compressed; or files of pairs (.tsv, .jsonl, .csv, "
+        ".parquet, .arrow, .tmx, a datasets folder, or - for standard input); or monolingual text, trees or tables "
+        "(.csv, .tsv), depending on the task",
     )
     add("--target", nargs="+", metavar="FILE", help="translations of --source, line by line")
     add("--prepared", metavar="DIR", help="output of `transduce prepare`, instead of files")
@@ -90,6 +94,18 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         ("--dev-corpus", "the dev set of one of several corpora, in any order"),
     ):
         add(option, nargs=2, action="append", metavar=("SOURCE", "TARGET"), help=text)
+    add(
+        "--columns",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
+        help="columns or JSON fields that hold the texts (default: language codes or usual names)",
+    )
+    add(
+        "--strict-format",
+        action="store_const",
+        const=True,
+        help="stop at a line of a .tsv file that has other than two columns, instead of skipping it",
+    )
     add("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes (default: the files' suffixes)")
     add(
         "--monolingual",
@@ -144,7 +160,13 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
     if options.precision != "auto":
         put_setting(content, "training.precision", options.precision)
     return RunRequest(
-        settings=content, out=out, resume=resume, dry_run=dry_run, device=options.device, threads=options.threads
+        settings=content,
+        out=out,
+        resume=resume,
+        dry_run=dry_run,
+        device=options.device,
+        threads=options.threads,
+        started_at=STARTED_AT,
     )
 
 

@@ -253,6 +253,8 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     found = recognize(name, content, settings.format)
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
+    if found.is_archive and not document.units:
+        raise TransduceError(f"{PurePath(name).name or 'The document'} has no text that can be translated.")
     characters = sum(len(unit.text) for unit in document.units)
     if characters > limits.max_characters:
         raise TransduceError(

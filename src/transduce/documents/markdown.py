@@ -251,7 +251,7 @@ class _Inline:
             elif name in ("edge", "opaque", "backtick", "autolink", "html_inline"):
                 parsed.add("empty" if name in ("edge", "html_inline") else "object", source)
             elif name == "escape" and source[1:] == "\n":
-                parsed.breaks.append(parsed.add("empty", source))
+                parsed.breaks.append(parsed.add("break", source))
             elif name == "escape":
                 parsed.parts.append(source[1:])
             elif name == "entity":
@@ -351,7 +351,7 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
     end = following.end() if following else position + 1
     if before.endswith("  "):
         parsed.parts[-1] = before.rstrip(" ")
-        parsed.breaks.append(parsed.add("empty", "  \n"))
+        parsed.breaks.append(parsed.add("break", "  \n"))
         return end
     if before:
         parsed.parts[-1] = before.rstrip(" ")

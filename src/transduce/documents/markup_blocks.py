@@ -121,7 +121,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     first, last = _content(tokens)
     head = "".join(token.source for token in tokens[:first])
     tail = "".join(token.source for token in tokens[last:])
-    inner = _with_paired_codes(tokens[first:last])
+    inner = with_paired_codes(tokens[first:last])
     builder = _Builder(settings, inner)
     for token in inner:
         builder.add(token)
@@ -166,7 +166,7 @@ def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
     return space
 
 
-def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
+def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
     """Return the tokens with the codes of XLIFF that belong together (`bx` and `ex`, …) as start and end tags."""
     found = list(tokens)
     open_codes: dict[str, tuple[int, int]] = {}

@@ -190,7 +190,9 @@ def translate_document(
     content = source.read_bytes()
     document = read_document(source.name, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, search, glossary=glossary, text_settings=text_settings)
-    identity = msgspec.json.encode((settings, translate.search, text_settings, repr(translator), repr(glossary)))
+    weights = hashlib.sha256(translator.model.source_weight.detach().float().cpu().numpy().tobytes()).hexdigest()
+    model = (repr(translator), weights)
+    identity = msgspec.json.encode((settings, translate.search, text_settings, model, repr(glossary)))
     observe = None if progress is None else _counted(document, progress)
     write_translated(document, path, translate, identity=content + identity, resume=resume, observe=observe)
     return path

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from transduce.acceleration import has_compiled_steps
-from transduce.inference.segmentation import SegmentedText
+from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.inference.translation import Translation, empty_alternative, join_parts
 from transduce.model.build import EncoderDecoder
 from transduce.search.constraints import Phrase
-from transduce.search.scorer import Observer
+from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.sentences import split_text
@@ -210,10 +210,29 @@ def join_sentences(
 class PartsObserver:
     """Implements `Observer` for batches of parts by passing each step on to an observer of whole sentences."""
 
-    def __init__(self, observer: Observer | None) -> None:
+    def __init__(
+        self,
+        observer: Observer | None,
+        texts: Sequence[SegmentedText] = (),
+        decode: Callable[[list[int]], str] | None = None,
+        hidden: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """Wrap an observer.
+
+        Args:
+            observer: the observer of texts.
+            texts: the texts that the parts belong to.
+            decode: returns the target text of token ids.
+            hidden: keys of parts whose text changes after the search, so that it is not reported before.
+        """
         self.observer = observer
-        self.abandoned: set[int] = set()  # indices of sentences
+        self.abandoned: set[int] = set()  # indices of texts
         self.batch: Sequence[Part] = ()
+        self._texts = texts
+        self._decode = decode
+        self._hidden = hidden
+        self._found: dict[tuple[int, int], str] = {}
+        self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
         """Set the parts of the next batch; return only the parts of sentences that the observer has not stopped."""
@@ -226,7 +245,46 @@ class PartsObserver:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
         self.abandoned.update(self.observer.after_step(sentences, tokens))
+        if isinstance(self.observer, TextObserver) and self._decode is not None:
+            self._report_texts(self.observer, self._decode, rows.tolist(), tokens)
         return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
+
+    def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
+        """Record the translations of a batch's parts for reports of their texts."""
+        if isinstance(self.observer, TextObserver):
+            self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
+
+    def _report_texts(
+        self, observer: TextObserver, decode: Callable[[list[int]], str], rows: Sequence[int], tokens: Tensor
+    ) -> None:
+        texts = set()
+        for number, row in enumerate(rows):
+            text, part = self.batch[row].key
+            segmented = self._texts[text]
+            is_whole = len(segmented.sentences) == 1 and not any(gap.text for gap in segmented.gaps)
+            if is_whole or (text, part) in self._hidden:
+                continue
+            agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
+            ids = tokens[number, 0].tolist()
+            certain = ids[: int(agreed.cumprod(dim=0).sum())]
+            self._drafts[text, part] = (decode(certain).rstrip("\ufffd"), decode(ids).rstrip("\ufffd"))
+            texts.add(text)
+        for text in sorted(texts):
+            observer.after_text(text, *self._compose(text))
+
+    def _compose(self, text: int) -> tuple[str, str]:
+        """Return the final start of a text's translation, and the draft that continues it."""
+        segmented, final = self._texts[text], ""
+        writer = LayoutWriter(segmented)
+        for part in range(len(segmented.sentences)):
+            final += writer.next_gap()
+            if (text, part) not in self._found:
+                certain, draft = self._drafts.get((text, part), ("", ""))
+                written = writer.write(certain)
+                rest = draft.removeprefix(certain) if draft.startswith(certain) else ""
+                return final + written, final + written + (rest if certain else writer.write(rest))
+            final += writer.write(self._found[text, part])
+        return final, final
 
 
 # --- batches of similar length ---

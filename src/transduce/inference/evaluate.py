@@ -7,6 +7,7 @@ import msgspec
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, check_line_counts, choose_tokenizer, score
+from transduce.inference.classifier import Classifier
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search
@@ -42,6 +43,11 @@ def evaluate(
         TransduceError: the numbers of sources and references differ, there are none, or the tokenizer is unknown.
     """
     if not isinstance(translator, Translator):
+        if isinstance(translator, Classifier):
+            raise TransduceError(
+                "`evaluate` scores translations, but the model is a classifier: `transduce classify MODEL TEXTS "
+                "--labels LABELS` reports its accuracy and macro F1."
+            )
         raise TransduceError(f"`evaluate` needs a `Translator`, but got {translator!r}: open one with transduce.load.")
     sources, references = as_texts(sources), as_texts(references)
     check_line_counts({"sources": sources, "references": references})

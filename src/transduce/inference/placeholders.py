@@ -79,7 +79,8 @@ class MaskedPart(NamedTuple):
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return the runs of a text that the vocabulary cannot represent except as bytes or as unknown.
 
-    In scripts with spaces a run is extended to whole words.
+    In scripts with spaces a run is extended to whole words. Runs of punctuation are excluded: the other language has
+    its own.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:
@@ -102,7 +103,11 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
         if runs and not text[runs[-1].end : start].strip():
             start = runs.pop().start
         runs.append(Span(start, end))
-    return runs
+    return [run for run in runs if not all(map(_is_punctuation, text[run.start : run.end]))]
+
+
+def _is_punctuation(character: str) -> bool:
+    return character.isspace() or unicodedata.category(character).startswith("P")
 
 
 @lru_cache(maxsize=16)

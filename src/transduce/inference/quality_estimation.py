@@ -235,15 +235,15 @@ def find_quality_warnings(
             for sentence in translation.sentences
         ]
         return _joined_warnings([warning for warnings in found for warning in warnings])
-    if not any(map(str.isalnum, translation.source)):
+    if not any(map(str.isalpha if translation.protected else str.isalnum, _unprotected(translation).source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
-    unread = [each for each in unknown_characters if each in _unprotected(translation)]
+    unread = [each for each in unknown_characters if each in _unprotected(translation).source]
     warnings: dict[WarningKind, str | None] = {
         "unread": "".join(unread) or None,
         "terms": ", ".join(map(str, missing)) or None,
     }
-    warnings["language"] = describe_wrong_language(_unprotected(translation), source_language)
+    warnings["language"] = describe_wrong_language(_unprotected(translation).source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
         warnings |= _text_warnings(translation, source_language, target_language)
@@ -253,12 +253,19 @@ def find_quality_warnings(
     return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
 
 
-def _unprotected(translation: Translation) -> str:
-    """Return the source without the spans that were copied unchanged."""
-    text, position = "", 0
-    for span, _ in translation.protected:
-        text, position = text + translation.source[position : span.start], span.end
-    return text + translation.source[position:]
+def _unprotected(translation: Translation) -> Translation:
+    """Return a translation without the spans that were copied unchanged, in its source and in its best alternative."""
+    if not translation.protected:
+        return translation
+    texts = []
+    for side, text in enumerate((translation.source, translation.text)):
+        written, position = "", 0
+        for span in sorted(pair[side] for pair in translation.protected):
+            written, position = written + text[position : span.start], span.end
+        texts.append(written + text[position:])
+    best = msgspec.structs.replace(translation.alternatives[0], text=texts[1])
+    bare: Translation = msgspec.structs.replace(translation, source=texts[0], alternatives=(best,), protected=())
+    return bare
 
 
 def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
@@ -279,9 +286,10 @@ def _text_warnings(
     repeated = _repeated(translation.source, translation.text)
     warnings: dict[WarningKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
     if source_language is not None and target_language is not None and source_language != target_language:
-        warnings["copied"] = _copied(translation)
+        bare = _unprotected(translation)
+        warnings["copied"] = _copied(bare)
         if warnings["copied"] is None:
-            warnings["untranslated"] = _untranslated(translation, script_of(target_language))
+            warnings["untranslated"] = _untranslated(bare, script_of(target_language))
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
         warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
     return warnings | {"unknown": _unknown(translation)}

@@ -96,9 +96,12 @@ class LayoutWriter:
 _LIST_MARK = re.compile(
     r"(?:(?:[-*+•·‣◦▪▫■□●○◆◇►▶➤→✓✔☐☑★☆–—>]|\#{1,6})[ \t\u3000\u00a0]+(?:\[[ xX]\]\s+)?"
     r"|(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivx]{2,5}[.)])[ \t\u3000\u00a0]+"
-    r"|\d{1,3}(?:[、）]|．(?!\d))\s*|[(（](?:\d{1,3}|[a-zA-Z]|[ivx]{1,5}|[一二三四五六七八九十]{1,3})[)）]\s*"
+    r"|\d{1,3}(?:[、）]|．(?!\d)|\.(?=[\u3040-\u30ff\u3400-\u9fff]))\s*"
+    r"|[一二三四五六七八九十]{1,3}、(?![一二三四五六七八九十]{1,3}[、，])\s*|[(（](?:\d{1,3}|[a-zA-Z]|[ivx]{1,5}|[一二三四五六七八九十]{1,3})[)）]\s*"
     r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793\u3220-\u3229\u3280-\u3289]\s*)+"
 )
+# Numbers of list items within a line.
+_ITEM_NUMBER = re.compile(r"(?:\d{1,3}(?:[.)](?!\d)|[、）])|[(（]\d{1,3}[)）])\s*")
 # In some languages a number with a full stop is also an ordinal: "5. Mai".
 _ORDINAL = re.compile(r"\d{1,3}\.\s+(?:Jan|Feb|Mär|Mar|Apr|Mai|May|Jun|Jul|Aug|Sep|Okt|Oct|Nov|De[zc])", re.IGNORECASE)
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
@@ -160,9 +163,13 @@ class Segmenter:
             start, end = cell
             if not number and (mark := _list_mark(text[start:end])):
                 start += mark
+                if text[start - 1] in ".)":
+                    collector.skip_wordless()
             follows = False
             for sentence in self._sentences(text, _stripped(text, Span(start, end), protected), protected):
                 words = _without_emoji(text, sentence, protected) if self._passes_wordless else sentence
+                if follows and self._passes_wordless:
+                    words = Span(words.start + _item_number(text[slice(*words)]), words.end)
                 inner = _relative(protected, words)
                 if self._passes_wordless and not _has_letter(text[slice(*words)], inner):
                     collector.skip_wordless()
@@ -264,6 +271,12 @@ def _list_mark(line: str) -> int:
     if match is None or _ORDINAL.match(line, indentation) or not line[match.end() :].strip():
         return 0
     return match.end()
+
+
+def _item_number(sentence: str) -> int:
+    """Return the length of the list number at the start of a sentence within a line, or 0."""
+    match = _ITEM_NUMBER.match(sentence)
+    return 0 if match is None or _ORDINAL.match(sentence) or match.end() == len(sentence) else match.end()
 
 
 def _stripped(text: str, span: Span, protected: Sequence[Span]) -> Span:
@@ -384,14 +397,21 @@ class _Collector:
     def _copied(self, between: str) -> Gap:
         """Return a copied gap, with the spaces of the target language around the words of numbers and emoji."""
         text, start = between, self._end
-        if self._separator and _LINE_END.search(between) is None and not self.protected:
-            is_wordless = self._is_wordless_after or self._is_wordless_before
-            text = text.translate(_NARROW_MARKS) if is_wordless else text
+        is_wordless = self._is_wordless_after or self._is_wordless_before
+        if self._separator and is_wordless and _LINE_END.search(between) is None:
+            text = self._with_narrow_marks(start, start + len(between))
         if self._is_wordless_after and not between[:1].isspace():
             text, start = self._separator + text, start - len(self._separator)
         if self._is_wordless_before and not between[-1:].isspace():
             text += self._separator
         return Gap(text, start)
+
+    def _with_narrow_marks(self, start: int, end: int) -> str:
+        """Return a part of the source whose wide marks outside protected spans are those of a spaced language."""
+        spans = spans_between(self.protected, start, end)
+        edges = [start, *(edge for span in spans for edge in span), end]
+        parts = [self._source[slice(*edge)] for edge in pairwise(edges)]
+        return "".join(part if index % 2 else part.translate(_NARROW_MARKS) for index, part in enumerate(parts))
 
     def finish(self) -> SegmentedText:
         """Return the collected sentences with their gaps."""

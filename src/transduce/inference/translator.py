@@ -52,9 +52,10 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
 from transduce.search.constraints import Phrase
-from transduce.search.scorer import Hypothesis, Observer, Search, run
+from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
+from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
@@ -302,9 +303,17 @@ class Translator:
         )
         seeds = None if places is None else one_per_sentence("place", len(sentences), places)
         spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
+        if spans is not None:
+            each_with_text = zip(spans, sentences, strict=True)
+            spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
-        watch = PartsObserver(observer)
+        watch = PartsObserver(
+            observer,
+            texts,
+            lambda ids: remove_placeholders(self.tokenizer.target.decode(ids)),
+            hidden={part.key for part in parts if isinstance(observer, TextObserver) and self._has_spans(part)},
+        )
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
         search_parts = partial(self._search_parts, search=search, places=seeds, watch=watch)
         translations |= self._translate_parts(
@@ -349,10 +358,12 @@ class Translator:
                 observer=watch if watch.observer else None,
             )
             pairs = zip(active, hypotheses, strict=True)
-            return {
+            found = {
                 part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
                 for part, results in pairs
             }
+            watch.finish(found)
+            return found
 
         is_watched = watch.observer is not None or self.datastore is not None
         threads = 1 if is_watched else num_parallel_batches(self.models, search)
@@ -541,9 +552,15 @@ class Translator:
         ]
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings | None = None) -> bool:
-        """Return whether a text is translated as one sentence, without layout around it."""
+        """Return whether a text is translated as one sentence, without layout around it and protected spans in it."""
         (segmented,) = self._segment([text], text_settings or self.text, None)
-        return [sentence.text for sentence in segmented.sentences] == [text]
+        parts = encode_parts([segmented], self.tokenizer.source)
+        is_plain = [part.text for part in parts] == [text]
+        return is_plain and not any(map(self._has_spans, parts))
+
+    def _has_spans(self, part: Part) -> bool:
+        """Return whether a part has protected spans, so that its translation changes after the search."""
+        return Placeholders(self.tokenizer, self.target_language).has_spans(part)
 
     def _parts(
         self,

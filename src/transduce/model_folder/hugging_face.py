@@ -164,6 +164,21 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
     return import_generation(generation, config, str(folder), greatest=greatest)
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Refuse the folder of a PEFT adapter, which holds no whole model.
+
+    Raises:
+        TransduceError: the folder holds an adapter and no model.
+    """
+    adapter = _optional_json(folder, "adapter_config.json") if not (folder / "config.json").is_file() else None
+    if adapter:
+        base = adapter.get("base_model_name_or_path", "another model")
+        raise TransduceError(
+            f"{folder} holds only a PEFT adapter of {base}: merge both in PEFT "
+            "(`merge_and_unload`, then `save_pretrained`), and name the folder that this writes."
+        )
+
+
 def check_hugging_face_folder(folder: Path) -> str:
     """Return the `model_type` of a Hugging Face folder that can be imported.
 
@@ -172,9 +187,11 @@ def check_hugging_face_folder(folder: Path) -> str:
     """
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
+    refuse_adapter(folder)
     if not (folder / "config.json").is_file():
         raise TransduceError(
-            f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder, not a file in it."
+            f"A Hugging Face folder holds a config.json, but {folder} does not: name the folder of a model"
+            f"{', not a file in it' if folder.is_file() else ''}."
         )
     if "transduce" in read_json(folder, "config.json", dict[str, Any], " as a model's configuration"):
         raise TransduceError(f"{folder} holds a model of transduce already: use it as it is.")

@@ -25,6 +25,7 @@ from transduce.model_folder.hugging_face import (
     hugging_face_kind,
     is_hugging_face_folder,
     read_hugging_face_folder,
+    refuse_adapter,
 )
 from transduce.model_folder.safety import (
     MAX_VOCABULARY_BYTES,
@@ -158,6 +159,7 @@ def model_kind(folder: Path) -> Kind:
 def _checked_folder(folder: Path) -> Path:
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")
+    refuse_adapter(folder)
     if not (folder / CONFIG).is_file():
         raise TransduceError(
             f"A model folder holds a config.json, but {folder} does not: name a folder that `transduce train` wrote "

@@ -5,7 +5,7 @@ Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t to
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -58,6 +58,20 @@ class Observer(Protocol):
 
         Returns:
             The indices of sentences to abandon. They leave the batch at once with the hypotheses they have.
+        """
+
+
+@runtime_checkable
+class TextObserver(Observer, Protocol):
+    """An observer that also follows texts of several sentences."""
+
+    def after_text(self, text: int, final: str, draft: str) -> None:
+        """Observe the translation of a text of several sentences, or of one with layout, after a step.
+
+        Args:
+            text: the index of the text.
+            final: the start of the translation that will not change.
+            draft: this start, followed by the best hypothesis so far for the sentence after it.
         """
 
 

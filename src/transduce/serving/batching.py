@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.serving.jobs import Job, JobSentence
+from transduce.serving.jobs import Job, JobSentence, TextProgress
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.settings import ServingSettings
@@ -334,6 +334,12 @@ class BatchObserver:
                 # The longest common prefix of all hypotheses is final.
                 agreed = (tokens[number] == tokens[number, :1]).all(dim=0)  # (t,)
                 job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
+
+    def after_text(self, text: int, final: str, draft: str) -> None:
+        """Report the progress of a text of several sentences."""
+        job, index = self.batch.sentences[text]
+        if isinstance(job.progress, TextProgress) and job in self.batch.jobs:
+            job.progress.report_text(index, final, draft)
 
 
 class Workers:

@@ -296,18 +296,30 @@ class _StoppingReport:
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
     """Return the choices for one translated prompt."""
     choices = []
-    for text in (answer.text, *answer.alternatives):
+    for whole in (answer.text, *answer.alternatives):
         reason: FinishReason = "stop" if answer.is_complete else "length"
-        position = _find_stop(text, request.stop)
+        text, position = whole, _find_stop(whole, request.stop)
         if position is not None:
-            text, reason = text[:position], "stop"
-        ids = model.encode_target(text)
-        if request.max_tokens is not None and len(ids) > request.max_tokens:
-            text, reason = model.decode(ids[: request.max_tokens]).rstrip("\ufffd"), "length"
-        choices.append(
-            Choice(text, reason, _tokens_within(answer.tokens, text), min(len(ids), request.max_tokens or len(ids)))
-        )
+            text, reason = whole[:position], "stop"
+        num_tokens = len(model.encode_target(text))
+        if request.max_tokens is not None and num_tokens > request.max_tokens:
+            text, reason = _longest_start(text, request.max_tokens, model), "length"
+            num_tokens = request.max_tokens
+        tokens = answer.tokens if text == whole else _tokens_within(answer.tokens, text)
+        choices.append(Choice(text, reason, tokens, num_tokens))
     return choices
+
+
+def _longest_start(text: str, max_tokens: int, model: Model) -> str:
+    """Return the longest start of a text that has at most this number of tokens."""
+    length, too_long = 0, len(text)
+    while too_long - length > 1:
+        middle = (length + too_long) // 2
+        if len(model.encode_target(text[:middle])) <= max_tokens:
+            length = middle
+        else:
+            too_long = middle
+    return text[:length]
 
 
 def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice:

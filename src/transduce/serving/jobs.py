@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -85,6 +85,17 @@ class Model(QueuedModel, Protocol):
 
 Progress = Callable[[int, Sequence[int], int], None]
 """Receives a sentence's index in its job, the tokens of its best hypothesis so far, and how many of them are final."""
+
+
+@runtime_checkable
+class TextProgress(Protocol):
+    """A receiver of progress that also follows lines of several sentences, by their text."""
+
+    def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
+        """Receive a sentence's index in its job, the tokens of its best hypothesis, and how many of them are final."""
+
+    def report_text(self, number: int, final: str, draft: str) -> None:
+        """Receive a line's index in its job, the final start of its translation, and the draft that continues it."""
 
 
 class AlignedTranslation(NamedTuple):

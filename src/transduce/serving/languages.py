@@ -230,7 +230,7 @@ class Routes:
         other = detect_other_language(text, best.language)
         is_target = ranked[0].language == target and target not in sources
         if is_target and (ranked[0].confidence >= _CLEAR_PERCENT or is_long_enough(text)):
-            other = language_name(target)
+            other = detect_other_language(text, target) or language_name(target)
         elif not has_letters_of(text, best.language):
             other = other or "another language"
         if other is not None:

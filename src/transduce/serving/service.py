@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -273,7 +273,13 @@ class Service:
             seconds=min(seconds, request.timeout_seconds or seconds),
             progress=None
             if report is None or request.format != "text"
-            else _reporter(model, positions, report, _without_progress(model, sentences, request, glossary)),
+            else _Reporter(
+                model,
+                dict(zip(positions, sentences, strict=True)),
+                report,
+                glossary=glossary,
+                text_settings=request.text_settings,
+            ),
             glossary=glossary,
             text_settings=request.text_settings,
             marks={
@@ -331,36 +337,52 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
     return msgspec.structs.replace(search, n_best=n_best, beam_size=beam_size)
 
 
-def _without_progress(
-    model: Model, lines: Sequence[str], request: TranslationRequest, glossary: Glossary | None
-) -> frozenset[int]:
-    """Return the numbers of the lines whose tokens are not the start of their translation before the end.
+class _Reporter:
+    """Implements `jobs.TextProgress` by passing progress from decoding threads to the event loop."""
 
-    They are lines with a glossary term, which may be decoded twice, and lines of several sentences or with layout.
-    """
-    return frozenset(
-        number
-        for number, line in enumerate(lines)
-        if (glossary and glossary.find(line)) or not model.is_plain_sentence(line, request.text_settings)
-    )
+    def __init__(
+        self,
+        model: Model,
+        lines: Mapping[tuple[int, int], str],
+        report: Report,
+        *,
+        glossary: Glossary | None,
+        text_settings: TextSettings,
+    ) -> None:
+        """Create a reporter in a running event loop.
 
+        Args:
+            model: the model that translates the lines.
+            lines: the lines of the job by the index of their text and their own index in it, in order.
+            report: receives the progress in the event loop.
+            glossary: the glossary of the request; a line with one of its terms may be decoded twice, so nothing of it
+                is reported before the end.
+            text_settings: the settings of the request; they decide which lines are plain sentences.
+        """
+        self._model = model
+        self._positions = list(lines)
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._silent = {number for number, line in enumerate(lines.values()) if glossary and glossary.find(line)}
+        self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
 
-def _reporter(
-    model: Model, positions: Sequence[tuple[int, int]], report: Report, silent: frozenset[int]
-) -> Callable[[int, Sequence[int], int], None]:
-    """Return a callback that passes progress from decoding threads to the event loop, except of `silent` sentences."""
-    loop = asyncio.get_running_loop()
+    def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
+        """Report a plain sentence; the tokens of other lines are not the start of their translations."""
+        if self._is_plain[number]:
+            # The last character may be incomplete, with only some of its byte tokens decoded.
+            text, draft = (self._model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
+            self._put(number, text, draft)
 
-    def progress(number: int, ids: Sequence[int], certain: int) -> None:
-        if number in silent:
-            return
-        index, line = positions[number]
-        # The last character may be incomplete, with only some of its byte tokens decoded.
-        text, draft = (model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
-        with contextlib.suppress(RuntimeError):  # the event loop has been closed
-            loop.call_soon_threadsafe(report, Progress(index=index, line=line, text=text, draft=draft))
+    def report_text(self, number: int, final: str, draft: str) -> None:
+        """Report a line of several sentences or with layout."""
+        if not self._is_plain[number]:
+            self._put(number, final, draft)
 
-    return progress
+    def _put(self, number: int, text: str, draft: str) -> None:
+        index, line = self._positions[number]
+        if number not in self._silent:
+            with contextlib.suppress(RuntimeError):  # the event loop has been closed
+                self._loop.call_soon_threadsafe(self._report, Progress(index=index, line=line, text=text, draft=draft))
 
 
 def _answer(planned: PlannedText, request: TranslationRequest, translations: Iterator[AlignedTranslation]) -> Answer:
@@ -380,7 +402,9 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
         if request.quality_warnings
         else ()
     )
-    chosen = [translated.translation.alternatives[0] for translated in sentence_translations]
+    translations_of_lines = [translated.translation for translated in sentence_translations]
+    # The tokens of several sentences in a line are known for each of them.
+    chosen = [each.alternatives[0] for line in translations_of_lines for each in (line.sentences or (line,))]
     tokens = token_probabilities(chosen) if request.with_tokens else ()
     is_complete = all(alternative.ended for alternative in chosen)
     return Answer(best, alternatives, planned.source, planned.detected, found, wrong, tokens, is_complete)
@@ -391,6 +415,7 @@ def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[To
     return tuple(
         TokenProbability(token.replace("▁", " "), log_probability)
         for text in texts
+        # Behind the tokens, an ended text has the log-probability of its end symbol.
         for token, log_probability in zip(text.tokens, text.token_log_probabilities, strict=False)
     )
 

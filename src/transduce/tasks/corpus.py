@@ -1,5 +1,6 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -29,8 +30,8 @@ from transduce.tasks.prepared_folder import (
     tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
-from transduce.text.files import content_sha256, is_decodable, read_lines
+from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
+from transduce.text.files import LineNotes, content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -77,7 +78,8 @@ def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | 
     training = () if data.prepared is not None else (*data.source, *data.target)
     dev_files = () if dev is None else (*dev.source, *dev.target)
     paths = dict.fromkeys((*training, *data.dev_source, *data.dev_target, *dev_files))
-    files = [_file_state(path, is_dev=path in dev_files) for path in paths if not Path(path).is_relative_to(folder)]
+    outside = [path for path in paths if Path(path).is_file() and not Path(path).is_relative_to(folder)]
+    files = [_file_state(path, is_dev=path in dev_files) for path in outside]
     write_file(folder / _NAME, msgspec.json.encode(files))
 
 
@@ -402,11 +404,16 @@ def prepare_corpus(
         TransduceError: files are missing or invalid.
     """
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
-    size = measure_corpus(text.files)
+    notes = LineNotes()
+    size = measure_corpus(text.files, notes)
     if text.dev is not None:
-        measure_corpus(text.dev)
+        measure_corpus(text.dev, notes)
+    if text.files.is_text_alone or settings.tokenizer.kind == "character":  # such vocabularies keep all spaces
+        notes.repeated_spaces = 0
+    for line in notes.notices():
+        display.say(line)
     if text.writes_text and not text.files.is_text_alone:
-        for line in language_notices(text.files, _languages(settings.data)):
+        for line in language_notices(text.files, languages_of(settings.data)):
             display.say(line)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
@@ -521,7 +528,18 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
-def measure_corpus(files: CorpusFiles) -> CorpusSize:
+def _note_spaces(block: PairBlock, notes: LineNotes) -> None:
+    """Count the texts of a block whose spaces a vocabulary changes."""
+    texts = "\n".join((*block.sources, *block.targets))
+    if "\u2581" in texts:
+        notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
+    notes.repeated_spaces += len(_ODD_SPACES.findall(texts))
+
+
+_ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
+
+
+def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
     """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
 
     Raises:
@@ -530,16 +548,19 @@ def measure_corpus(files: CorpusFiles) -> CorpusSize:
     for path in map(Path, (*files.source, *files.target)):
         if is_special_file(path) and not path.is_dir():
             raise TransduceError(f"{path} is a pipe or a device, but text is read several times: write it to a file.")
-    counts = np.zeros(0, np.int64)
-    reader = PairReader(files)
+    counts, notes = np.zeros(0, np.int64), notes if notes is not None else LineNotes()
+    reader, skipped = PairReader(files, notes), notes.skipped_lines
     for block in reader:
         text = "".join(block.sources) + "".join(block.targets)
+        _note_spaces(block, notes)
         block_counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
         longer, shorter = (counts, block_counts) if len(counts) > len(block_counts) else (block_counts, counts)
         longer[: len(shorter)] += shorter
         counts = longer
     frequent = "".join(map(chr, np.flatnonzero(counts >= _ENOUGH_OCCURRENCES).tolist()))
-    return CorpusSize(pairs=reader.pairs, unspaced_characters=len(unspaced_characters(frequent)))
+    return CorpusSize(
+        pairs=reader.pairs - notes.skipped_lines + skipped, unspaced_characters=len(unspaced_characters(frequent))
+    )
 
 
 def learn_tokenizer(
@@ -622,7 +643,7 @@ def _task_corpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=RepeatedCorpus(prepared, data.repetitions(prepared.card.file_pairs)) if data.corpora else prepared,
-        languages=_languages(data),
+        languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
         filters=text.filters,
         dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
@@ -636,7 +657,9 @@ def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]
     pairs, directions = list[Pair](), list[tuple[str, str]]()
     for block in () if dev is None else PairReader(dev):
         decodable = [
-            pair for pair in map(block.pair, range(len(block.sources))) if is_decodable(pair.source + pair.target)
+            pair
+            for pair in map(block.pair, range(len(block.sources)))
+            if pair.source not in (MALFORMED, HEADER) and is_decodable(pair.source + pair.target)
         ]
         pairs += decodable
         if dev is not None and dev.directions:
@@ -665,7 +688,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
     return msgspec.structs.replace(settings, data=with_files)
 
 
-def _languages(data: DataSettings) -> tuple[str | None, str | None]:
+def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
     """Return the languages, as specified or from the files' suffixes."""
     if data.languages is not None or data.corpora:
         return data.languages or (None, None)

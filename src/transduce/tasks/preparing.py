@@ -34,7 +34,7 @@ from transduce.tasks.run.resolving import resolve_tokenizer
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import CorpusFiles
-from transduce.text.files import count_noun
+from transduce.text.files import LineNotes, count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
 from transduce.training.events import ProgressDisplay
@@ -227,7 +227,10 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
     started_at, display = time.monotonic(), ProgressDisplay()
     task = _check_request(request)
     with atomic_folder(request.out, PREPARED_NAME, _A_PREPARED_CORPUS) as partial, _text_files(task, partial) as text:
-        size = measure_corpus(text.files)
+        notes = LineNotes()
+        size = measure_corpus(text.files, notes)
+        for line in notes.notices():
+            display.say(line)
         if request.tokenizer is None:
             tokenizer = _learn(text, size, task.settings, partial, display)
         else:

@@ -159,7 +159,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
     _check_monolingual(settings, request)
     display, training_request = (
         ProgressDisplay(),
-        msgspec.structs.replace(request, settings=_with_translations(request, settings)),
+        msgspec.structs.replace(request, started_at=None, settings=_with_translations(request, settings)),
     )
     if not (request.resume and (request.out / SETTINGS_FILE).exists()):
         refuse_to_overwrite(request.out, resume=request.resume)
@@ -224,7 +224,12 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
             put_setting(content, name, value)
     resume = request.resume and not request.dry_run
     return msgspec.structs.replace(
-        request, settings=content, out=request.out / REVERSE_FOLDER, resume=resume, specified_reason="by your settings"
+        request,
+        started_at=None,
+        settings=content,
+        out=request.out / REVERSE_FOLDER,
+        resume=resume,
+        specified_reason="by your settings",
     )
 
 
@@ -350,4 +355,4 @@ def _training_request(request: RunRequest, taught: list[str] | None) -> RunReque
     del content["data"]["distill_from"]
     if taught is not None:
         put_setting(content, "data.target", taught)
-    return msgspec.structs.replace(request, settings=content)
+    return msgspec.structs.replace(request, started_at=None, settings=content)

@@ -1,14 +1,20 @@
 """Train from Python and from the command line: `transduce.train(…)` does what the command `transduce train` does."""
 
-from collections.abc import Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from transduce.argument_checks import as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
+from transduce.tasks.conversion import write_objects
 from transduce.tasks.run.run import RunRequest, train_run
-from transduce.tasks.run.run_folder import SETTINGS_FILE
+from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
 from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
 from transduce.training.loop import TrainResult
@@ -70,6 +76,9 @@ def train(  # noqa: PLR0913  (the command's own options)
     target: Files | None = None,
     dev_source: Files | None = None,
     dev_target: Files | None = None,
+    pairs: Any = None,
+    dev_pairs: Any = None,
+    columns: tuple[str, str] | None = None,
     monolingual: Files | None = None,
     distill_from: Files | None = None,
     back_translated: Files | None = None,
@@ -93,10 +102,14 @@ def train(  # noqa: PLR0913  (the command's own options)
     Args:
         settings_file: a TOML file of settings; the other arguments override its settings.
         out: the run's folder, which becomes a model folder.
-        source: files of source sentences, or of pairs (.tsv, .jsonl).
+        source: files of source sentences, or of pairs (.tsv, .jsonl, .csv, .parquet, .arrow, .tmx, a datasets folder).
         target: files of their translations.
         dev_source: the dev set; None: a part of the training pairs is held out.
         dev_target: the target side of the dev set.
+        pairs: in place of `source` and `target`: pairs of texts, such as a list or another iterable of tuples or
+            dictionaries, a table of pandas or Arrow, or a ``datasets.Dataset``.
+        dev_pairs: in place of `dev_source` and `dev_target`: the pairs of the dev set.
+        columns: the columns, keys or JSON fields of source and target; None: found by their names.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
         distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
@@ -123,6 +136,10 @@ def train(  # noqa: PLR0913  (the command's own options)
     Raises:
         TransduceError: settings or files are invalid.
     """
+    for name, files, objects in (("source", source, pairs), ("dev_source", dev_source, dev_pairs)):
+        if files is not None and objects is not None:
+            other = "pairs" if name == "source" else "dev_pairs"
+            raise TransduceError(f"`{name}` names files and `{other}` holds pairs: pass only one of them.")
     content = read_settings(None if settings_file is None else as_path(settings_file, "The file of settings"))
     arguments = {
         "data.source": _paths(source, "source"),
@@ -133,6 +150,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.distill_from": _paths(distill_from, "distill_from"),
         "data.back_translated": _paths(back_translated, "back_translated"),
         "data.corpora": None if corpora is None else list(map(dict, corpora)),
+        "data.columns": None if columns is None else list(columns),
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
@@ -150,8 +168,54 @@ def train(  # noqa: PLR0913  (the command's own options)
     request = RunRequest(
         settings=content, out=as_path(out, "`out`"), resume=resume, dry_run=dry_run, device=device, threads=threads
     )
-    return train_in_stages(request)
+    if pairs is None and dev_pairs is None:
+        return train_in_stages(request)
+    with _objects_as_files(request, {"source": pairs, "dev_source": dev_pairs}) as request:
+        return train_in_stages(request)
+
+
+@contextmanager
+def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterator[RunRequest]:
+    """Write pairs of Python objects to the run's folder, and yield the run that reads them there.
+
+    A run that could not start leaves none of these files, and a dry run leaves nothing.
+    """
+    out, content = request.out, dict(request.settings)
+    has_run = (out / SETTINGS_FILE).exists()
+    if not request.dry_run:
+        refuse_to_overwrite(out, resume=request.resume)
+    was_there = out.exists()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if request.dry_run else out / "text"
+        try:
+            _write_each(objects, content, folder, keep=has_run)
+            yield msgspec.structs.replace(request, settings=content)
+        finally:
+            if not request.dry_run and not (out / SETTINGS_FILE).exists():
+                shutil.rmtree(folder if was_there else out, ignore_errors=True)
+
+
+def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
+    """Write pairs to files and set these in `content`; a resumed run keeps the files that it has."""
+    data = make_settings(content).data
+    for name, pairs in objects.items():
+        if pairs is None:
+            continue
+        path = folder / f"{name}-objects.jsonl"
+        if not (keep and path.exists()):
+            argument = "`pairs`" if name == "source" else "`dev_pairs`"
+            languages = write_objects(pairs, data, path, argument)
+            if languages is not None and data.languages is None and name == "source":
+                put_setting(content, "data.languages", list(languages))
+        put_setting(content, f"data.{name}", [str(path)])
 
 
 def _paths(files: Files | None, name: str) -> list[str] | None:
-    return None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]
+    paths = None if files is None else [str(path) for path in as_paths(files, f"`{name}`")]
+    for path in paths or ():
+        if any(character.isspace() for character in path) and not Path(path).exists():
+            raise TransduceError(
+                f"`{name}` names files, but there is no file {path[:60]!r}: if these are texts, pass pairs of them by "
+                "`pairs`, such as pairs=[(source, target), …]."
+            )
+    return paths

@@ -1,8 +1,9 @@
 """Reader of parallel corpora: streams sentence pairs from files, in blocks or one by one."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from transduce.text.files import (
     count_noun,
     is_decodable,
     read_lines,
+    uncompressed_name,
 )
 from transduce.text.vocabulary import replace_lone_surrogates
 
@@ -47,6 +49,8 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
     languages: tuple[str, str] | None = None
     """Source and target language, the keys of JSON objects {"zh": …, "en": …}, alone or inside "translation"."""
+    strict: bool = False
+    """True if a line of a table that has other than two columns is an error; otherwise it is skipped and counted."""
     back_translated: tuple[str, ...] = ()
     """Files in `source` that were translated by a machine from targets written by people."""
     directions: tuple[tuple[str, str], ...] = ()
@@ -137,14 +141,17 @@ class PairReader:
             raise _empty(source)
 
     def _read_pair_file(self, path: str, format: Format, file: int) -> Iterator[PairBlock]:
-        line, languages = 1, self._files.directions[file] if self._files.directions else self._files.languages
+        line = 1
+        layout = find_layout(path, self._languages(file)) if format == "tsv" else TableLayout()
+        if layout.is_quoted:
+            self.notes.quoted_files.append(path)
         with self._open(path) as stream:
             while True:
                 if self._wanted(self.blocks):
                     lines = stream.read(BLOCK_LINES)
                     count = len(lines)
                     if lines:
-                        sources, targets = _split(lines, path, line, format, languages)
+                        sources, targets = self._split(lines, line, layout if format == "tsv" else None, file)
                         yield PairBlock(self.blocks, path, line, sources, targets, file)
                 else:
                     count = stream.skip(BLOCK_LINES)
@@ -165,33 +172,53 @@ class PairReader:
         self.pairs += count
         return line + count
 
+    def _languages(self, file: int) -> tuple[str, str] | None:
+        return self._files.directions[file] if self._files.directions else self._files.languages
 
-def _split(
-    lines: list[str], path: str, first_line: int, format: Format, languages: tuple[str, str] | None
-) -> tuple[list[str], list[str]]:
-    """Split lines of pairs into sources and targets."""
-    sources, targets = [], []
-    for number, text in enumerate(lines, first_line):
-        where = f"{path}:{number}"
-        source, target = _columns(text, where) if format == "tsv" else _object(text, where, languages)
-        sources.append(source)
-        targets.append(target)
-    return sources, targets
+    def _split(
+        self, lines: list[str], first_line: int, layout: "TableLayout | None", file: int
+    ) -> tuple[list[str], list[str]]:
+        """Split lines of a file of pairs into sources and targets; without a layout they are JSON."""
+        sources, targets = [], []
+        path, languages = self._files.source[file], self._languages(file)
+        for number, text in enumerate(lines, first_line):
+            where = f"{path}:{number}"
+            if layout is None:
+                source, target = _object(text, where, languages, self.notes)
+            elif number == 1 and layout.has_header:
+                source = target = HEADER
+            else:
+                source, target = _columns(text, where, layout, strict=self._files.strict)
+            sources.append(source)
+            targets.append(target)
+        if layout is not None:
+            self._count_skipped(lines, sources, path, first_line)
+        return sources, targets
+
+    def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
+        """Count lines that are no pairs; raise an error if most of them have other than two columns."""
+        malformed = sources.count(MALFORMED)
+        self.notes.skipped_lines += malformed + sources.count(HEADER)
+        if 2 * malformed > len(sources):
+            row = sources.index(MALFORMED)
+            raise _wrong_columns(f"{path}:{first_line + row}", lines[row].count("\t") + 1)
 
 
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
     """Yield the pairs in the files' order, in constant memory.
 
-    ``notes`` counts removed carriage returns and byte order marks. Errors are those of ``PairReader``.
+    ``notes`` counts what is read in another way than written. Lines of tables that are no pairs are left out. Errors
+    are those of ``PairReader``.
     """
     for block in PairReader(files, notes):
         lines = range(block.first_line, block.first_line + len(block.sources))
         for source, target, line in zip(block.sources, block.targets, lines, strict=True):
-            yield Pair(source, target, line, block.path)
+            if source not in (MALFORMED, HEADER):
+                yield Pair(source, target, line, block.path)
 
 
 def read_texts(path: str) -> Iterator[str]:
-    r"""Yield the texts under the key "text" of a file of JSON lines, plain or gzip.
+    r"""Yield the texts under the key "text" of a file of JSON lines, plain or compressed.
 
     A lone surrogate escape (\\ud83d), which no text file could hold, is read as U+FFFD.
 
@@ -203,7 +230,7 @@ def read_texts(path: str) -> Iterator[str]:
         if not line.strip():
             continue  # an extra line feed at the end, for example
         where = f"{path}:{number}"
-        record = _record(line, where)
+        record = read_record(line, where)
         text = record.get("text")
         if not isinstance(text, str):
             raise TransduceError(
@@ -219,7 +246,7 @@ def format_of(path: str, chosen: Format) -> Format:
     """Return the format of a file: the chosen one, or for "auto" the one of the name's suffix."""
     if chosen != "auto":
         return chosen
-    return _FORMAT_OF_SUFFIX.get(Path(path.removesuffix(".gz")).suffix.lower(), "lines")
+    return _FORMAT_OF_SUFFIX.get(uncompressed_name(path).suffix.lower(), "lines")
 
 
 def _check_sides(files: CorpusFiles) -> None:
@@ -257,7 +284,7 @@ def _unequal(source: str, target: str, source_lines: int, target_lines: int) -> 
     remedy = (
         f"{shorter} has carriage returns without line feeds ({returns}), which end no line: replace them by line feeds."
         if returns
-        else "find the line that is missing."
+        else f"find the line that is missing; `transduce doctor --source {source} --target {target}` shows where."
     )
     return TransduceError(
         f"Source and target must correspond line by line, but {source} has {count_noun(source_lines, 'line')} "
@@ -274,37 +301,116 @@ def _pair_format(path: str, chosen: Format) -> Format:
     chosen = format_of(path, chosen)
     if chosen == "lines":
         raise TransduceError(
-            f"{path} holds one side only: name the file of the other side too; a file of pairs ends in .tsv or .jsonl, "
-            "or pass `--set data.format=tsv` (or jsonl)."
+            f"{path} holds one side only: name the file of the other side too; a file of pairs ends in .tsv, .jsonl, "
+            ".csv, .parquet, .arrow or .tmx, or pass `--set data.format=tsv` (or jsonl)."
         )
     return chosen
 
 
-def _columns(line: str, where: str) -> tuple[str, str]:
+# --- tables ---
+# Tab-separated pairs, with or without a header and the quotes of CSV.
+
+
+# Both stand for a line of a table that is no pair, which filters count. No file has a text of a lone surrogate.
+MALFORMED, HEADER = "\udffe", "\udfff"
+_SAMPLE_LINES = 1_000
+_SOURCE_NAMES = ("source", "src", "source_text", "source_sentence", "original", "input", "question", "text", "sentence")
+_TARGET_NAMES = ("target", "tgt", "trg", "target_text", "target_sentence", "translation", "output", "answer", "label")
+
+
+class TableLayout(NamedTuple):
+    """The layout of a file of tab-separated pairs."""
+
+    has_header: bool = False
+    """True if the first line names the columns."""
+    is_quoted: bool = False
+    """True if fields are quoted as in CSV, where a quote inside a field is doubled."""
+
+
+def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
+    """Return how a file of tab-separated pairs is written, by its first 1,000 lines.
+
+    Fields are quoted if each field that begins with a quote is complete, and either all fields are quoted or each of
+    these has a doubled quote or a tab inside, which is why CSV quotes it. The first line is a header if both columns
+    are language codes or usual names of columns.
+
+    Raises:
+        TransduceError: the file cannot be read.
+    """
+    lines = [line for line in islice(read_lines(path, keep_undecodable=True), _SAMPLE_LINES) if line]
+    rows = [_QUOTED_COLUMN.findall(line) for line in lines]
+    fields = [field for row in rows for field in row]
+    quoted = [field for field in fields if field.startswith('"')]
+    needed = all('""' in field[1:-1] or "\t" in field for field in quoted)
+    is_quoted = bool(quoted) and all(map(_QUOTED.fullmatch, quoted)) and (needed or len(quoted) == len(fields))
+    plain_rows = [line.split("\t") for line in lines]
+    if sum(len(row) == 2 for row in rows) < sum(len(row) == 2 for row in plain_rows):
+        is_quoted = False
+    rows = rows if is_quoted else plain_rows
+    first = [field.strip('"') for field in rows[0]] if rows else []
+    return TableLayout(len(first) == 2 and is_header((first[0], first[1]), languages), is_quoted)
+
+
+def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) -> bool:
+    """Return whether two fields are names of columns: language codes or usual names, not texts."""
+    first = tuple(name.strip().casefold() for name in names)
+    return first[0] != first[1] and (
+        all(name in (*_SOURCE_NAMES, *_TARGET_NAMES) for name in first)
+        or all(_LANGUAGE_CODE.fullmatch(name) for name in first)
+        or (languages is not None and first == tuple(code.casefold() for code in languages))
+    )
+
+
+_QUOTED = re.compile('"(?:[^"]|"")*"')
+_LANGUAGE_CODE = re.compile("[a-z]{2,3}(?:[-_](?:[a-z]{2}|[a-z]{4}))?")
+
+
+def _columns(line: str, where: str, layout: TableLayout, *, strict: bool) -> tuple[str, str]:
     if not line:
         return "", ""  # an extra line feed at the end, for example; the filters count it
-    columns = line.split("\t")
+    columns = _QUOTED_COLUMN.findall(line) if layout.is_quoted and '"' in line else line.split("\t")
     if len(columns) != 2:
-        raise TransduceError(
-            f"{where}: a TSV line needs 2 columns, source and target, but this one has {len(columns)}: fix it, or "
-            "keep only these two columns of the file."
-        )
+        if strict:
+            raise _wrong_columns(where, len(columns))
+        return MALFORMED, MALFORMED
+    if layout.is_quoted:
+        columns = [_unquoted(column) for column in columns]
     return columns[0], columns[1]
 
 
-def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[str, str]:
+_QUOTED_COLUMN = re.compile('(?:^|(?<=\t))("(?:[^"]|"")*"(?=\t|$)|[^\t]*)')
+
+
+def _unquoted(column: str) -> str:
+    return column[1:-1].replace('""', '"') if _QUOTED.fullmatch(column) else column
+
+
+def _wrong_columns(where: str, count: int) -> TransduceError:
+    return TransduceError(
+        f"{where}: a TSV line needs 2 columns, source and target, but this one has {count}: fix it, or keep only these "
+        "two columns of the file."
+    )
+
+
+# --- JSON lines ---
+
+
+def _object(line: str, where: str, languages: tuple[str, str] | None, notes: LineNotes) -> tuple[str, str]:
     if not line.strip():
         return "", ""  # an extra line feed at the end, for example; the filters count it
-    record = _record(line, where)
+    record = read_record(line, where)
     nested = record.get("translation")
     if isinstance(nested, dict):
+        _note_unused(record, ("translation",), where, notes)
         record = nested
     # The specified keys come first, as "source" may also hold a pair's origin.
     key_pairs = [*([languages] if languages else []), ("source", "target")]
     for source_key, target_key in key_pairs:
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
-            return source, target
+            _note_unused(record, (source_key, target_key), where, notes)
+            notes.line_feeds += ("\n" in source) + ("\n" in target)
+            return _one_line(source), _one_line(target)
     for source_key, target_key in key_pairs:
         source = record.get(source_key)
         if source_key in record and target_key in record:
@@ -320,11 +426,36 @@ def _object(line: str, where: str, languages: tuple[str, str] | None) -> tuple[s
     )
 
 
+def _one_line(text: str) -> str:
+    """Return a text with its line feeds as spaces; models translate a line at a time."""
+    return " ".join(text.split("\n")) if "\n" in text else text
+
+
+def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
+    """Note the first place of each field that is not used; refuse weights, which would change what is learned."""
+    if len(record) == len(used):
+        return
+    for name in record:
+        if name in used or name in notes.unused_fields:
+            continue
+        if name.casefold() in ("weight", "weights"):
+            raise TransduceError(
+                f'{where}: the field "{name}" would weight the pair, but pairs have no weights: leave it out, or '
+                "rename it if it means something else."
+            )
+        notes.unused_fields[name] = where
+
+
 def _keys(record: dict[str, object]) -> str:
     return ", ".join(f'"{key}"' for key in record) or "none"
 
 
-def _record(line: str, where: str) -> dict[str, object]:
+def read_record(line: str, where: str) -> dict[str, object]:
+    """Return the JSON object of a line; `where` is its place for messages.
+
+    Raises:
+        TransduceError: the line is no JSON object.
+    """
     try:
         return msgspec.json.decode(line, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

@@ -3,14 +3,16 @@
 Text is split only at line feeds: U+2028, U+0085 or a carriage return inside a line are characters of that line.
 """
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -28,13 +30,14 @@ def count_noun(count: int, thing: str) -> str:
 # --- lines of a file ---
 
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_OTHER_COMPRESSION = {
+_MAGIC = {
+    "gzip": re.compile(rb"\x1f\x8b"),
     "xz": re.compile(rb"\xfd7zXZ\x00"),
-    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),  # the second is an empty file's
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
     "zip": re.compile(rb"PK\x03\x04"),
 }
+COMPRESSED_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -49,6 +52,43 @@ class LineNotes:
 
     carriage_returns: int = 0
     byte_order_marks: int = 0
+    line_feeds: int = 0
+    """Texts of JSON lines whose line feeds became spaces."""
+    skipped_lines: int = 0
+    """Lines of tables that are no pairs: headers, and lines with other than two columns."""
+    quoted_files: list[str] = field(default_factory=list)
+    """Tables whose fields are quoted as in CSV."""
+    space_marks: int = 0
+    """Texts with U+2581 (▁), which vocabularies read as a space."""
+    repeated_spaces: int = 0
+    """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
+    unused_fields: dict[str, str] = field(default_factory=dict)
+    """Fields of JSON objects that are not used, each with the first place."""
+
+    def notices(self) -> list[str]:
+        """Return what was read in another way than it is written, as sentences."""
+        notices = [
+            f"{path} quotes its fields as CSV does: the quotes are not part of the texts." for path in self.quoted_files
+        ]
+        if self.line_feeds:
+            notices.append(
+                f"{count_noun(self.line_feeds, 'text')} had line feeds, which became spaces; translation keeps line "
+                "feeds, as it translates each line apart."
+            )
+        if self.space_marks:
+            notices.append(
+                f"{count_noun(self.space_marks, 'text')} with ▁ (U+2581): the vocabulary reads it as a space, so the "
+                "model does not learn to write it."
+            )
+        if self.repeated_spaces:
+            notices.append(
+                f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
+                "them, so the model writes single ones."
+            )
+        if self.unused_fields:
+            named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())
+            notices.append(f"Fields of JSON objects that are not used (first place): {named}.")
+        return notices
 
 
 def is_decodable(text: str) -> bool:
@@ -57,7 +97,7 @@ def is_decodable(text: str) -> bool:
 
 
 def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, plain or gzip, without their line feeds.
+    """Yield the lines of a UTF-8 file, plain or compressed, without their line feeds.
 
     A byte order mark at the start and a carriage return before a line feed are removed and counted in ``notes``. An
     empty file has no lines. With ``keep_undecodable``, bytes that are not UTF-8 become lone surrogates (see
@@ -225,24 +265,79 @@ def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> 
         raise TransduceError(f"{path} does not exist: check the file's name.") from None
     except IsADirectoryError:
         raise TransduceError(f"{path} is a folder, but a text file is needed: name a file in it.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        number = decoder.lines + len(taken) + 1  # the block in which the error occurred yields no lines
-        raise TransduceError(
-            f"{path} is an incomplete gzip file, which ends at about line {number}: copy or compress it again."
-        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError):
+        raise _incomplete(path, decoder, taken) from None
     except OSError as error:
+        if error.errno is None:  # the decompressor's
+            raise _incomplete(path, decoder, taken) from None
         raise TransduceError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
 
 
+def _incomplete(path: Path, decoder: "_Decoder", taken: Sequence[bytes]) -> TransduceError:
+    number = decoder.lines + len(taken) + 1  # the block in which the error occurred yields no lines
+    kind = COMPRESSED_SUFFIXES.get(path.suffix, "compressed")
+    return TransduceError(
+        f"{path} is an incomplete {kind} file, which ends at about line {number}: copy or compress it again."
+    )
+
+
 def _uncompressed(plain: io.BufferedReader, path: Path) -> BinaryIO:
-    compressed = plain.peek(2).startswith(_GZIP_MAGIC)
-    for name, magic in _OTHER_COMPRESSION.items():
-        if magic.match(plain.peek(16)):
-            raise TransduceError(f"{path} is compressed by {name}, but only gzip can be read: unpack it.")
-    if path.suffix == ".gz" and not compressed:
-        raise TransduceError(f"{path} is not gzip although its name ends in .gz: compress or rename it.")
+    start = plain.peek(16)
+    compression = next((name for name, magic in _MAGIC.items() if magic.match(start)), None)
+    expected = COMPRESSED_SUFFIXES.get(path.suffix)
+    if expected is not None and compression != expected:
+        raise TransduceError(
+            f"{path} is not {expected} although its name ends in {path.suffix}: compress or rename it."
+        )
+    if compression is None:
+        return plain
+    if compression == "zip":
+        raise TransduceError(f"{path} is a zip archive, which may hold several files: unpack it.")
+    stream: io.RawIOBase | io.BufferedIOBase
+    if compression == "gzip":
+        stream = gzip.GzipFile(fileobj=plain)
+    elif compression == "bzip2":
+        stream = bz2.BZ2File(plain)
+    elif compression == "xz":
+        stream = lzma.LZMAFile(plain)  # noqa: SIM115  (the caller closes it)
+    else:
+        stream = _zstd_stream(plain, path)
     # The buffer around it makes reading by lines several times faster.
-    return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=plain), 1 << 16)) if compressed else plain
+    return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 16))
+
+
+def _zstd_stream(plain: io.BufferedReader, path: Path) -> io.RawIOBase:
+    try:
+        import zstandard
+    except ImportError:
+        raise TransduceError(
+            f"{path} is compressed by zstd, which needs the package zstandard: run `pip install 'transduce[data]'`, or "
+            "unpack it."
+        ) from None
+    reader = zstandard.ZstdDecompressor().stream_reader(plain, read_across_frames=True, closefd=False)
+    return cast(io.RawIOBase, reader)
+
+
+@contextmanager
+def open_uncompressed(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file, plain or compressed, and yield the stream of its uncompressed bytes.
+
+    Raises:
+        TransduceError: the file cannot be read.
+    """
+    path = Path(path)
+    with (
+        _explained(path, _Decoder(str(path), LineNotes())),
+        path.open("rb") as plain,
+        _uncompressed(plain, path) as stream,
+    ):
+        yield stream
+
+
+def uncompressed_name(path: str | Path) -> Path:
+    """Return a path without the suffix of a compressed file: a.tsv for a.tsv.gz."""
+    path = Path(path)
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 
 
 def content_sha256(path: str | Path) -> str:
@@ -251,12 +346,8 @@ def content_sha256(path: str | Path) -> str:
     Raises:
         TransduceError: the file cannot be read.
     """
-    path, digest = Path(path), hashlib.sha256()
-    with (
-        _explained(path, _Decoder(str(path), LineNotes())),
-        path.open("rb") as plain,
-        _uncompressed(plain, path) as stream,
-    ):
+    digest = hashlib.sha256()
+    with open_uncompressed(path) as stream:
         while content := stream.read(_CHUNK):
             digest.update(content)
     return digest.hexdigest()

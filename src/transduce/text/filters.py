@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from transduce.errors import TransduceError
+from transduce.text.corpus import HEADER, MALFORMED
 from transduce.text.files import count_noun, is_decodable
 
 UNDECODABLE = "not UTF-8"
@@ -15,8 +16,10 @@ IDENTICAL = "source and target identical"
 DUPLICATE = "duplicate of an earlier pair"
 TOO_LONG = "too many pieces"
 RATIO = "lengths too unequal"
+NO_PAIR = "line without two columns"
+HEADER_LINE = "header"
 HELD_OUT = "same source as a held-out pair"
-REASONS = (UNDECODABLE, EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT)
+REASONS = (UNDECODABLE, EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT, NO_PAIR, HEADER_LINE)
 
 # C0 controls except tab and carriage return, DEL, and C1 controls except the next-line character U+0085. A line feed
 # can only come from a JSON string, and would break the correspondence of lines. Surrogates represent invalid UTF-8.
@@ -94,6 +97,8 @@ class PairFilter:
     def text_reason(self, source: str, target: str) -> str | None:
         """Return the reason to drop a pair because of its text, or None."""
         settings = self.settings
+        if source in (MALFORMED, HEADER):
+            return NO_PAIR if source == MALFORMED else HEADER_LINE
         bare_source, bare_target = source.strip(), target.strip()
         if settings.drop_empty and not (bare_source and bare_target):
             return EMPTY
@@ -103,7 +108,7 @@ class PairFilter:
 
     def is_target_reason(self, reason: str, source: str) -> bool:
         """Return whether only the target's text causes a reason that `text_reason` returned."""
-        return reason != IDENTICAL and self.text_reason(source, "-") in (None, IDENTICAL)
+        return reason not in (IDENTICAL, NO_PAIR, HEADER_LINE) and self.text_reason(source, "-") in (None, IDENTICAL)
 
     def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:
         """Return the reason to drop a pair because of its numbers of tokens without the end symbol, or None."""

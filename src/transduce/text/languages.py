@@ -13,6 +13,7 @@ import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
+from transduce.text.files import uncompressed_name
 
 # --- scripts ---
 
@@ -108,14 +109,25 @@ _LARGE_SCRIPT = re.compile(
 
 
 def language_of(path: str | os.PathLike[str]) -> str | None:
-    """Return the language code at the end of a file's name, before any .gz: train.zh.gz → zh, notes.txt → None."""
-    _, dot, suffix = os.path.basename(path).removesuffix(".gz").rpartition(".")
+    """Return the language code that ends a file's name before any .gz or the like: train.zh.gz → zh, a.txt → None."""
+    _, dot, suffix = uncompressed_name(os.fspath(path)).name.rpartition(".")
     return suffix if dot and suffix not in _NOT_LANGUAGES and valid_language(suffix) else None
 
 
 def valid_language(code: str) -> bool:
     """Return whether a code has the form of a language code: letters, then script or region: zh, zh-Hant, pt_BR."""
     return _CODE.fullmatch(code) is not None
+
+
+_ISO_639_1 = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo "
+    "es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka "
+    "kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng "
+    "nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su "
+    "sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
+TWO_LETTER_CODES = frozenset(_ISO_639_1.split())
+"""The two-letter language codes of ISO 639-1, which tell files of languages from files such as train.in."""
 
 
 def is_in_large_script(text: str) -> bool:

@@ -69,6 +69,7 @@ _KINDS = {
     rf"(?:/(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})*+)?+",
     "handle": rf"(?<![A-Za-z0-9_.@/\u00aa-\u1fff])@(?:{_NO_LATER_SCRIPT}\w)++(?:[.-](?:{_NO_LATER_SCRIPT}\w)++)*+",
     "topic": rf"(?<![A-Za-z0-9_#&/\u00aa-\u1fff])#(?:[^\s#，。！？,.!?]{{1,30}}+#(?!\w)|(?:{_NO_LATER_SCRIPT}\w)++)",
+    "space mark": r"\u2581++",  # sentencepiece reads it as a space
     "entity": r"&(?:[A-Za-z]{2,31}+|#\d{1,7}+|#x[0-9a-fA-F]{1,6}+);",
     "keycap or emoji": rf"{_EMOJI}++",
     "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
@@ -171,6 +172,24 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
         return found
     spans = [*_brace_spans(text), *_matches(text)]
     return merge_spans(found, spans)
+
+
+def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
+    """Return protected spans that a caller passed for a text.
+
+    Raises:
+        TransduceError: a span is empty or outside the text, or the spans are not in order and disjoint.
+    """
+    checked: list[Span] = []
+    for each in spans:
+        start, end = each
+        if not (checked[-1].end if checked else 0) <= start < end <= len(text):
+            raise TransduceError(
+                f"Protected spans must be (start, end) in characters, in order and disjoint, from 0 to {len(text)} in "
+                f"this text, but one is ({start}, {end})."
+            )
+        checked.append(Span(start, end))
+    return checked
 
 
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:

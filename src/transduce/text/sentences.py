@@ -124,7 +124,7 @@ _LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
 
 def read_documents(path: str | Path) -> Iterator[list[str]]:
-    """Yield the documents of a text file, plain or gzip, each as a list of sentences.
+    """Yield the documents of a text file, plain or compressed, each as a list of sentences.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -366,6 +366,7 @@ _SAYS_CJK = re.compile(
 _LAST = re.compile(r"(?:^|[\s\"“„‘'(\[«»—–…])([^\s\"“„‘(\[«»—–…]+?)\.$")
 _INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
 _ROMAN = re.compile(r"(?=[IVX]+\b)X{0,3}(?:IX|IV|V?I{0,3})\b")
+_COMMAS = ("，", "、", "；", "：", ",", ";", ":")
 _NEXT_WORD = re.compile(r"[^\W\d_][\w’']*")
 _REACH = 60
 """Number of characters inspected on each side of a mark."""
@@ -461,7 +462,7 @@ class _SentenceFinder:
 
     def _is_wide_end(self, match: re.Match[str], before: str, after: str) -> bool:
         marks = match["wide"]
-        if match["closers"] and _SAYS_CJK.match(after):
+        if match["closers"] and (after.startswith(_COMMAS) or _SAYS_CJK.match(after)):
             return False
         if marks.strip("…"):
             return True

@@ -58,7 +58,7 @@ def unescape_word(word: str) -> str:
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:
-    """Yield the trees of a treebank as they are, plain or gzip; a tree may span several lines.
+    """Yield the trees of a treebank as they are, plain or compressed; a tree may span several lines.
 
     Raises:
         TransduceError: something is not a tree; the message names the file and the line.

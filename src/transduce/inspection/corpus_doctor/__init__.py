@@ -36,7 +36,7 @@ def examine_corpus(
     """Check two files that should correspond line by line, or a file of pairs. The text is held in memory.
 
     Args:
-        source: files of the source side, plain or gzip; without a target, files of pairs (.tsv, .jsonl).
+        source: files of the source side, plain or compressed; without a target, files of pairs (.tsv, .jsonl).
         target: files of the target side.
         test_source: source side of the test set, to find its sentences in the training text.
         test_target: target side of the test set.

@@ -24,6 +24,7 @@ from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
+from transduce.tasks.conversion import write_pairs
 from transduce.tasks.corpus import (
     RunCorpus,
     TaskCorpus,
@@ -496,7 +497,12 @@ def pairs_of_files(data: DataSettings) -> TaskText:
 
     def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
         return CorpusFiles(
-            source=source, target=target, format=data.format, languages=data.languages, directions=directions
+            source=source,
+            target=target,
+            format=data.format,
+            languages=data.languages,
+            strict=data.strict_format,
+            directions=directions,
         )
 
     training = files(data.source, data.target, data.directions)
@@ -547,8 +553,8 @@ class TextKind(TaskKind[TaskCorpus]):
 
     # --- the text ---
 
-    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:  # noqa: ARG002
-        """Convert the text to files of lines, and return the settings that name them; by default, nothing is converted.
+    def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
+        """Convert the text to files of lines, and return the settings that name them; by default, tables of pairs.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -558,7 +564,7 @@ class TextKind(TaskKind[TaskCorpus]):
         Raises:
             TransduceError: a file is missing, or is not what the task reads.
         """
-        return settings.data
+        return write_pairs(settings.data, folder, overwrite=overwrite)
 
     @abstractmethod
     def text(self, data: DataSettings) -> TaskText:

@@ -18,7 +18,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
-from transduce.tasks.corpus import RunCorpus
+from transduce.tasks.corpus import RunCorpus, languages_of
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind, TextKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
@@ -30,6 +30,7 @@ from transduce.tasks.settings.structs import (
     TaskSettings,
     VocabularySettings,
 )
+from transduce.text.languages import TWO_LETTER_CODES, base_code
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -286,7 +287,9 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
             )
         return 0
     is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
-    if specified is None and is_small:
+    source, target = (None if code is None else base_code(code) for code in languages_of(settings.data))
+    is_of_languages = source != target and {source, target} <= TWO_LETTER_CODES
+    if specified is None and (is_small or not is_of_languages):
         return 0  # not worth a log entry
     choice = Choice(len(PLACEHOLDER_TOKENS), "translations copy placeholders, URLs, tags and long numbers")
     return choice_log.record("tokenizer.placeholders", specified, choice)  # type: ignore[no-any-return]
@@ -418,7 +421,7 @@ def resolve_training(
         schedule=schedule,
         warmup_steps=warmup,
         weight_decay=_resolve_weight_decay(
-            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), choice_log
+            settings, choose_weight_decay(optimizer, schedule, rate, warmup, steps), rate, choice_log
         ),
         label_smoothing=take(
             "training.label_smoothing",
@@ -459,7 +462,9 @@ def _resolve_accumulate(specified: int | None, choice: Choice[int], choice_log: 
     return parts
 
 
-def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], choice_log: ChoiceLog) -> float | None:
+def _resolve_weight_decay(
+    settings: Settings, choice: Choice[float | None], rate: float, choice_log: ChoiceLog
+) -> float | None:
     specified, frozen = (
         settings.training.weight_decay,
         settings.word_vectors is not None and settings.word_vectors.frozen,
@@ -469,7 +474,11 @@ def _resolve_weight_decay(settings: Settings, choice: Choice[float | None], choi
         return specified
     if choice.value == 0.0 or frozen:
         return 0.0  # not worth a log entry; frozen embedding rows must not decay
-    shown = Choice("later" if choice.value is None else choice.value, choice.reason)
+    if choice.value is None:
+        shown = Choice("later", choice.reason)
+    else:  # the value alone looks too high in a short run
+        reason = f"{choice.value:.4g} × the rate at its peak: {choice.reason}"
+        shown = Choice(f"{choice.value * rate:.1%} a step", reason)
     choice_log.record("training.weight_decay", None, shown)
     return choice.value
 

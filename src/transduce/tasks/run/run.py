@@ -150,6 +150,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
+    started_at: float | None = None
+    """The time, by `time.monotonic()`, from which `training.minutes` counts; None: when the run is created."""
     specified_reason: str = "set by you"
     """The reason that the choice log gives for the user's own settings."""
 
@@ -161,7 +163,7 @@ class Run:
         self.request = request
         self.settings = make_settings(request.settings)
         self.kind = kind_of(self.settings.task.kind)
-        self.started_at = time.monotonic()
+        self.started_at = time.monotonic() if request.started_at is None else request.started_at
         self.machine: Machine = detect_machine(request.device, request.threads)
         self.processes = join_processes(self.machine.device)
         self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)

@@ -1,5 +1,6 @@
 """Define the settings of a run: the tables of a settings file, and resolved settings with nothing left to choose."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -81,6 +82,9 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TransduceError(f"`task.merges` must not be negative, but is {self.merges}.")
 
 
+_URL = re.compile("[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # a `Path` has dropped the second slash
+
+
 class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The text of one language pair in a run with several: a `[[data.corpora]]` table of a settings file."""
 
@@ -156,6 +160,13 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     or with the two language codes, at the top level or inside `translation`, or with `text` for a task that learns from
     text alone; `auto`: by suffix."""
 
+    columns: tuple[str, str] | None = None
+    """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
+    names such as `source` and `target`, or the only two columns."""
+
+    strict_format: bool = False
+    """A line of a .tsv file without two columns is an error; otherwise it is skipped and counted."""
+
     dev_source: tuple[str, ...] = ()
     """The source side of the dev set; if there is none, a part of the training pairs is held out."""
 
@@ -192,6 +203,9 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
+        for path in (*self.source, *self.target, *self.dev_source, *self.dev_target, *self.monolingual):
+            if _URL.match(path):
+                raise TransduceError(f"{path} is a URL, but training reads local files: download it first.")
         if self.target and not self.source:
             raise TransduceError("`data.target` needs the side that it translates: give `data.source` too.")
         for path in self.back_translated:
@@ -276,7 +290,7 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Files of further text to learn the vocabulary from, such as text in the other language before pretraining."""
     placeholders: int | None = None
     """Number of placeholder tokens, from 0 to 8, with which a translation model learns to copy placeholders, URLs, tags
-    and numbers; None: 8, or 0 for a small corpus or vocabulary and for other tasks."""
+    and numbers; None: 8 for a translation between two known languages, or 0 for a small corpus or vocabulary."""
 
     def __post_init__(self) -> None:
         most = len(PLACEHOLDER_TOKENS)

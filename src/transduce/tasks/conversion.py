@@ -1,0 +1,139 @@
+"""Convert tables, standard input and Python objects of sentence pairs to JSON lines in a run's folder."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.atomic_io import replace_file
+from transduce.errors import TransduceError
+from transduce.tasks.settings.structs import DataSettings
+from transduce.text.corpus import Format, is_header
+from transduce.text.pair_files import Columns, read_objects, read_table, table_format
+
+STANDARD_INPUT = "-"
+_FOLDER = "text"
+
+
+def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
+    """Write the pairs of tables and of standard input to JSON lines, and return settings that name these files.
+
+    Args:
+        data: names the files. Training text of a prepared corpus is not written again.
+        folder: the folder of the run or of the prepared corpus.
+        overwrite: True for a new run; a resumed run reads only its dev text, which is written already.
+
+    Raises:
+        TransduceError: a file cannot be read or has no such columns, or a table is combined with a target file.
+    """
+    languages = list[tuple[str, str]]()
+    converted: dict[str, tuple[str, ...]] = {}
+    for name, target in (("source", data.target), ("dev_source", data.dev_target)):
+        paths = getattr(data, name)
+        if name == "dev_source" or (overwrite and data.prepared is None):
+            paths = tuple(
+                _written(path, folder / _FOLDER / f"{name}-{number}.jsonl", data, languages, overwrite=overwrite)
+                for number, path in enumerate(paths, 1)
+            )
+        if paths != getattr(data, name) and target:
+            raise TransduceError(
+                f"{getattr(data, name)[0]} holds both sides, but target file {target[0]} is specified: leave that out."
+            )
+        converted[name] = paths
+    if data.corpora:
+        return _with_corpora(data, converted)
+    if data.languages is None and languages and _are_languages(languages[0]):
+        data = msgspec.structs.replace(data, languages=languages[0])
+    return msgspec.structs.replace(data, **converted)
+
+
+def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
+    """Return the settings of several corpora with the converted files in place of the original ones."""
+    files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
+    corpora = tuple(
+        msgspec.structs.replace(
+            corpus,
+            source=tuple(next(files) for _ in corpus.source),
+            dev_source=tuple(next(dev_files) for _ in corpus.dev_source),
+            languages=corpus.direction,
+        )
+        for corpus in data.corpora
+    )
+    return msgspec.structs.replace(data, corpora=corpora, source=(), target=(), dev_source=(), dev_target=())
+
+
+def _are_languages(names: tuple[str, str]) -> bool:
+    usual = ("source", "target", "src", "tgt", "trg", "text", "label", "input", "output")
+    return is_header(names) and not any(name.casefold() in usual for name in names)
+
+
+def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
+    """Return the path of a file's pairs: JSON lines that were converted, or the file itself."""
+    if path == STANDARD_INPUT:
+        path = _store_standard_input(out, data.format) if overwrite else path
+    format = table_format(path, data.format, has_columns=data.columns is not None)
+    if format is None:
+        return path
+    if overwrite or not out.exists():
+        columns = Columns(data.columns, data.languages, found.append)
+        _write(read_table(path, format, columns), out)
+    return str(out)
+
+
+def _store_standard_input(out: Path, format: Format) -> str:
+    """Write standard input to a file, as it is read several times; return its path, which shows its format."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        raise TransduceError("Standard input is empty, but a corpus needs at least one pair: write pairs to it.")
+    if format in ("auto", "lines"):
+        format = "jsonl" if line.lstrip().startswith(b"{") else "tsv"
+        if format == "tsv" and b"\t" not in line:
+            raise TransduceError(
+                "Standard input must hold pairs, tab-separated or as JSON lines, but its first line is neither: name "
+                "files of sentences by --source and --target."
+            )
+    path = out.with_name(f"standard-input.{format}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(line)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return str(path)
+
+
+def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple[str, str] | None:
+    """Write the pairs of Python objects to JSON lines; return the languages that their columns name, if any.
+
+    Args:
+        pairs: an iterable of pairs or mappings, or a table of pandas, Arrow or datasets.
+        data: names the columns and the languages, if they are known.
+        out: the file to write.
+        name: the argument's name, for messages.
+
+    Raises:
+        TransduceError: the object holds no pairs of texts.
+    """
+    found = list[tuple[str, str]]()
+    _write(read_objects(pairs, Columns(data.columns, data.languages, found.append), name), out)
+    return found[0] if found and _are_languages(found[0]) else None
+
+
+def _write(pairs: Iterable[tuple[str, str]], out: Path) -> None:
+    encoder = msgspec.json.Encoder()
+    partial = out.with_name(f".partial-{out.name}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with partial.open("wb") as file:
+            for source, target in pairs:
+                record = {"source": source, "target": target}
+                try:
+                    line = encoder.encode(record)
+                except UnicodeEncodeError:  # a lone surrogate, which the filters count
+                    line = json.dumps(record).encode()
+                file.write(line + b"\n")
+        replace_file(partial, out)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,309 @@
+"""Readers of sentence pairs from CSV, Parquet, Arrow, Hugging Face datasets, TMX, and Python objects.
+
+Each yields pairs of texts, which training first writes to JSON lines. The packages that some need are imported on use.
+"""
+
+import csv
+import importlib
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from xml.etree import ElementTree
+
+from transduce.errors import TransduceError
+from transduce.text.corpus import Format, find_layout, format_of, is_header, read_record
+from transduce.text.files import open_uncompressed, read_lines, uncompressed_name
+
+TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]
+_FORMAT_OF_SUFFIX: dict[str, TableFormat] = {
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".tmx": "tmx",
+}
+# Usual names of the two columns, without those of languages.
+_USUAL_NAMES = (("source", "target"), ("src", "tgt"), ("src", "trg"), ("input", "output"), ("text", "label"))
+_ROWS = 10_000  # read at a time
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+_INLINE_CODES = ("bpt", "ept", "it", "ph", "ut")  # TMX: the content of these elements is markup of another program
+
+
+class Columns(NamedTuple):
+    """Which columns, keys or languages hold the texts."""
+
+    names: tuple[str, str] | None = None
+    """The names, in the order source and target; None: found by the languages or usual names."""
+    languages: tuple[str, str] | None = None
+    """Source and target language, if they are known."""
+    report: Callable[[tuple[str, str]], object] = tuple
+    """A function that is called with the columns, or the languages of TMX, that were found."""
+
+
+def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
+    """Return the format of a file of pairs that must be converted first; None for a file that is read as it is.
+
+    Args:
+        path: the file, or a folder of a dataset.
+        format: the format that is set for all files.
+        has_columns: True if columns are named; then TSV and JSON lines are converted, too.
+    """
+    if Path(path).is_dir() and any((Path(path) / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return "datasets"
+    table = _FORMAT_OF_SUFFIX.get(uncompressed_name(path).suffix.lower()) if format == "auto" else None
+    if table is None and has_columns:
+        lines = format_of(path, format)
+        return lines if lines in ("tsv", "jsonl") else None
+    return table
+
+
+def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a file.
+
+    Raises:
+        TransduceError: the file cannot be read, a package is missing, or no columns or languages fit.
+    """
+    if format == "tmx":
+        yield from _read_tmx(path, columns)
+    elif format in ("csv", "tsv"):
+        yield from _read_csv(path, columns, delimiter="\t" if format == "tsv" else None)
+    else:
+        yield from _pairs_of_rows(_read_batches(path, format), columns, path)
+
+
+def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of Python objects: an iterable of pairs or mappings, a pandas, Arrow or datasets table.
+
+    Args:
+        pairs: the object.
+        columns: which columns or keys hold the texts.
+        name: the argument's name, for messages.
+
+    Raises:
+        TransduceError: the object is none of these, or no columns fit.
+    """
+    if isinstance(pairs, str | bytes | Mapping) or not (hasattr(pairs, "__iter__") or hasattr(pairs, "to_batches")):
+        splits = f": choose one of its parts {list(pairs)}" if isinstance(pairs, Mapping) else ""
+        raise TransduceError(
+            f"{name} must be pairs of texts, such as a list of tuples, a table of pandas or Arrow or a "
+            f"datasets.Dataset, but is of the type {type(pairs).__name__}{splits}."
+        )
+    if hasattr(pairs, "to_batches"):  # an Arrow table
+        batches: Iterable[Any] = (batch.to_pylist() for batch in pairs.to_batches(max_chunksize=_ROWS))
+        yield from _pairs_of_rows(batches, columns, name)
+    elif hasattr(pairs, "itertuples"):  # a DataFrame of pandas
+        names = list(map(str, pairs.columns))
+        rows = (dict(zip(names, row, strict=True)) for row in pairs.itertuples(index=False, name=None))
+        yield from _pairs_of_rows([rows], columns, name)
+    else:
+        yield from _pairs_of_rows([pairs], columns, name)
+
+
+def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[tuple[str, str]]:
+    """Yield the two texts of each row: of a mapping by its columns, of a sequence its two items."""
+    keys: tuple[str, str] | None = None
+    number = 0
+    for batch in batches:
+        for row in batch:
+            number += 1
+            if isinstance(row, Mapping):
+                nested = row.get("translation")
+                row = nested if isinstance(nested, Mapping) else row
+                if keys is None:
+                    keys = find_columns(list(row), columns, where)
+                    columns.report(keys)
+                values: Sequence[Any] = [row.get(key) for key in keys]
+            else:
+                values = row if isinstance(row, Sequence) and not isinstance(row, str) else ()
+            if len(values) != 2 or not all(isinstance(value, str) for value in values):
+                raise TransduceError(
+                    f"{where}, row {number:,}: a pair is two texts, but this one is {str(row)[:80]!r}: fix it, or "
+                    "remove it."
+                )
+            yield values[0], values[1]
+    if not number:
+        raise TransduceError(f"{where} has no rows, but a corpus needs at least one pair: check it.")
+
+
+def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
+    """Return which of a table's columns hold source and target.
+
+    Raises:
+        TransduceError: the specified columns do not exist, or none are specified and none of the known names fit.
+    """
+    if columns.names is not None:
+        missing = [name for name in columns.names if name not in names]
+        if missing:
+            raise TransduceError(
+                f"{where} has no column {missing[0]!r}, but {_listed(names)}: correct --columns (`data.columns`)."
+            )
+        return columns.names
+    for pair in (*([columns.languages] if columns.languages else []), *_USUAL_NAMES):
+        if pair[0] in names and pair[1] in names:
+            return pair
+    if len(names) == 2:
+        return names[0], names[1]
+    raise TransduceError(
+        f"{where} has the columns {_listed(names)}: name those of source and target by --columns (`data.columns`)."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+# --- formats ---
+
+
+def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[tuple[str, str]]:
+    is_plain = delimiter == "\t" and not find_layout(path).is_quoted
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL
+    with open_uncompressed(path) as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        sample = text.readline()
+        delimiter = delimiter or max(",;\t", key=sample.count)
+        names = next(csv.reader([sample], delimiter=delimiter, quoting=quoting), [])
+        keys = find_columns(names, columns, path)
+        if columns.names is None and not is_header(keys, columns.languages):
+            raise TransduceError(
+                f"{path} begins with {_listed(names)}, which are no usual names of columns: name the columns by "
+                "--columns (`data.columns`), or write a first line such as source,target."
+            )
+        columns.report(keys)
+        places = [names.index(key) for key in keys]
+        rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
+        try:
+            for row in filter(None, rows):
+                if len(row) != len(names):
+                    raise TransduceError(
+                        f"{path}:{rows.line_num + 1}: a row needs {len(names)} columns as the header has, but this one "
+                        f"has {len(row)}: fix it."
+                    )
+                yield row[places[0]], row[places[1]]
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise TransduceError(
+                f"{path}:{rows.line_num + 1}: this is no table in UTF-8 with the delimiter {delimiter!r} ({error}): "
+                "fix it, or convert the file."
+            ) from None
+
+
+def _read_batches(path: str, format: TableFormat) -> Iterator[list[Any]]:
+    """Yield the rows of a Parquet or Arrow file or of a datasets folder, as mappings."""
+    if not Path(path).exists():
+        raise TransduceError(f"{path} does not exist: check the file's name.")
+    try:
+        if format == "datasets":
+            yield from _read_datasets(path)
+        elif format == "jsonl":
+            for number, line in enumerate(read_lines(path), 1):
+                if line.strip():
+                    yield [read_record(line, f"{path}:{number}")]
+        elif format == "parquet":
+            with _import("pyarrow.parquet", path).ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=_ROWS):
+                    yield batch.to_pylist()
+        else:
+            yield from _read_arrow(path)
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors
+        raise TransduceError(f"{path} is not {format} ({str(error)[:200]}): check or write it again.") from None
+
+
+def _read_arrow(path: str) -> Iterator[list[Any]]:
+    ipc = _import("pyarrow.ipc", path)
+    with open(path, "rb") as stream:
+        is_file = stream.read(6) == b"ARROW1"
+        stream.seek(0)
+        reader = ipc.open_file(stream) if is_file else ipc.open_stream(stream)
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+        for batch in batches:
+            yield batch.to_pylist()
+
+
+def _read_datasets(path: str) -> Iterator[list[Any]]:
+    if (Path(path) / "dataset_dict.json").is_file():
+        parts = sorted(each.name for each in Path(path).iterdir() if each.is_dir())
+        raise TransduceError(
+            f"{path} holds the datasets {', '.join(parts)}: name one of them, such as {Path(path) / parts[0]}."
+            if parts
+            else f"{path} holds no dataset: write it again."
+        )
+    dataset = _import("datasets", path).load_from_disk(path)
+    for start in range(0, len(dataset), _ROWS):
+        yield [dataset[number] for number in range(start, min(start + _ROWS, len(dataset)))]
+
+
+def _import(name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise TransduceError(
+            f"{path} needs the package {package}: run `pip install 'transduce[data]'`, or convert the file to .tsv."
+        ) from None
+
+
+def _read_tmx(path: str, columns: Columns) -> Iterator[tuple[str, str]]:
+    """Yield the translation units that have both languages, each with the first text of its language."""
+    with open_uncompressed(path) as stream:
+        found, count, header_language, languages = set[str](), 0, None, columns.names or columns.languages
+        parser = ElementTree.iterparse(stream, ("start", "end"))
+        try:
+            for event, element in parser:
+                if event == "start" and element.tag == "header":
+                    header_language = element.get("srclang")
+                if event == "start" or element.tag != "tu":
+                    continue
+                texts = dict(_units(element))
+                element.clear()
+                found |= texts.keys()
+                if languages is None:
+                    languages = _guess_languages(list(texts), header_language, path)
+                    columns.report(languages)
+                pair = [_of_language(texts, language) for language in languages]
+                if pair[0] is not None and pair[1] is not None:
+                    count += 1
+                    yield pair[0], pair[1]
+        except ElementTree.ParseError as error:
+            raise TransduceError(f"{path} is not valid XML ({error}): export it again.") from None
+    if not count:
+        raise TransduceError(
+            f"{path} has no translation unit in {' and '.join(languages) if languages else 'two languages'}, but in "
+            f"{', '.join(sorted(found)) or 'none'}: name two of these by --languages (`data.languages`)."
+        )
+
+
+def _units(unit: ElementTree.Element) -> Iterator[tuple[str, str]]:
+    for variant in reversed(unit.findall("tuv")):  # of several in one language, the first one counts
+        segment = variant.find("seg")
+        language = variant.get(_LANGUAGE) or variant.get("lang") or ""
+        if segment is not None:
+            yield language.casefold(), "".join(_texts(segment))
+
+
+def _texts(element: ElementTree.Element) -> Iterator[str]:
+    yield element.text or ""
+    for child in element:
+        if child.tag not in _INLINE_CODES:
+            yield from _texts(child)
+        yield child.tail or ""
+
+
+def _guess_languages(found: list[str], header_language: str | None, path: str) -> tuple[str, str]:
+    if len(found) != 2:
+        raise TransduceError(
+            f"{path} has texts in {', '.join(sorted(found)) or 'no language'}: name source and target by --languages "
+            "(`data.languages`)."
+        )
+    source = (header_language or "").casefold()
+    first = next((language for language in found if source and language.split("-")[0] == source.split("-")[0]), None)
+    first = first or found[-1]  # the first one in the unit
+    return first, next(language for language in found if language != first)
+
+
+def _of_language(texts: Mapping[str, str], language: str) -> str | None:
+    """Return the text in a language, whose code may be more or less specific: de for de-DE."""
+    code = language.casefold().replace("_", "-")
+    if code in texts:
+        return texts[code]
+    return next((text for key, text in texts.items() if key.split("-")[0] == code.split("-")[0]), None)

@@ -1,0 +1,254 @@
+"""Every form of the same pairs trains the same model, bit by bit, as plain files."""
+
+import bz2
+import csv
+import gzip
+import importlib
+import io
+import json
+import lzma
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.model_folder.read import MANIFEST, Manifest
+from transduce.model_folder.safety import read_json
+from transduce.tasks.train import train
+
+Pairs = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def pairs(toy_corpus: Path) -> Pairs:
+    """Pairs with what each format has to escape."""
+    sides = [(toy_corpus / name).read_text("utf-8").split("\n")[:300] for name in ("train.zh", "train.en")]
+    odd = [('他说"不"。', 'He said "no".'), ("甲，乙<丙>&丁", "a, b <c> & d"), ("后\u2028面", "ends in a backslash\\")]
+    return [*zip(*sides, strict=True), *odd]
+
+
+@pytest.fixture(scope="module")
+def settings(toy_settings: dict[str, Any]) -> dict[str, Any]:
+    files = {name: value for name, value in toy_settings.items() if not name.startswith("data.")}
+    return files | {"training.steps": 6, "training.validate_every": 3, "training.translate_dev": 4}
+
+
+def trained(out: Path, settings: dict[str, Any], **data: Any) -> tuple[bytes, ...]:
+    train(out=out, settings=settings, device="cpu", threads=1, **data)
+    manifest = read_json(out, MANIFEST, Manifest)
+    assert (manifest.source_language, manifest.target_language) == ("zh", "en")
+    return tuple((out / name).read_bytes() for name in ("model.safetensors", "sentencepiece.model", "dev_score.json"))
+
+
+@pytest.fixture(scope="module")
+def expected(pairs: Pairs, settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, ...]:
+    folder = tmp_path_factory.mktemp("plain")
+    files = [str(folder / name) for name in ("a.zh", "a.en")]
+    for path, side in zip(files, zip(*pairs, strict=True), strict=True):
+        Path(path).write_text("".join(f"{text}\n" for text in side), "utf-8", newline="\n")
+    return trained(folder / "m", settings, source=files[0], target=files[1])
+
+
+def compressed(compress: Callable[[bytes], bytes], suffix: str) -> Callable[[Path, Pairs], dict[str, Any]]:
+    def write(folder: Path, pairs: Pairs) -> dict[str, Any]:
+        paths = [folder / f"a.{language}.{suffix}" for language in ("zh", "en")]
+        for path, side in zip(paths, zip(*pairs, strict=True), strict=True):
+            path.write_bytes(compress("".join(f"{text}\n" for text in side).encode()))
+        return {"source": paths[0], "target": paths[1]}
+
+    return write
+
+
+def zstd(content: bytes) -> bytes:
+    module: Any = importlib.import_module("zstandard")
+    result: bytes = module.compress(content)
+    return result
+
+
+def write_tsv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    (folder / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs), "utf-8", newline="\n")
+    return {"source": folder / "a.tsv", "languages": ("zh", "en")}
+
+
+def write_quoted_tsv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    with (folder / "a.tsv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows([("zh", "en"), *pairs])
+    return {"source": folder / "a.tsv", "languages": ("zh", "en")}
+
+
+def write_csv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    with gzip.open(folder / "a.csv.gz", "wt", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("id", "zh", "en"), *((n, *pair) for n, pair in enumerate(pairs))])
+    return {"source": folder / "a.csv.gz", "languages": ("zh", "en")}
+
+
+def write_wide_tsv(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    with (folder / "a.tsv").open("w", encoding="utf-8", newline="") as file:
+        rows = [("n", "english", "chinese"), *((n, target, source) for n, (source, target) in enumerate(pairs))]
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+    return {"source": folder / "a.tsv", "columns": ("chinese", "english"), "languages": ("zh", "en")}
+
+
+def write_jsonl(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    lines = [json.dumps({"q": source, "a": target}) + "\n" for source, target in pairs]
+    (folder / "a.jsonl").write_text("".join(lines), "utf-8", newline="\n")
+    return {"source": folder / "a.jsonl", "columns": ("q", "a"), "languages": ("zh", "en")}
+
+
+def table(pairs: Pairs) -> Any:
+    pyarrow: Any = importlib.import_module("pyarrow")
+    return pyarrow.table({"zh": [pair[0] for pair in pairs], "en": [pair[1] for pair in pairs]})
+
+
+def write_parquet(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    parquet.write_table(table(pairs), folder / "a.parquet", row_group_size=100)
+    return {"source": folder / "a.parquet"}
+
+
+def write_arrow(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    feather: Any = importlib.import_module("pyarrow.feather")
+    feather.write_feather(table(pairs), folder / "a.arrow")
+    return {"source": folder / "a.arrow"}
+
+
+def write_dataset(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    datasets: Any = importlib.import_module("datasets")
+    rows = [{"translation": {"zh": source, "en": target}} for source, target in reversed(pairs)]
+    shuffled = datasets.Dataset.from_list(rows).select(range(len(rows) - 1, -1, -1))
+    shuffled.save_to_disk(folder / "d")
+    return {"source": folder / "d"}
+
+
+def write_tmx(folder: Path, pairs: Pairs) -> dict[str, Any]:
+    units = "".join(
+        f'<tu><tuv xml:lang="zh-CN"><seg>{escape(source)}</seg></tuv>'
+        f'<tuv xml:lang="en"><seg><bpt i="1">&lt;b&gt;</bpt>{escape(target)}</seg></tuv></tu>\n'
+        for source, target in pairs
+    )
+    head = '<?xml version="1.0" encoding="utf-8"?>\n<tmx version="1.4"><header srclang="zh"/><body>\n'
+    (folder / "a.tmx").write_text(f"{head}{units}</body></tmx>\n", "utf-8")
+    return {"source": folder / "a.tmx", "languages": ("zh", "en")}
+
+
+def make_dataset(_: Path, pairs: Pairs) -> dict[str, Any]:
+    datasets: Any = importlib.import_module("datasets")
+    return {"pairs": datasets.Dataset.from_list([{"zh": source, "en": target} for source, target in pairs])}
+
+
+def make_frame(_: Path, pairs: Pairs) -> dict[str, Any]:
+    pandas: Any = importlib.import_module("pandas")
+    return {"pairs": pandas.DataFrame(pairs, columns=["zh", "en"])}
+
+
+def make_iterable(_: Path, pairs: Pairs) -> dict[str, Any]:
+    def each() -> Iterator[tuple[str, str]]:
+        yield from pairs
+
+    return {"pairs": each(), "languages": ("zh", "en")}
+
+
+FORMS: dict[str, Callable[[Path, Pairs], dict[str, Any]]] = {
+    "gz": compressed(gzip.compress, "gz"),
+    "bz2": compressed(bz2.compress, "bz2"),
+    "xz": compressed(lzma.compress, "xz"),
+    "zst": compressed(zstd, "zst"),
+    "tsv": write_tsv,
+    "quoted tsv": write_quoted_tsv,
+    "wide tsv": write_wide_tsv,
+    "csv": write_csv,
+    "jsonl": write_jsonl,
+    "parquet": write_parquet,
+    "arrow": write_arrow,
+    "datasets": write_dataset,
+    "tmx": write_tmx,
+    "list": lambda _, pairs: {"pairs": pairs, "languages": ("zh", "en")},
+    "dictionaries": lambda _, pairs: {"pairs": [{"zh": source, "en": target} for source, target in pairs]},
+    "iterable": make_iterable,
+    "Dataset": make_dataset,
+    "pandas": make_frame,
+    "Arrow table": lambda _, pairs: {"pairs": table(pairs)},
+}
+NEEDED = {
+    "zst": "zstandard",
+    "parquet": "pyarrow",
+    "arrow": "pyarrow",
+    "Arrow table": "pyarrow",
+    "datasets": "datasets",
+    "Dataset": "datasets",
+    "pandas": "pandas",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_trains_the_same_model(
+    form: str, pairs: Pairs, settings: dict[str, Any], expected: tuple[bytes, ...], tmp_path: Path
+) -> None:
+    if form in NEEDED:
+        pytest.importorskip(NEEDED[form])
+    assert trained(tmp_path / "m", settings, **FORMS[form](tmp_path, pairs)) == expected
+
+
+def test_standard_input_trains_the_same_model(
+    pairs: Pairs, settings: dict[str, Any], expected: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = "".join(f"{source}\t{target}\n" for source, target in pairs).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert trained(tmp_path / "m", settings, source="-", languages=("zh", "en")) == expected
+
+
+def test_a_run_on_objects_resumes_without_them(pairs: Pairs, settings: dict[str, Any], tmp_path: Path) -> None:
+    data: dict[str, Any] = {"pairs": pairs, "dev_pairs": pairs[:20], "languages": ("zh", "en")}
+    whole = trained(tmp_path / "whole", settings, **data)
+    trained(tmp_path / "parts", settings | {"training.steps": 3}, **data)
+    settings = settings | {"training.steps": 6}
+    train(out=tmp_path / "parts", settings=settings, resume=True, device="cpu", threads=1)
+    assert train(out=tmp_path / "parts", settings=settings, resume=True, device="cpu", threads=1, **data) is not None
+    assert (tmp_path / "whole" / "corpus" / "source.ids").read_bytes()
+    assert len(whole) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"source": ["Ich bin hier."]}, r"`source` names files, but there is no file 'Ich bin hier\.': .* `pairs`"),
+        ({"source": "https://example.org/a.tsv"}, r"https:/example\.org/a\.tsv is a URL, but training reads local"),
+        ({"pairs": "a\tb"}, r"`pairs` must be pairs of texts, such as a list of tuples, .* but is of the type str"),
+        ({"pairs": {"train": []}}, r"`pairs` must .* type dict: choose one of its parts \['train'\]"),
+        ({"pairs": [("a", "b", "c")]}, r"`pairs`, row 1: a pair is two texts, but this one is \"\('a', 'b', 'c'\)\""),
+        ({"pairs": [("a", 1)]}, r"`pairs`, row 1: a pair is two texts"),
+        ({"pairs": []}, r"`pairs` has no rows"),
+        ({"pairs": [{"a": "x", "b": "y", "c": "z"}]}, r"`pairs` has the columns 'a', 'b', 'c': name .* by --columns"),
+        ({"pairs": [{"a": "x", "b": "y"}], "columns": ("a", "d")}, r"`pairs` has no column 'd', but 'a', 'b'"),
+        ({"pairs": [("a", "b")], "source": "x.tsv"}, r"`source` names files and `pairs` holds pairs: pass only one"),
+    ],
+)
+def test_what_holds_no_pairs_is_refused_and_leaves_nothing(
+    data: dict[str, Any], message: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=settings, device="cpu", threads=1, **data)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "Hallo,Hello\nb,B\n", r"a\.csv begins with 'Hallo', 'Hello', which are no usual names of columns"),
+        ("a.csv", "de,en\na,A\nb,B,C\n", r"a\.csv:3: a row needs 2 columns as the header has, but this one has 3"),
+        ("a.parquet", "no table", r"a\.parquet is not parquet \("),
+        ("a.tmx", "<tmx><body>", r"a\.tmx is not valid XML"),
+        ("a.tmx", "<tmx><body></body></tmx>", r"a\.tmx has no translation unit in two languages, but in none"),
+    ],
+)
+def test_broken_tables_are_refused(
+    name: str, content: str, message: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(TransduceError, match=message):
+        train(out=tmp_path / "m", settings=settings, source=tmp_path / name, device="cpu", threads=1)
