@@ -23,7 +23,7 @@ class Source(NamedTuple):
         return TextFile(self.content, self.settings.encoding or encoding)
 
     def archive(self) -> Archive:
-        """Return the content as a ZIP archive."""
+        """Return the document's content as a ZIP archive."""
         return Archive(self.content, self.limits)
 
 
@@ -168,7 +168,7 @@ _UNSUPPORTED = re.compile(
 
 
 def recognize_text(name: str, start: bytes) -> None:
-    """Refuse a file whose lines are to be translated if its name or its start shows that it is no such text.
+    """Refuse a file whose lines are to be translated if its name or its start shows that it is a document.
 
     Args:
         name: the file's name.

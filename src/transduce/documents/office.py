@@ -168,12 +168,12 @@ class _Paragraph:
         self.base = runs.get(self.base_key)
 
     def _run_properties(self, run: Any) -> Any:
-        """Return the element of a run's properties, which is its first, or None."""
+        """Return the properties element of a run (stretch of formatted text), its first child, or None."""
         first = next(iter(run), None) if run is not None else None
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return a key that is equal for runs that look the same."""
+        """Return a key that is equal for runs (stretches of formatted text) that look the same."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -314,7 +314,7 @@ class _Paragraph:
         holder.append(new)
 
     def _empty_run(self, run: Any) -> Any:
-        """Return a new run with the properties of another."""
+        """Return a new run (stretch of formatted text) with the properties of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
         properties = self._run_properties(run)
         if properties is not None:
@@ -357,7 +357,7 @@ _MAX_FIELD = 60  # elements of a field
 
 
 def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
-    """Return the position after the field that starts here, or None if none does or it is a link."""
+    """Return the position after the Office field that starts at an index; None if no field does, or a link."""
     if not _is_field_mark(atoms[start], "begin"):
         return None
     depth, code = 0, ""

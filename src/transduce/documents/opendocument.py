@@ -82,7 +82,7 @@ class _Styles:
                 self._parents[name] = parent
 
     def has_no_effect(self, element: Any) -> bool:
-        """Return whether the style of an element changes nothing."""
+        """Return whether the style of an element changes nothing about how text looks."""
         return element.get(f"{_TEXT}style-name", "") in self._without_effect
 
     def is_code(self, element: Any) -> bool:
@@ -107,7 +107,7 @@ class _Paragraph:
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
-        """Yield the texts and tags of an element."""
+        """Yield the texts and tags of an element of the paragraph."""
         yield _collapsed(parent.text)
         for child in parent:
             number = len(self.payloads)

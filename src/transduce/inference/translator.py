@@ -42,6 +42,7 @@ from transduce.inference.glossary_search import (
 )
 from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
+from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
@@ -242,6 +243,9 @@ class Translator:
             search: search settings; None: the translator's defaults. The arguments above override them.
             text_settings: settings for texts; None: the translator's defaults.
 
+        Warns:
+            WrongLanguageWarning: a text seems not to be in the source language.
+
         Raises:
             TransduceError: an option is out of range.
         """
@@ -249,6 +253,7 @@ class Translator:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         settings = override_search(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
+        warn_wrong_language(sentences, self.source_language)
         required = [as_phrases(phrases)] * len(sentences)
         translations = self.translate(
             sentences,
@@ -486,7 +491,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
-        """Return a function that scores pairs as this search ranks hypotheses.
+        """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
 
         In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
         """
@@ -580,7 +585,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key; no observer is called."""
+        """Return translations of parts by the parts' keys, without an observer of the search."""
         search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 

@@ -120,7 +120,7 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of files that have moved, for the next time that the run resumes."""
+        """Store the new paths of text files that were moved, for the next time that the run resumes."""
         moved = dict[str, str]()
         for name in _NAMES:
             moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
@@ -260,7 +260,7 @@ class PreparationBar:
     """A progress display that is called with the number of pairs read so far; use it in a ``with`` statement."""
 
     def __init__(self, console: Console, pairs: int | None) -> None:
-        """Create the display; ``pairs`` is the total number, None if unknown."""
+        """Create the progress display; ``pairs`` is the total number, None if unknown."""
         self._console = console
         self._pairs = pairs
         self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
@@ -276,7 +276,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show a new number of pairs that have been read."""
+        """Show on the display how many pairs have been read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
@@ -327,7 +327,7 @@ class RunCorpus(Protocol):
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Language codes of source and target; None where unknown."""
+        """The language codes of source and target; None where unknown."""
 
     @property
     def pairs(self) -> int:

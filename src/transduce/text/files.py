@@ -148,7 +148,7 @@ class LineBlocks:
         self._exit.close()
 
     def read(self, most: int) -> list[str]:
-        """Return the next ``most`` lines, or all that are left."""
+        """Return the next ``most`` lines of the file, or all that are left."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
@@ -156,7 +156,7 @@ class LineBlocks:
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, most: int) -> int:
-        """Skip up to ``most`` lines without decoding them, and return their number."""
+        """Skip up to ``most`` lines of the file without decoding them, and return their number."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
@@ -179,7 +179,7 @@ class _Decoder:
         self._offset = 0  # offset of the next line's first byte in the (uncompressed) file
 
     def decode_line(self, raw: bytes) -> str:
-        """Return the line's text without its line feed."""
+        """Return the text of a line of bytes without its line feed."""
         line = self._without_mark(raw)
         try:
             text = line.decode("utf-8")
@@ -206,7 +206,7 @@ class _Decoder:
             )
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
-        """Return the texts of many lines without their line feeds."""
+        """Return the texts of many lines of bytes without their line feeds."""
         if not raw_lines:
             return []
         content = b"".join(raw_lines)

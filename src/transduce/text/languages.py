@@ -208,11 +208,11 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
     def content(self) -> bytes:
-        """Return the content of the file for a model folder."""
+        """Return the language profiles as the content of a file in a model folder."""
         return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
 
     def save(self, folder: str | Path) -> None:
-        """Write the profiles into a model folder."""
+        """Write the language profiles into a model folder."""
         write_file(Path(folder) / FILE_NAME, self.content())
 
     @classmethod

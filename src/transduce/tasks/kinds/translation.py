@@ -225,7 +225,7 @@ class DevSet:
         )
 
     def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
-        """Return the contribution of each sentence to the score that selects the best model; empty for the loss."""
+        """Return the sentences' shares in the score that selects the best model; empty if the loss selects it."""
         if self.best_by == "exact_match":
             pairs = zip(translations, direction.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]
@@ -259,9 +259,10 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Add the tokens of target languages, and the tag of back-translated sources.
+        """Return the text to prepare, with the tokens of target languages and of back-translated sources.
 
-        The tag is left out with a base model, whose vocabulary may lack it.
+        The token of back-translated sources is left out if training starts from a base model (`init_from`), whose
+        vocabulary may lack it.
         """
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
@@ -309,7 +310,7 @@ class Translation(TextKind):
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set: the loss of all pairs, and greedy translations of some."""
+        """Return the dev set: the loss of all pairs, and greedy translations of some sentences."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
         dev = DevSet(
@@ -329,7 +330,7 @@ class Translation(TextKind):
         return {DIRECTIONS: directions_text(directions)} if directions else {}
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations, which decode some dev sentences greedily, take as long as beam search of all."""
+        """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 

@@ -100,7 +100,7 @@ def resolve_model(
         settings: the user's settings.
         preset: name of the preset of sizes.
         tokens: properties of the tokenizer; None: a model of time series.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
         epochs: expected number of epochs, which determines dropout.
 
     Raises:
@@ -301,7 +301,7 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
     Args:
         settings: the user's settings.
         found: language codes of source and target.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
     """
     if settings.data.corpora:
         directions = ", ".join(f"{source} → {target}" for source, target in dict.fromkeys(settings.data.directions))
@@ -499,7 +499,7 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: C
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the choice log which backend will decode the model, and why no faster one does."""
+    """Add to the log of choices which backend will decode the model, and why no faster one does."""
     if config.kind not in ("transformer", "decoder"):
         return
     with torch.device("meta"):
@@ -556,7 +556,7 @@ def preflight(
         kind: the task.
         settings: the user's settings.
         machine: the machine that trains.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
 
     Returns:
         The settings, with values that the base model determines, and the base model, if there is one.
