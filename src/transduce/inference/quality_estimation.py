@@ -10,9 +10,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
+from warnings import warn
 
 import msgspec
 
+from transduce.errors import WrongLanguageWarning
 from transduce.inference.translation import Translation
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
@@ -303,6 +305,30 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
     expected = NAMES.get(base_code(source_language), source_language)
     is_description = other.endswith(("letters", "language"))
     return f"is in {other}, not in {expected}" if is_description else f"looks {other}, not {expected}"
+
+
+_MAX_CHECKED_TEXTS = 100
+_MAX_SHOWN_CHARACTERS = 60
+_PLURALS = {"looks": "look", "is": "are"}
+
+
+def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
+    """Warn of texts that are clearly not in the source language; only the first 100 texts are checked."""
+    reasons = ((text, describe_wrong_language(text, source_language)) for text in texts[:_MAX_CHECKED_TEXTS])
+    found = [(text, reason) for text, reason in reasons if reason is not None]
+    if found:
+        text, reason = found[0]
+        others = f" and {len(found) - 1} of the texts behind it" if len(found) > 1 else ""
+        shown = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
+        described = plural(reason) if others else reason
+        message = f"{shown!r}{others} {described}: the translation is then fluent nonsense."
+        warn(message, WrongLanguageWarning, stacklevel=3)
+
+
+def plural(reason: str) -> str:
+    """Return the plural of a description that `describe_wrong_language` returned."""
+    verb, rest = reason.split(" ", 1)
+    return f"{_PLURALS[verb]} {rest}"
 
 
 def describe_lost_sentences(source: str, text: str) -> str | None:

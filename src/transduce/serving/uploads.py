@@ -148,6 +148,7 @@ class DocumentTranslation:
 
     def _finish(self, result: bytes, error: RequestError | None) -> None:
         self.result, self.error = result, error
+        self.order = self.order._replace(file=UploadedFile(self.order.file.name, b""))  # the source is not needed again
         self.state = "done" if error is None else "error"
         self.touched_at = time.monotonic()
         self.finished.set()
