@@ -44,7 +44,7 @@ IF_NOT_SET = {
     "data.columns": "by their names",
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
-    "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, and for other tasks than translation",
+    "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, or if the two languages are unknown",
     "init_from": "not set",
     "task.context": "`256`; `128` for encoders; with `--init-from`, the positions of a language model's folder",
     "task.noise.share": "`0.3`; `0.15` for `spans`",

@@ -57,6 +57,18 @@ if TYPE_CHECKING:
     from transduce.tasks.train import train
     from transduce.text.glossary import Glossary, Term, read_glossary
     from transduce.text.tokenizer import Tokenizer
+    from transduce.training.callbacks import (
+        Callback,
+        CheckpointEvent,
+        MlflowTracker,
+        RunEnd,
+        RunStart,
+        TensorBoardTracker,
+        Tracker,
+        TrackioTracker,
+        WandbTracker,
+    )
+    from transduce.training.events import TrainEvent, ValidationEvent
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -64,7 +76,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alternative",
+    "Callback",
     "Candidate",
+    "CheckpointEvent",
     "Classification",
     "Classifier",
     "Comparison",
@@ -89,6 +103,7 @@ __all__ = [
     "Intervention",
     "LowRankSettings",
     "MarkupSettings",
+    "MlflowTracker",
     "ModelConfig",
     "Parse",
     "Parser",
@@ -96,21 +111,29 @@ __all__ = [
     "PronounAttention",
     "PronounPair",
     "QualityWarning",
+    "RunEnd",
+    "RunStart",
     "SamplingSettings",
     "Score",
     "ScoreReport",
     "SearchSettings",
     "ShardReport",
+    "TensorBoardTracker",
     "Term",
     "TextScore",
     "Tokenizer",
     "TokenizerReport",
+    "Tracker",
+    "TrackioTracker",
+    "TrainEvent",
     "TrainResult",
     "TransduceError",
     "Transformer",
     "Translation",
     "Translator",
     "TutorialNames",
+    "ValidationEvent",
+    "WandbTracker",
     "add_lora",
     "align",
     "attention_maps",
@@ -149,6 +172,17 @@ set_library_defaults()
 # The module that defines each public name, and the name in it where that differs. A name is imported on first use, so
 # that `import transduce` stays fast.
 _DEFINED_IN = {
+    "TensorBoardTracker": "transduce.training.callbacks",
+    "ValidationEvent": "transduce.training.events",
+    "TrainEvent": "transduce.training.events",
+    "WandbTracker": "transduce.training.callbacks",
+    "TrackioTracker": "transduce.training.callbacks",
+    "Tracker": "transduce.training.callbacks",
+    "RunStart": "transduce.training.callbacks",
+    "RunEnd": "transduce.training.callbacks",
+    "MlflowTracker": "transduce.training.callbacks",
+    "CheckpointEvent": "transduce.training.callbacks",
+    "Callback": "transduce.training.callbacks",
     "Alternative": "transduce.inference.translation",
     "Candidate": "transduce.inference.mask_filler",
     "Classification": "transduce.inference.classifier",

@@ -147,7 +147,7 @@ def _replace(partial: Path, folder: Path) -> None:
 
 
 def _recover(folder: Path) -> None:
-    """Restore the old folder if a process was killed between the two renames."""
+    """Move the old folder back to its final name if a process was killed while `_replace` exchanged the folders."""
     old = _moved_away(folder)
     if old.is_dir() and not folder.exists():
         os.replace(old, folder)

@@ -80,7 +80,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fork:
-    """Records whether this process was forked from one whose compute threads were running.
+    """A record of whether this process was forked from one whose compute threads were running.
 
     The child has none of these threads, and OpenMP would wait for them without end (GCC's bug 52303).
     """
@@ -90,7 +90,7 @@ class _Fork:
 
     @classmethod
     def before(cls) -> None:
-        """Record, before a fork, whether the process has threads that Python did not start."""
+        """Record, before this process is forked, whether it has threads that Python did not start."""
         try:
             cls.had_threads = len(os.listdir("/proc/self/task")) > threading.active_count()
         except OSError:  # not Linux

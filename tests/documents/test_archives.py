@@ -106,7 +106,7 @@ def odt(body: str) -> bytes:
     [
         ("<p>a <span>b</span></p>", ('a <g id="0">b</g>', '<g id="0">B</g> A'), "<p><span>B</span> A</p>"),
         ("<p><s text:c='2'/>a<line-break/>B</p>", ("a", "A"), '<p><s text:c="2"/>A<line-break/>B</p>'),
-        ("<p>a<note><p>b</p></note> c</p>", ('a<x id="0"/> c', 'C<x id="0"/> A'), "<p>C<note><p>b</p></note> A</p>"),
+        ("<p>a<note><p>b</p></note> c</p>", ('a<it id="0"/> c', 'C<it id="0"/> A'), "<p>C<note><p>b</p></note> A</p>"),
         ("<p>a<s text:c='999999999'/>b</p>", ("a" + " " * 1000 + "b", "A  B"), "<p>A <s/>B</p>"),
     ],
 )
@@ -186,3 +186,21 @@ def test_password_and_copy_protection_are_refused() -> None:
     )
     with pytest.raises(TransduceError, match="copy protection"):
         translate_upload(book, "a.epub", Fake())
+
+
+def test_code_in_documents_stays() -> None:
+    document = docx.Document()
+    for name, kind in (("Source Code", 1), ("Verbatim Char", 2)):
+        document.styles.add_style(name, kind)
+    document.add_paragraph("x = some code", style="Source Code")
+    document.add_paragraph("Run ").add_run("make all", style="Verbatim Char")
+    fake = Fake(**{'Run <x id="0"/>': '<x id="0"/> ausführen'})
+    result = docx.Document(io.BytesIO(translate_upload(saved(document), "a.docx", fake)))
+    assert [paragraph.text for paragraph in result.paragraphs] == ["x = some code", "make all ausführen"]
+    assert result.paragraphs[1].runs[0].style.name == "Verbatim Char"
+    code = '<p style-name="Preformatted_20_Text">x = y</p><p>run <span style-name="Source_20_Text">make</span></p>'
+    fake = Fake()
+    translate_upload(
+        odt(code.replace("<", "<text:").replace("<text:/", "</text:").replace("style-", "text:style-")), "a.odt", fake
+    )
+    assert fake.texts == ['run <x id="0"/>']

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from transduce.documents.formats import read_document
+from transduce.documents.limits import Limits
 from transduce.documents.translate import translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
@@ -93,6 +95,19 @@ def test_xliff_1() -> None:
     )
     assert result == expected.replace('<target state="new"/>', '<target state="needs-review-translation">x y!</target>')
     assert translated(result, "a.xlf", target_language="de") == result.replace("x y!</target>", "x y!</target>")
+
+
+def test_codes_of_xliff_that_belong_together_are_around_their_words() -> None:
+    """Here the words of a sentence change their order, and codes go with the words that they format."""
+    content = 'a <bpt id="1">&lt;b></bpt>b<ept id="1">&lt;/b></ept> <bx id="2" rid="5"/>c<ex id="3" rid="5"/>'
+    segment = f'<trans-unit id="1"><source>{content}</source></trans-unit>'
+    document = f'<xliff version="1.2"><file><body>{segment}</body></file></xliff>'
+    read = read_document("a.xlf", document.encode(), DocumentSettings(), Limits())
+    (unit,) = read.units
+    assert unit.text == 'a <g id="0">b</g> <g id="2">c</g>'
+    translation = read.write(['<g id="2">C</g> <g id="0">B</g> A']).decode()
+    expected = '<bx id="2" rid="5"/>C<ex id="3" rid="5"/> <bpt id="1">&lt;b></bpt>B<ept id="1">&lt;/b></ept> A'
+    assert f"<target>{expected}</target>" in translation
 
 
 def test_xliff_2() -> None:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.placeholders import (
     Placeholders,
@@ -15,6 +17,8 @@ from transduce.inference.placeholders import (
     mask_part,
     remove_placeholders,
 )
+from transduce.inference.quality_estimation import find_quality_warnings
+from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
@@ -182,3 +186,25 @@ def test_spans_get_the_spaces_of_the_target_language(
 
 def test_streamed_text_has_no_placeholder_token() -> None:
     assert remove_placeholders("a <placeholder-3>b") == "a b"
+
+
+@pytest.mark.parametrize("spans", [[Span(0, 9)], [Span(1, 1)], [Span(2, 3), Span(1, 2)], [Span(0, 2), Span(1, 3)]])
+def test_wrong_spans_are_refused(translator: Translator, spans: list[Span]) -> None:
+    with pytest.raises(TransduceError, match="in order and disjoint, from 0 to 4 in this text"):
+        translator.translate(["我买书。"], SearchSettings(), protected=[spans])
+
+
+def test_unknown_punctuation_is_no_span(translator: Translator) -> None:
+    assert find_unknown("我买书〽", translator.tokenizer.source) == []
+    assert find_unknown("我买书⸮", translator.tokenizer.source) == []
+
+
+def test_copied_spans_give_no_quality_warnings() -> None:
+    both = msgspec.structs.replace(
+        Translation.of("他卖龘龘和{name}。", "he sells 龘龘 and {name}."),
+        protected=((Span(2, 4), Span(9, 11)), (Span(5, 11), Span(16, 22))),
+    )
+    copied = msgspec.structs.replace(Translation.of("{name}: 5", "{name}: 5"), protected=((Span(0, 6), Span(0, 6)),))
+    known: Any = {"source_language": "zh", "target_language": "en", "unknown_characters": "龘"}
+    assert {each.kind for each in find_quality_warnings(both, **known)} <= {"unlikely"}
+    assert find_quality_warnings(copied, **known) == ()

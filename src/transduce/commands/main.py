@@ -7,6 +7,7 @@ import keyword
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, WrongLanguageWarning
 
 STARTED_AT = time.monotonic()
 """The time at which the command started, before it imported what it needs."""
@@ -75,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        """Print a message and exit with code 2."""
+        """Print an error message about the arguments, and exit with code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
@@ -118,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         with renamed_warnings_on_stderr():
+            warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run(arguments)
     except TransduceError as error:
         sys.stderr.write(f"transduce: {error}\n")
@@ -202,11 +204,11 @@ class _Closed(io.RawIOBase):
         self._sentence, self._reads = sentence, reads
 
     def readable(self) -> bool:
-        """Return whether the replaced stream is an input."""
+        """Return whether the closed stream that this object replaces is an input."""
         return self._reads
 
     def writable(self) -> bool:
-        """Return whether the replaced stream is an output."""
+        """Return whether the closed stream that this object replaces is an output."""
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:

@@ -310,7 +310,7 @@ def read_aligned_lines(*paths: str) -> list[list[str]]:
 
 
 def write_report(report: msgspec.Struct, json_path: str | None) -> None:
-    """Print a report as text, and write it as JSON if a path is set; `-` is standard output instead of text."""
+    """Print a report as text, and write it as JSON if a path is set; a path of `-` prints only the JSON."""
     if json_path is not None:
         write_json(report, json_path)
     if json_path != "-":

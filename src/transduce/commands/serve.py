@@ -240,7 +240,9 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> ServedGenerato
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
-    """Read the glossaries, by the canonical codes of their languages, or None without languages.
+    """Read the glossary files, and return the glossaries by pairs of language codes.
+
+    A glossary that is named without languages has the key None.
 
     Raises:
         TransduceError: a glossary cannot be read, or it is ambiguous to which model it belongs.

@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+import msgspec
+
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import add_computing, check_folder, check_writable, write_json
 from transduce.errors import TransduceError
@@ -11,6 +13,7 @@ from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.run.run import RunRequest
 from transduce.tasks.settings.reading import put_setting, read_settings
 from transduce.tasks.train import train_in_stages
+from transduce.training.callbacks import TRACKERS
 from transduce.training.choices import PRESETS
 
 # Options that set a setting, with the setting's name.
@@ -42,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
     add("--dry-run", action="store_true", help="print all choices with their reasons, and do not train")
     add("--json", metavar="PATH", help="write how the run ended as JSON; -: to standard output")
+    add(
+        "--track",
+        nargs="+",
+        default=[],
+        choices=tuple(TRACKERS),
+        metavar="TRACKER",
+        help=f"log the run to experiment trackers: {', '.join(TRACKERS)}",
+    )
     add_run(parser)
 
 
@@ -132,6 +143,7 @@ def run(options: argparse.Namespace) -> int:
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
+    request = msgspec.structs.replace(request, callbacks=tuple(TRACKERS[name]() for name in options.track))
     result = train_in_stages(request)
     if (
         options.json is not None and result is not None and os.environ.get("RANK", "0") == "0"

@@ -413,7 +413,7 @@ def _refuse_other_content(line: bytes) -> None:
 
 
 def _refuse_other_ends(raw: bytes) -> None:
-    """Refuse a single line with several carriage returns, as for files."""
+    """Refuse input in which carriage returns alone end the lines, so that it would be read as one line."""
     if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
         raise TransduceError(
             "Standard input ends its lines with carriage returns alone, so it is one line: convert it by "

@@ -187,7 +187,7 @@ class _UnitWarnings:
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
-        """Check a portion of the document."""
+        """Check the translations of the document's next texts, and collect the warnings about them."""
         for unit, translation in zip(units, translations, strict=True):
             self._count += 1
             if unit.kind != "html":
@@ -199,7 +199,7 @@ class _UnitWarnings:
 
 @contextlib.contextmanager
 def _progress_bar(document: Document, name: str) -> Iterator[Callable[[Sequence[Unit]], None]]:
-    """Show a progress bar on a terminal; yield a function that receives the units that are finished."""
+    """Show a progress bar on a terminal; yield a function that receives the texts (units) that are finished."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

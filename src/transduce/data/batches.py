@@ -303,7 +303,7 @@ def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
 
 
 def non_padding_id(pad_id: int) -> int:
-    """Return an id of every vocabulary other than the padding id, which may be the first or the last one."""
+    """Return a token id, 0 or 1, that is not the padding id; every vocabulary has both."""
     return int(pad_id == 0)
 
 

@@ -152,7 +152,10 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return the first candidates, at most `count` but at least one, whose other pairs are at most `most_further`."""
+    """Return the first candidates, at least one and at most `count`, whose holding out drops few other pairs.
+
+    Pairs are dropped if their source equals a held-out one; together, at most `most_further` pairs are dropped.
+    """
     if not candidates:
         return []
     is_held, counts = np.unique(keys[keys <= candidates[-1].key], return_counts=True)

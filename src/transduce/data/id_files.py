@@ -40,14 +40,14 @@ class IdRun(NamedTuple):
         return array, int(lengths.sum())
 
     def select(self, chosen: NDArray[np.bool_]) -> "IdRun":
-        """Return the sentences for which ``chosen`` (N,) is true."""
+        """Return a run of the sentences for which the mask ``chosen`` (N,) is true."""
         if chosen.all():
             return self
         lengths = np.diff(self.offsets)
         return IdRun(self.ids[np.repeat(chosen, lengths)], np.concatenate(([0], np.cumsum(lengths[chosen]))))
 
     def with_prefix(self, id: int) -> "IdRun":
-        """Return a copy in which each sentence starts with the token `id`."""
+        """Return a copy of the run in which each sentence starts with the token `id`."""
         ids = np.insert(self.ids, self.offsets[:-1], id)
         return IdRun(ids, self.offsets + np.arange(len(self.offsets)))
 
@@ -58,7 +58,7 @@ class IdRun(NamedTuple):
 
 
 class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The description of one side's files, sufficient to read them and to detect damage."""
+    """The description of the two files of one side (source or target) of a corpus, by which damage is detected."""
 
     dtype: str
     tokens: int
@@ -70,7 +70,7 @@ class SideCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class SideWriter:
-    """A writer that appends sentences to the two files of a side; used in a ``with`` statement."""
+    """A writer of the two files of one side (source or target) of a corpus; used in a ``with`` statement."""
 
     def __init__(self, folder: Path, side: str, *, vocabulary_size: int, pad_id: int) -> None:
         self._dtype = np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
@@ -82,7 +82,7 @@ class SideWriter:
         self._sentences_by_length = np.zeros(1, np.int64)
 
     def append(self, run: IdRun) -> None:
-        """Write sentences, each of which ends with the end symbol."""
+        """Write sentences to the files; each sentence ends with the end symbol."""
         self._ids.write(np.ascontiguousarray(run.ids, self._dtype).data)
         self._offsets.write(np.ascontiguousarray(self._tokens + run.offsets[1:], _OFFSET).data)
         self._tokens += int(run.offsets[-1])
@@ -112,7 +112,7 @@ class SideWriter:
 
 
 class SideReader:
-    """A reader of runs of consecutive sentences that keeps nothing in memory and no file open."""
+    """A reader of one side (source or target) of a corpus, which keeps nothing in memory and no file open."""
 
     def __init__(self, folder: Path, side: str, card: SideCard, sentences: int) -> None:
         """Open the files of a side.
@@ -131,7 +131,7 @@ class SideReader:
         self._written_at = {path: path.stat().st_mtime_ns for path in (self._ids, self._offsets)}
 
     def read(self, start: int, stop: int) -> IdRun:
-        """Return the sentences with indices from `start` to `stop` (exclusive)."""
+        """Return the sentences with indices from `start` to `stop` (exclusive) as token ids."""
         return self.read_runs([(start, stop)])
 
     def read_runs(self, runs: Sequence[tuple[int, int]]) -> IdRun:
@@ -201,7 +201,7 @@ class HashedFile:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Flush the file to the disk and close it."""
+        """Flush the file, whose hash is then complete, to the disk and close it."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._stream.close()

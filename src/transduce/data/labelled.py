@@ -42,7 +42,7 @@ class LabeledTexts:
         return len(self.labels)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return some of the texts as a batch, padded at the right."""
+        """Return the texts with these indices and their classes as a batch, padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
         return LabeledBatch(ids, labels, numbers, tokens, len(numbers))
@@ -87,7 +87,7 @@ class LabeledPlan:
         return LabeledBatch(stand_in.source, stand_in.target[:0], share_rows, stand_in.source_tokens, 0)
 
     def largest_batches(self) -> LabeledBatch:
-        """Return a batch of the longest texts."""
+        """Return a batch of the longest texts, which needs the most memory."""
         order = np.argsort(self._texts.lengths, kind="stable")
         return self._texts.batch(order[-self._rows :], self._pad_id)
 

@@ -197,7 +197,7 @@ class _Merging:
         return self._column("rows")
 
     def _column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """Return the values of a column for all pairs, in the order of the corpus."""
+        """Return the values of a column (a number per pair) for all pairs, in the order of the corpus."""
         columns = {id(part): part.column(name) for part in self._parts}
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
 

@@ -253,13 +253,13 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Number and count of the worker within the shard, both from 1."""
 
     def takes(self, block: int) -> bool:
-        """Return whether a block with this number belongs to the part."""
+        """Return whether the block of pairs with this number belongs to the part."""
         (shard, shards), (worker, workers) = self.shard, self.worker
         return block % shards == shard - 1 and block // shards % workers == worker - 1
 
 
 class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A block that a part contains, with the number of the block's pairs that were kept."""
+    """A block of pairs that a part of the corpus contains, with the number of its pairs that were kept."""
 
     number: int
     path: str
@@ -382,7 +382,7 @@ class _Preparation:
         return rows + keys + digests
 
     def candidates(self) -> list[Candidate]:
-        """Return the pairs that may be held out as dev set."""
+        """Return the pairs of the part that may be held out as dev set."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 
     def take(self, block: PairBlock) -> Kept:
@@ -410,7 +410,7 @@ class _Preparation:
         return Kept(source if self._tag is None or not by_machine else source.with_prefix(self._tag), target, columns)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
-        """Return the rows of the block whose texts pass the filters."""
+        """Return the rows of a block of pairs whose texts pass the filters."""
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         for row, reason in enumerate(reasons):
             if reason is not None:
@@ -454,15 +454,15 @@ class Part:
             card.check_size(folder, name, self.kept)
 
     def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Return the ids of the kept pairs from start to stop: sources and targets."""
+        """Return the token ids of the kept pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def column(self, name: Column) -> NDArray[np.unsignedinteger]:
-        """Return a column (a number for each pair) of all kept pairs."""
+        """Return the numbers of a column, one for each kept pair of the part."""
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield each block with the range of the block's kept pairs within the part."""
+        """Yield each block of pairs, with the range of the block's kept pairs within the part."""
         start = 0
         for block in self.card.taken:
             yield block, start, start + block.kept

@@ -113,7 +113,7 @@ class _Words:
             self.bare[id] = id if without == vocabulary.unk_id else without
 
     def spans(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the range of positions of each word."""
+        """Return the range of token positions of each word."""
         is_word = self.is_word[ids]
         joins = ~self.has_space[ids] & ~self.is_unspaced[ids] & is_word
         spans: list[tuple[int, int]] = []
@@ -231,7 +231,7 @@ class PlaceholderMasker:
         return longest[0], longest[1]
 
     def mask(self, batch: Batch, epoch: int) -> Batch:
-        """Return a batch with placeholders in some of its pairs."""
+        """Return a batch in which placeholder tokens replace words, or stand between words, in some pairs."""
         chosen = np.flatnonzero(_uniform(batch.indices, self._seed, epoch) < self._rate)
         if not len(chosen):
             return batch
@@ -274,7 +274,7 @@ class PlaceholderMasker:
         return edited if fits else (source, target)
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
-        """Return one side with its edits; after a placeholder at the start, a text has no space of its own."""
+        """Return one side of a pair with placeholders; a first word behind a placeholder loses its leading space."""
         parts: list[NDArray[np.int64]] = []
         position = 0
         for edit in sorted(edits):
@@ -288,7 +288,7 @@ class PlaceholderMasker:
 
 
 def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
-    """Return the edits of both sides at a word pair; they take their placeholders from the end of `numbers`."""
+    """Return the edits of both sides at a word pair; each placeholder number is taken from the end of `numbers`."""
     (start, stop), (begin, end) = pair
     if operation == "replace":
         number = (numbers.pop(),)
@@ -309,7 +309,7 @@ def _edge(
     operation: str,
     generator: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return the positions at the start or the end of both sides; the end is before or after the last punctuation."""
+    """Return where in both sides a placeholder is put at the start or the end, before or after the last punctuation."""
     if operation == "start":
         return 0, 0
     before_punctuation = generator.random() < 0.5

@@ -129,7 +129,7 @@ class PreparedCorpus:
         )
 
     def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
-        """Return the ids of the pairs from start to stop: sources and targets."""
+        """Return the token ids of the pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
     def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:

@@ -21,7 +21,7 @@ from transduce.text import Tokenizer
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The task of a worker process."""
+    """A worker process's task: to prepare a part of a corpus with a tokenizer, and to write the part to a folder."""
 
     request: PartRequest
     tokenizer: str
@@ -47,7 +47,7 @@ def write_parts(
     workers: int,
     report_progress: Callable[[int], None] | None = None,
 ) -> list[Path]:
-    """Prepare one part per worker in subfolders of a new folder, and return these.
+    """Prepare one part per worker in subfolders of a new folder, and return the subfolders.
 
     Raises:
         TransduceError: a file cannot be read, or a process was killed.
@@ -130,7 +130,7 @@ def _kill(team: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
-    """Start a worker process and send its task; it imports the package from the same location as this one."""
+    """Start a worker process that imports the package from the same location as this process, and send its task."""
     process = subprocess.Popen(
         module_command("transduce.data.part_process"),
         stdin=subprocess.PIPE,

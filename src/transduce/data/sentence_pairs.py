@@ -144,7 +144,7 @@ class SentenceStore(NamedTuple):
         return _joined(self.ids, part.begins, part.lengths)
 
     def part(self, start: int, stop: int) -> "SentenceStore":
-        """Return the sentences from start to stop as a separate text."""
+        """Return the sentences from start to stop as a `SentenceStore` of their own."""
         return self._replace(offsets=self.offsets[start : stop + 1])
 
 
@@ -199,7 +199,7 @@ class _Sentences(NamedTuple):
     """The indices of sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the tokens of sentences from start to stop."""
+        """Return the tokens of the sentences from start to stop, concatenated."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
@@ -332,7 +332,7 @@ class SentencePairPlan:
         return [self._stand_in(rows) for rows in ([widest] if widest is highest else [widest, highest])]
 
     def _stand_in(self, lengths: Ids) -> SentencePairBatch:
-        """Return a batch of rows of these lengths, filled with an arbitrary id."""
+        """Return an artificial batch of rows of these lengths, filled with an arbitrary id."""
         pad, positions = self._settings.pad_id, np.arange(lengths.max())
         hidden = masked_counts(lengths - self._marks_of_row, self._settings.masking.share)
         ids, labels = (np.where(positions < n[:, None], self._ordinary[0], pad) for n in (lengths, hidden))
@@ -356,7 +356,7 @@ class SentencePairPlan:
         return self._epoch
 
     def _lay_out(self, number: int, text: _Sentences) -> _Epoch:
-        """Cut sentences into rows, and draw the segments of each row."""
+        """Cut an epoch's sentences into rows, and draw at random the two segments of each row."""
         start, stop = self._cut(text)
         middle, second = stop, (stop, stop)
         has_next = follows = np.zeros(len(start), bool)
@@ -431,7 +431,7 @@ class SentencePairPlan:
     def _assemble(
         self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
     ) -> SentencePairBatch:
-        """Return rows padded to the longest one, with masked tokens; a process without rows gets one without labels."""
+        """Return rows with masked tokens, padded to the longest; a process without rows gets a row without labels."""
         pad = self._settings.pad_id
         width = max(len(row.ids) for row in rows)
         ids, types = (np.full((len(rows), width), fill, np.int64) for fill in (pad, 0))

@@ -48,7 +48,7 @@ class WindowScale(NamedTuple):
         return (values - self.shift) / self.factor
 
     def undo(self, values: Numbers) -> Numbers:
-        """Convert normalized values (B, T, C) back to the units of the series."""
+        """Convert normalized values (B, T, C) back to the series' units by the windows' shift and factor."""
         return values * self.factor + self.shift
 
 
@@ -272,7 +272,7 @@ class WindowedSeries:
         return windowed[:, : self._past], windowed[:, self._past :]
 
     def batch(self, windows: Indices, scale: SeriesScale) -> SeriesBatch:
-        """Return a batch of some windows, each in its own scale."""
+        """Return the windows with these indices as a batch, each normalized by its own scale."""
         past, future = self.cut(windows)
         window_scale = scale.of(past)
         return SeriesBatch(

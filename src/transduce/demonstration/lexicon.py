@@ -33,7 +33,7 @@ class Verb(NamedTuple):
     """Whether it can be done regularly: one buys bread every day, but not cars."""
 
     def form(self, index: int) -> str:
-        """Return one of the five forms with its particle: "listened to"."""
+        """Return one of the verb's five English forms with its particle: "listened to"."""
         forms, _, particle = self.english.partition(" + ")
         return f"{forms.split()[index]} {particle}".rstrip()
 

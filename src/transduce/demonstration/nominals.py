@@ -191,7 +191,7 @@ _OBJECTS: Groups = (PRONOMINALS, NAMED, RELATIVES, ACQUAINTANCES, STRANGERS)
 
 
 def a_subject(random: Random, excluded: frozenset[str] = frozenset()) -> Nominal:
-    """Return a random person who acts, none of those excluded."""
+    """Return a random person who acts, and who is not among the `excluded` people."""
     return _anybody(random, _SUBJECTS, (42, 58, 78, 86, 96, 100), excluded)
 
 

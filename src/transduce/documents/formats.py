@@ -23,7 +23,7 @@ class Source(NamedTuple):
         return TextFile(self.content, self.settings.encoding or encoding)
 
     def archive(self) -> Archive:
-        """Return the content as a ZIP archive."""
+        """Return the document's content as a ZIP archive."""
         return Archive(self.content, self.limits)
 
 
@@ -168,7 +168,7 @@ _UNSUPPORTED = re.compile(
 
 
 def recognize_text(name: str, start: bytes) -> None:
-    """Refuse a file whose lines are to be translated if its name or its start shows that it is no such text.
+    """Refuse a file whose lines are to be translated if its name or its start shows that it is a document.
 
     Args:
         name: the file's name.
@@ -253,6 +253,8 @@ def read_document(name: str, content: bytes, settings: DocumentSettings, limits:
     found = recognize(name, content, settings.format)
     _check_settings(settings, found)
     document = found.read(Source(content, settings, limits))
+    if found.is_archive and not document.units:
+        raise TransduceError(f"{PurePath(name).name or 'The document'} has no text that can be translated.")
     characters = sum(len(unit.text) for unit in document.units)
     if characters > limits.max_characters:
         raise TransduceError(

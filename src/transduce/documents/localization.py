@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 from transduce.documents.formats import Source
 from transduce.documents.limits import check_xml, xml_encoding
+from transduce.documents.markup_blocks import with_paired_codes
+from transduce.documents.markup_tokens import Kind, Token
 from transduce.documents.text_formats import Line, lines_of
 from transduce.documents.units import (
     Document,
@@ -343,7 +345,35 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
             depth, kind, position, number = 1, _kind(name), match.start(), number - 1
         number += 1
     add_text(text[position:])
-    return parts, sources
+    return _with_pairs(parts, sources), sources
+
+
+def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
+    """Return the parts with the codes that belong together, such as `bx` and `ex`, as start and end of a span.
+
+    Args:
+        parts: texts and tags.
+        sources: the source of each tag; those of the new tags are added.
+    """
+    kinds: dict[str, Kind] = {"open": "start", "close": "end"}
+    tokens = []
+    for part in parts:
+        source = part if isinstance(part, str) else sources[part]
+        name = re.match(r"<(?:[\w.-]+:)?(\w+)", source)
+        kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "point")
+        number = part.id if isinstance(part, Tag) and kind != "point" else -1
+        tokens.append(Token(kind, source, name[1] if name and kind == "point" else "", number))
+    paired: list[Part] = []
+    numbers: dict[int, int] = {}  # of the start tags, by the numbers of the new pairs
+    for part, token, new in zip(parts, tokens, with_paired_codes(tokens), strict=True):
+        if isinstance(part, str) or new.kind == token.kind:
+            paired.append(part)
+            continue
+        number = numbers.setdefault(new.pair, part.id)
+        tag = Tag("open" if new.kind == "start" else "close", number)
+        sources[tag] = token.source
+        paired.append(tag)
+    return paired
 
 
 def _kind(name: str) -> Literal["empty", "object"]:

@@ -60,7 +60,7 @@ class _Reader:
         self.inline = inline
 
     def edits(self, tokens: Sequence[Any]) -> Iterator[Edit]:
-        """Yield the edits of all blocks, in order."""
+        """Yield the edits (spans of the file to replace by translations) of all Markdown blocks, in order."""
         in_table = is_atx = False
         for token in tokens:
             if token.type == "table_open":
@@ -116,7 +116,7 @@ class _Reader:
                     yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
 
     def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
-        """Yield the edit of a Markdown block, if the block has text."""
+        """Yield the edit (span of the file to replace by a translation) of a Markdown block, if the block has text."""
         parsed = self.inline.parse([line.text for line in lines])
         inline = InlineText(parsed.parts)
         start, end = lines[0].start, lines[-1].start + len(lines[-1].text)
@@ -213,7 +213,7 @@ class _Inline:
         self.state_class = rules.StateInline
 
     def parse(self, lines: Sequence[str]) -> _Parsed:
-        """Return the texts and tags of the lines of a block."""
+        """Return the texts and inline tags of the lines of a Markdown block."""
         content = "\n".join(lines)
         state = self.state_class(content, self.markdown, self.env, [])
         parsed = _Parsed()
@@ -251,7 +251,7 @@ class _Inline:
             elif name in ("edge", "opaque", "backtick", "autolink", "html_inline"):
                 parsed.add("empty" if name in ("edge", "html_inline") else "object", source)
             elif name == "escape" and source[1:] == "\n":
-                parsed.breaks.append(parsed.add("empty", source))
+                parsed.breaks.append(parsed.add("break", source))
             elif name == "escape":
                 parsed.parts.append(source[1:])
             elif name == "entity":
@@ -319,7 +319,7 @@ class _Inline:
         return source
 
     def escape(self, text: str) -> str:
-        """Return a text with the characters escaped that would be Markdown."""
+        """Return a text with backslashes before the characters that would otherwise be Markdown."""
         references = self.env.get("references", {})
 
         def bracket(match: re.Match[str]) -> str:
@@ -351,7 +351,7 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
     end = following.end() if following else position + 1
     if before.endswith("  "):
         parsed.parts[-1] = before.rstrip(" ")
-        parsed.breaks.append(parsed.add("empty", "  \n"))
+        parsed.breaks.append(parsed.add("break", "  \n"))
         return end
     if before:
         parsed.parts[-1] = before.rstrip(" ")

@@ -58,7 +58,7 @@ class Assemble(Protocol):
 
         Args:
             translations: the translation of each text of the plan.
-            marks: for the texts with marks, the span of each mark in the translation.
+            marks: for the texts with inline tags, the span of each tagged element in the translation.
             protected: for the texts with protected spans, pairs of spans in the text and in the translation.
         """
 
@@ -178,7 +178,7 @@ _Part = str | Token | int
 
 
 class _Planner:
-    """Divides one document into texts."""
+    """A planner that divides one HTML or XML document into texts to translate."""
 
     def __init__(self, document: str, settings: MarkupSettings, *, spaced: bool) -> None:
         self.settings = settings
@@ -190,7 +190,7 @@ class _Planner:
         self.escape = _Escape(self.tokens, settings)
 
     def plan(self) -> Plan:
-        """Return the plan of the document."""
+        """Return the plan of the document: its texts to translate, and the function that assembles the translation."""
         parts: list[_Part] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(block)
@@ -214,7 +214,7 @@ class _Planner:
         )
 
     def _with_texts(self, token: Token) -> Token:
-        """Return a tag with the numbers of its attributes' values that are translated."""
+        """Add the texts in a tag's attributes, such as `title`, to the plan; return a tag that refers to them."""
         if (
             not self.settings.attributes
             or token.kind in ("text", "end", "protected")
@@ -230,7 +230,7 @@ class _Planner:
         return token._replace(texts=tuple(texts))
 
     def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_Part]:
-        """Return the parts of a text with inline tags; a row of elements is divided into its elements."""
+        """Return the parts of a text with inline tags; a row of elements, such as a menu's links, is divided."""
         first, last = _unwrapped(tokens)
         around = (list[_Part](tokens[:first]), list[_Part](tokens[last:]))
         inner = tokens[first:last]
@@ -311,7 +311,7 @@ def _continues(line: str, following: str) -> bool:
 
 
 def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the range of the tokens without elements around the whole text."""
+    """Return the range of a text's tokens that is left without white space and elements around the whole text."""
     first, last = 0, len(tokens)
     while first < last:
         if tokens[first].kind == "text" and not split_white_space(tokens[first].source)[1]:
@@ -326,7 +326,7 @@ def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Yield the elements of a row, each with its content, and the tokens between them one by one."""
+    """Yield each element of a row of elements, such as a menu's links, with its content; other tokens one by one."""
     ends = {token.pair: index for index, token in enumerate(tokens) if token.kind == "end"}
     position = 0
     while position < len(tokens):
@@ -353,7 +353,7 @@ class _Assembly:
         self.rendering = Rendering(self._tag, planner.escape, planner.spaced)
 
     def document(self, parts: Sequence[_Part]) -> str:
-        """Return the document."""
+        """Return the translated document as HTML, XML or plain text."""
         written: list[str] = []
         last_start = -1  # index of the first start tag after the last text
         source_end = translated_end = ""  # the ends of the last text, if no space follows it
@@ -375,7 +375,7 @@ class _Assembly:
         return "".join(written)
 
     def _text(self, number: int) -> str:
-        """Return a translated text with its tags."""
+        """Return the translation of a text with the inline tags of its source."""
         block = self.planner.blocks[number]
         spans = dict(zip(block.located(), self.marks.get(number, ()), strict=False))
         text = self.translations[number]
@@ -404,7 +404,7 @@ _SPACE_FOLLOWS = (".", ",", "!", "?", ";", ":", ")", '"', "”", "’", "…")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
-    """Return the space that a translation needs before it if the source is written without spaces."""
+    """Return the space to insert between two translated texts if the source, written without spaces, has none there."""
     is_unspaced = any(east_asian_width(letter) == "W" for letter in (*source_before[-1:], *source[:1]))
     between_words = (before[-1:].isalnum() or before.endswith(_SPACE_FOLLOWS)) and after[:1].isalnum()
     return " " if is_unspaced and between_words else ""
@@ -414,7 +414,7 @@ _NAMED = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{
 
 
 class _Escape:
-    """Writes text with the entities of the document: a character that it always writes as an entity stays one."""
+    """A writer of text with entities: a character that the document always writes as an entity stays an entity."""
 
     def __init__(self, tokens: Iterable[Token], settings: MarkupSettings) -> None:
         texts = [token.source for token in tokens if token.kind == "text"]
@@ -432,7 +432,7 @@ class _Escape:
         self._table = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | known)
 
     def __call__(self, text: str) -> str:
-        """Return a text as the document spells it."""
+        """Return a text with entities such as `&amp;`, as the document writes them."""
         return text.translate(self._table)
 
 

@@ -40,7 +40,7 @@ _ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
 
 
 class Neighbor(NamedTuple):
-    """A word or an element beside a point: a word, a protected element, or an inline element."""
+    """A word or element next to a point (a tag without words, such as an image), which the point stays beside."""
 
     kind: Literal["word", "protected", "element"]
     span: Span
@@ -51,7 +51,7 @@ class Neighbor(NamedTuple):
 
 @dataclass(eq=False)
 class Mark:
-    """An inline element, a protected element, a line break, or another point, at a span of the plain text."""
+    """An element, a line break or a point (a tag without words, such as an image) at a span of the plain text."""
 
     kind: Literal["element", "protected", "break", "point"]
     opening: Token
@@ -78,7 +78,7 @@ class Mark:
             yield from child.elements()
 
     def points(self) -> Iterator["Mark"]:
-        """Yield the points and protected elements that are nested in this element, in the order of the source."""
+        """Yield the points (tags without words) and protected elements nested in this element, in source order."""
         for child in self.children:
             if child.kind != "element":
                 yield child
@@ -86,7 +86,7 @@ class Mark:
 
 
 class Block(NamedTuple):
-    """A text with inline tags."""
+    """A text with inline tags: its plain text, and the marks that stand for the tags."""
 
     tokens: Sequence[Token]
     before: str
@@ -121,7 +121,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     first, last = _content(tokens)
     head = "".join(token.source for token in tokens[:first])
     tail = "".join(token.source for token in tokens[last:])
-    inner = _with_paired_codes(tokens[first:last])
+    inner = with_paired_codes(tokens[first:last])
     builder = _Builder(settings, inner)
     for token in inner:
         builder.add(token)
@@ -136,7 +136,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
 
 
 def _content(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the range of the tokens without the points and the white space at both ends of a text."""
+    """Return the range of a text's tokens without white space and tags without words at both ends of the text."""
     pairs = {token.pair for token in tokens if token.kind == "end"} & {t.pair for t in tokens if t.kind == "start"}
 
     def is_edge(token: Token) -> bool:
@@ -166,7 +166,7 @@ def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
     return space
 
 
-def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
+def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
     """Return the tokens with the codes of XLIFF that belong together (`bx` and `ex`, …) as start and end tags."""
     found = list(tokens)
     open_codes: dict[str, tuple[int, int]] = {}
@@ -193,7 +193,7 @@ def _with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
 
 
 class _Builder:
-    """Collects the plain text and the marks of a text with inline tags."""
+    """A builder of the plain text of a text with inline tags, and of the marks that stand for the tags."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []
@@ -213,7 +213,7 @@ class _Builder:
         return "".join(self._characters)
 
     def add(self, token: Token) -> None:
-        """Add a token at the end."""
+        """Append a token, a text or a tag, to the plain text and its marks."""
         if token.kind == "text":
             self._add_text(unescape(token.source, self._settings))
         elif token.kind == "start" and token.pair in self._closed:
@@ -248,7 +248,7 @@ class _Builder:
         self._loose.clear()
 
     def _add_point(self, token: Token) -> None:
-        """Add a protected element, a line break or a point."""
+        """Append the mark of a protected element, of a line break, or of a tag without words (a point)."""
         kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
         kind: Literal["protected", "break", "point"] = kinds.get(token.kind, "point")
         has_space = bool(self._space)
@@ -276,7 +276,7 @@ def _trim(mark: Mark, text: str, bounds: Span) -> None:
 
 
 def _find_neighbors(parent: Mark, text: str) -> None:
-    """Find what each point in an element, and in the elements nested in it, stays beside."""
+    """Find the word or element that each tag without words stays beside in the translation."""
     bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
     anchors: dict[tuple[int, int], list[Mark]] = {}
     for child in parent.children:
@@ -305,7 +305,7 @@ def _find_neighbors(parent: Mark, text: str) -> None:
 
 
 def _join_overlapping(marks: Sequence[Mark]) -> None:
-    """Let the points whose neighboring words overlap have all these words as their neighbor."""
+    """Give tags without words whose neighboring words overlap the same neighbor: all of these words."""
     spans = list(dict.fromkeys(mark.neighbor.span for mark in marks if mark.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:
@@ -319,7 +319,7 @@ def _has_content(mark: Mark, text: str) -> bool:
 
 
 def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
-    """Return the first word or protected element of a part of a text, or else the element that follows it."""
+    """Return the first word or protected element in a part of a text, or else the element that follows the part."""
     for start in range(gap.start, gap.end):
         if text[start] == STAND_IN:
             return Neighbor("protected", Span(start, start + 1))
@@ -329,7 +329,7 @@ def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
 
 
 def _last_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
-    """Return the last word or protected element of a part of a text, or else the element that precedes it."""
+    """Return the last word or protected element in a part of a text, or else the element that precedes the part."""
     for last in range(gap.end - 1, gap.start - 1, -1):
         if text[last] == STAND_IN:
             return Neighbor("protected", Span(last, last + 1))
@@ -438,7 +438,7 @@ class _Piece(NamedTuple):
 
 
 class _Renderer:
-    """Writes one translation."""
+    """A writer of one translated text with the tags of its source."""
 
     def __init__(
         self,
@@ -458,7 +458,7 @@ class _Renderer:
         self.spans = {id(mark): self._span_of(mark) for mark in block.root.elements()}
 
     def _span_of(self, mark: Mark) -> Span:
-        """Return the span of an element, extended to its protected elements if no others are in between."""
+        """Return an element's span, extended to its protected elements if no other element's are in between."""
         located = self.words[Span(mark.start, mark.end)]
         own = [span for offset, span in self.protected.items() if mark.start <= offset < mark.end]
         others = [span for offset, span in self.protected.items() if not mark.start <= offset < mark.end]
@@ -550,7 +550,7 @@ class _Renderer:
         return min([*free, part.end], key=lambda position: abs(position - goal))
 
     def _position(self, parent: Mark, point: Mark, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the position of a point in the translation of its element."""
+        """Return the position of a point (a tag without words) in the translation of the element around it."""
         source, neighbor = self.block.text, point.neighbor
         if neighbor is None:
             if point.side == "next":
@@ -579,7 +579,7 @@ class _Renderer:
         return min(max(position, part.start), part.end)
 
     def _neighbor_span(self, neighbor: Neighbor) -> Span | None:
-        """Return the span of a neighbor in the translation; None if it is not known."""
+        """Return the span in the translation of a word or element next to a tag; None if it is unknown."""
         if neighbor.kind == "word":
             return self.words.get(neighbor.span)
         if neighbor.kind == "protected":
@@ -597,7 +597,7 @@ class _Renderer:
         return position
 
     def _spaced(self, piece: _Piece, part: Span) -> _Piece:
-        """Return a point with the white space around it that the source has, as far as the language has spaces."""
+        """Return a tag without words with the white space around it in the source, if the language uses spaces."""
         point, position, text = piece.mark, piece.span.start, self.text
         spaced = self.rendering.spaced
         before, after = point.space_before, point.space_after
@@ -637,7 +637,7 @@ def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> di
 
 
 def _without(span: Span, others: Sequence[Span]) -> Span:
-    """Return the longest part of a span that contains none of the others."""
+    """Return the longest part of a span that contains none of the other spans."""
     edges = sorted(others)
     starts = [span.start, *(other.end for other in edges)]
     ends = [*(other.start for other in edges), span.end]
@@ -645,7 +645,7 @@ def _without(span: Span, others: Sequence[Span]) -> Span:
 
 
 def _outside(position: int, occupied: Sequence[Span]) -> int:
-    """Return the first position from a position on that is inside none of the spans."""
+    """Return the first offset, at or after a position, that lies inside none of the spans."""
     for span in sorted(occupied):
         if span.start < position < span.end:
             position = span.end

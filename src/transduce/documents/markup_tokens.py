@@ -122,7 +122,7 @@ def has_words(text: str) -> bool:
 
 
 def unescape(source: str, settings: MarkupSettings) -> str:
-    """Return the characters of a text token."""
+    """Return the text of a token's source, with entities such as `&amp;` decoded."""
     return html.unescape(source) if settings.kind == "html" else _ENTITY.sub(lambda m: html.unescape(m[0]), source)
 
 
@@ -267,17 +267,17 @@ class _Content:
 
     @property
     def is_empty(self) -> bool:
-        """True if the element contains nothing."""
+        """True if the inline element contains neither text nor tags."""
         return not self._kinds
 
     def add(self, token: Token) -> None:
-        """Add a token, except the tags of an element that stays one."""
+        """Add a token of the element's content, except the tags of a nested element that keeps its tags."""
         self._kinds.add(token.kind)
         if token.kind == "text":
             self._texts.append(token.source)
 
     def include(self, inner: "_Content") -> None:
-        """Add the content of an inner element that stays one."""
+        """Add the content of a nested element that keeps its tags, and does not become a single token."""
         self._kinds |= inner._kinds | {"start"}
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
@@ -293,7 +293,7 @@ class _Content:
 
 
 class _Reader:
-    """Turns the items of a document into tokens."""
+    """A converter of a document's texts and markup to tokens."""
 
     def __init__(self, document: str, settings: MarkupSettings) -> None:
         self.settings = settings
@@ -302,7 +302,7 @@ class _Reader:
         self._inline: dict[int, bool] = {}
 
     def tokens(self) -> list[Token]:
-        """Return the tokens of the document."""
+        """Return the tokens of the document: texts, inline tags, copied elements, and tags that end a text."""
         found: list[Token] = []
         contents = [_Content(0)]
         index = 0
@@ -330,7 +330,7 @@ class _Reader:
         return found
 
     def _token(self, index: int) -> Token:
-        """Return the token of one item."""
+        """Return the token for one item (a text, or a piece of markup) of the document."""
         item = self.items[index]
         if item.role == "text":
             return Token("text", item.source)
@@ -354,13 +354,13 @@ class _Reader:
         return "protected" if source.startswith("&") else "block"
 
     def _opaque_end(self, index: int) -> int:
-        """Return the index of the end tag of an element that is copied; -1 if this item does not start one."""
+        """Return the index of the end tag of a copied element; -1 if no such element starts at the index."""
         item = self.items[index]
         end = self.outline.partner.get(index, -1)
         return end if item.role == "start" and end >= 0 and _copies(item.name, item.attributes, self.settings) else -1
 
     def _copied(self, start: int, stop: int) -> Token:
-        """Return the token of an element that is copied with its content."""
+        """Return the single token for an element that is copied to the translation with its content."""
         source = "".join(item.source for item in self.items[start : stop + 1])
         item = self.items[start]
         content = "".join(inner.source for inner in self.items[start + 1 : stop])
@@ -376,7 +376,7 @@ class _Reader:
         return Token("point" if is_point else "protected", source, item.name)
 
     def _kind_of_empty(self, index: int) -> Kind:
-        """Return the kind of an element without content."""
+        """Return the kind of token that stands for an element without content."""
         item, settings = self.items[index], self.settings
         if not self._is_inline(index):
             return "block"
@@ -414,7 +414,7 @@ class _Reader:
 
 
 def _side(name: str) -> Side:
-    """Return the neighbor that the code of an element belongs to: an opening code to the next word."""
+    """Return the neighbor that an XLIFF code stays beside: the next word for opening codes, else the previous one."""
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
 
 

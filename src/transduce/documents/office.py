@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, parse_xml, write_xml
-from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, split_at
+from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, is_code_style, split_at
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -113,6 +113,12 @@ class _Paragraph:
         """Texts, and tags between them."""
 
     @property
+    def is_code(self) -> bool:
+        """True if the paragraph has a style for code."""
+        style = self.element.find(f"{_W}pPr/{_W}pStyle")
+        return style is not None and is_code_style(style.get(f"{_W}val"))
+
+    @property
     def units(self) -> list[Unit]:
         """The units of the paragraph that are to be translated."""
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
@@ -123,7 +129,9 @@ class _Paragraph:
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
                 continue
-            if child.tag == dialect.run:
+            if child.tag == dialect.run and is_code_style(self._style(child)):
+                yield "code", None, [_Leaf(child, part) for part in child if part.tag != dialect.run_properties]
+            elif child.tag == dialect.run:
                 for part in child:
                     if part.tag == dialect.text:
                         yield "text", child, part.text or ""
@@ -141,6 +149,12 @@ class _Paragraph:
             else:
                 yield "leaf", None, child
 
+    def _style(self, run: Any) -> str | None:
+        """Return the name of a run's style in Word."""
+        properties = self._run_properties(run)
+        style = None if properties is None else properties.find(f"{_W}rStyle")
+        return None if style is None else style.get(f"{_W}val")
+
     def _choose_base(self, atoms: Sequence[tuple[str, Any, Any]]) -> None:
         """Find the formatting that most of the paragraph's text has."""
         counts: Counter[bytes] = Counter()
@@ -154,12 +168,12 @@ class _Paragraph:
         self.base = runs.get(self.base_key)
 
     def _run_properties(self, run: Any) -> Any:
-        """Return the element of a run's properties, which is its first, or None."""
+        """Return the properties element of a run (stretch of formatted text), its first child, or None."""
         first = next(iter(run), None) if run is not None else None
         return first if first is not None and first.tag == self.dialect.run_properties else None
 
     def _format_key(self, run: Any) -> bytes:
-        """Return a key that is equal for runs that look the same."""
+        """Return a key that is equal for runs (stretches of formatted text) that look the same."""
         properties = self._run_properties(run)
         if properties is None:
             return b""
@@ -197,9 +211,10 @@ class _Paragraph:
             elif kind == "close":
                 parts.append(Tag("close", opened.pop()))
             else:
-                leaves = content if kind == "field" else [_Leaf(run, content)]
-                is_object = kind == "field" or content.tag in self.dialect.objects
-                tag = Tag("object" if is_object else "empty", self._add(leaves))
+                leaves = [_Leaf(run, content)] if kind == "leaf" else content
+                is_object = kind != "leaf" or content.tag in self.dialect.objects
+                is_break = not is_object and content.tag in self.dialect.breaks
+                tag = Tag("object" if is_object else "break" if is_break else "empty", self._add(leaves))
                 parts.append(tag)
                 if kind == "leaf" and self._ends_text(content, atoms, index):
                     separators.add(tag)
@@ -299,7 +314,7 @@ class _Paragraph:
         holder.append(new)
 
     def _empty_run(self, run: Any) -> Any:
-        """Return a new run with the properties of another."""
+        """Return a new run (stretch of formatted text) with the properties of another."""
         new = run.makeelement(run.tag, dict(run.attrib))
         properties = self._run_properties(run)
         if properties is not None:
@@ -342,7 +357,7 @@ _MAX_FIELD = 60  # elements of a field
 
 
 def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
-    """Return the position after the field that starts here, or None if none does or it is a link."""
+    """Return the position after the Office field that starts at an index; None if no field does, or a link."""
     if not _is_field_mark(atoms[start], "begin"):
         return None
     depth, code = 0, ""
@@ -404,7 +419,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
             tree = parse_xml(archive[name], name)
             by_tag = {dialect.paragraph: dialect for dialect in dialects}
             paragraphs = [_Paragraph(each, by_tag[each.tag]) for each in tree.getroot().iter(*by_tag)]
-            yield _PartFile(name, tree, [each for each in paragraphs if each.units])
+            yield _PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_code])
 
 
 _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[^/]*"

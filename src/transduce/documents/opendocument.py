@@ -6,7 +6,7 @@ from typing import Any
 from transduce.documents.formats import Source
 from transduce.documents.limits import parse_xml, write_xml
 from transduce.documents.office import xml_text
-from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, split_at
+from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, is_code_style, split_at
 from transduce.errors import TransduceError
 
 _TEXT = "{urn:oasis:names:tc:opendocument:xmlns:text:1.0}"
@@ -51,7 +51,7 @@ def read_opendocument(source: Source) -> Document:
 
 def _paragraphs(root: Any) -> Iterator["_Paragraph"]:
     """Yield the paragraphs with text to translate, without texts that show a number or a formula's result."""
-    noise = _styles_without_effect(root)
+    styles = _Styles(root)
     deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
     for element in root.iter(*_PARAGRAPHS):
         parent = element.getparent()
@@ -59,29 +59,44 @@ def _paragraphs(root: Any) -> Iterator["_Paragraph"]:
         is_computed = is_cell and (
             parent.get(f"{_OFFICE}value-type", "string") != "string" or parent.get(f"{_TABLE}formula") is not None
         )
-        if element not in deleted and not is_computed:
-            paragraph = _Paragraph(element, noise)
+        if element not in deleted and not is_computed and not styles.is_code(element):
+            paragraph = _Paragraph(element, styles)
             if paragraph.units:
                 yield paragraph
 
 
-def _styles_without_effect(root: Any) -> set[str]:
-    """Return the names of styles of text that only number the editing sessions of a document."""
-    names = set()
-    for style in root.iter(f"{_STYLE}style"):
-        properties = [attribute for child in style for attribute in child.attrib]
-        is_plain = style.get(f"{_STYLE}parent-style-name") is None and style.get(f"{_STYLE}family") == "text"
-        if is_plain and all(name.startswith(_REVISION) for name in properties):
-            names.add(style.get(f"{_STYLE}name", ""))
-    return names
+class _Styles:
+    """The styles that a file defines itself, which have names without a meaning and may have a parent style."""
+
+    def __init__(self, root: Any) -> None:
+        self._parents: dict[str, str] = {}
+        self._without_effect: set[str] = set()
+        for style in root.iter(f"{_STYLE}style"):
+            name, parent = style.get(f"{_STYLE}name", ""), style.get(f"{_STYLE}parent-style-name")
+            properties = [attribute for child in style for attribute in child.attrib]
+            is_plain = parent is None and style.get(f"{_STYLE}family") == "text"
+            # Some styles only number the editing sessions of a document.
+            if is_plain and all(attribute.startswith(_REVISION) for attribute in properties):
+                self._without_effect.add(name)
+            if parent is not None:
+                self._parents[name] = parent
+
+    def has_no_effect(self, element: Any) -> bool:
+        """Return whether the style of an element changes nothing about how text looks."""
+        return element.get(f"{_TEXT}style-name", "") in self._without_effect
+
+    def is_code(self, element: Any) -> bool:
+        """Return whether the style of an element, or the style that it is derived from, is one for code."""
+        name = element.get(f"{_TEXT}style-name")
+        return is_code_style(name) or is_code_style(self._parents.get(name or ""))
 
 
 class _Paragraph:
     """A paragraph of an OpenDocument file, as texts and tags."""
 
-    def __init__(self, element: Any, noise: set[str]) -> None:
+    def __init__(self, element: Any, styles: "_Styles") -> None:
         self.element = element
-        self.noise = noise
+        self.styles = styles
         self.payloads: list[Any] = []
         separators: set[Tag] = set()
         self.texts = split_at(list(self._parts(element, separators)), separators)
@@ -92,15 +107,15 @@ class _Paragraph:
         return [text.unit for text in self.texts if isinstance(text, InlineText) and has_letters(text.plain)]
 
     def _parts(self, parent: Any, separators: set[Tag]) -> Iterator[Part]:
-        """Yield the texts and tags of an element."""
+        """Yield the texts and tags of an element of the paragraph."""
         yield _collapsed(parent.text)
         for child in parent:
             number = len(self.payloads)
             if child.tag == f"{_TEXT}s":
                 yield " " * _space_count(child)
-            elif child.tag in _CONTAINERS and child.get(f"{_TEXT}style-name", "") in self.noise:
+            elif child.tag in _CONTAINERS and self.styles.has_no_effect(child):
                 yield from self._parts(child, separators)
-            elif child.tag in _CONTAINERS:
+            elif child.tag in _CONTAINERS and not self.styles.is_code(child):
                 self.payloads.append(child)
                 yield Tag("open", number)
                 yield from self._parts(child, separators)
@@ -108,8 +123,9 @@ class _Paragraph:
             elif child.tag not in _IGNORED and isinstance(child.tag, str):
                 self.payloads.append(child)
                 is_wordless = child.tag in _WORDLESS or child.tag.startswith(_DRAW)
-                tag = Tag("empty" if is_wordless else "object", number)
-                if child.tag == f"{_TEXT}tab" or (child.tag == f"{_TEXT}line-break" and _ends_text(child)):
+                is_break = child.tag == f"{_TEXT}line-break"
+                tag = Tag("break" if is_break else "empty" if is_wordless else "object", number)
+                if child.tag == f"{_TEXT}tab" or (is_break and _ends_text(child)):
                     separators.add(tag)
                 yield tag
             yield _collapsed(child.tail)

@@ -239,7 +239,7 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
 
 
 def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
-    """Return two lines without an end tag at the end of the first that the start of the second opens again."""
+    """Return two lines without a tag that the end of the first closes and the start of the second opens again."""
     closing = next((match for match in syntax.tags.finditer(one) if match["end"] and match.end() == len(one)), None)
     opening = syntax.tags.match(other)
     if closing and opening and closing["name"] == opening["name"] and not opening["end"] and opening[0] in one:

@@ -87,7 +87,7 @@ def translate_content(
 
 
 def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
-    """Yield the units in portions of some thousand characters."""
+    """Yield a document's units (texts) in portions of some thousand characters."""
     portion: list[Unit] = []
     size = 0
     for unit in units:
@@ -129,7 +129,7 @@ class ModelTexts:
         self.text_settings = text_settings
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return the translation of each text, in order."""
+        """Return the model's translation of each text, in order."""
         if kind == "text":
             translations = self.translator.translate(
                 texts, self.search, glossary=self.glossary, text_settings=self.text_settings
@@ -190,7 +190,9 @@ def translate_document(
     content = source.read_bytes()
     document = read_document(source.name, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, search, glossary=glossary, text_settings=text_settings)
-    identity = msgspec.json.encode((settings, translate.search, text_settings, repr(translator), repr(glossary)))
+    weights = hashlib.sha256(translator.model.source_weight.detach().float().cpu().numpy().tobytes()).hexdigest()
+    model = (repr(translator), weights)
+    identity = msgspec.json.encode((settings, translate.search, text_settings, model, repr(glossary)))
     observe = None if progress is None else _counted(document, progress)
     write_translated(document, path, translate, identity=content + identity, resume=resume, observe=observe)
     return path
@@ -286,5 +288,5 @@ class _Store:
                 file.write(msgspec.json.encode(list(translations)) + b"\n")
 
     def delete(self) -> None:
-        """Delete the file of finished portions."""
+        """Delete the file of finished portions beside the document."""
         self.path.unlink(missing_ok=True)

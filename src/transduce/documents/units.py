@@ -39,7 +39,7 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 # --- units ---
 
 UnitKind = Literal["text", "xml", "html"]
-"""Plain text; text with the inline tags `<g id="1">…</g>` and `<x id="2"/>`; or HTML with any tags."""
+"""Plain text; text with inline tags of XLIFF (`<g id="1">…</g>`, `<x id="2"/>`); or HTML with any tags."""
 
 
 class Unit(NamedTuple):
@@ -61,19 +61,24 @@ class Document(NamedTuple):
 # --- inline tags ---
 
 
+TagKind = Literal["open", "close", "empty", "break", "object"]
+
+
 class Tag(NamedTuple):
     """An inline tag in a text: the start or end of a formatted span, or an element without text."""
 
-    kind: Literal["open", "close", "empty", "object"]
-    """The start or end of a formatted span; an element without content, such as a bookmark; or an element that stands
-    for content that is not translated, such as code.
+    kind: TagKind
+    """The start or end of a formatted span; an element without content, such as a bookmark; a line break; or an object
+    that stands for content which is not translated, such as code.
     """
     id: int
     """Number of the element, unique in its text; the end tag has the number of its start tag."""
 
 
 Part = str | Tag
-_TAG = re.compile(r'<(?P<end>/?)(?P<name>[gx])(?:\s+id="(?P<id>\d{1,6})")?\s*(?P<empty>/?)>')
+# The names of tags in a unit are those of XLIFF.
+_TAG_NAMES: dict[TagKind, str] = {"open": "g", "empty": "it", "break": "br", "object": "x"}
+_TAG = re.compile(r'<(?P<end>/?)(?P<name>g|x|it|br)(?:\s+id="(?P<id>\d{1,6})")?\s*(?P<empty>/?)>')
 
 
 class InlineText:
@@ -195,7 +200,7 @@ def _core(parts: Sequence[Part]) -> tuple[int, int]:
 
 def _is_wordless(part: Part) -> bool:
     """Return whether a part is white space or an element without text."""
-    return not part.strip() if isinstance(part, str) else part.kind == "empty"
+    return not part.strip() if isinstance(part, str) else part.kind in ("empty", "break")
 
 
 def _is_wordless_or_tag(part: Part) -> bool:
@@ -205,7 +210,9 @@ def _is_wordless_or_tag(part: Part) -> bool:
 def _write_part(part: Part) -> str:
     if isinstance(part, str):
         return escape(part, quote=False)
-    return {"open": f'<g id="{part.id}">', "close": "</g>"}.get(part.kind, f'<x id="{part.id}"/>')
+    if part.kind == "close":
+        return "</g>"
+    return f'<{_TAG_NAMES[part.kind]} id="{part.id}"{"" if part.kind == "open" else "/"}>'
 
 
 def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
@@ -218,9 +225,9 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
         parts.append(unescape(text[position : match.start()]))
         position = match.end()
         name, number = match["name"], int(match["id"] or -1)
-        if name == "x":
+        if name != "g":
             kind = missing.get(number)
-            if not match["end"] and kind in ("empty", "object"):
+            if not match["end"] and kind in ("empty", "break", "object"):
                 parts.append(Tag(kind, number))
                 del missing[number]
         elif match["end"]:
@@ -334,6 +341,14 @@ class TextFile:
             raise TransduceError(
                 f"The document is in {self.encoding}, which has no {text[error.start]!r}: convert it to UTF-8 first."
             ) from None
+
+
+_CODE_STYLE = re.compile(r"code|verbatim|preformatted|source ?text|listing", re.IGNORECASE)
+
+
+def is_code_style(name: str | None) -> bool:
+    """Return whether the name of a style of an office program shows that text in it is code."""
+    return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
 
 
 def has_letters(text: str) -> bool:

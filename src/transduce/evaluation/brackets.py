@@ -87,7 +87,7 @@ class BracketReport(msgspec.Struct, frozen=True, kw_only=True):
     short_length: int
 
     def __str__(self) -> str:
-        """Return one line for all sentences and one for short ones."""
+        """Return a line of scores for all sentences, and one for the short sentences."""
         titles = ("all lengths", f"at most {self.short_length} words")
         return "\n".join(_line(title, counts) for title, counts in zip(titles, (self.all, self.short), strict=True))
 
@@ -163,9 +163,9 @@ def _kept(tree: Tree, settings: BracketSettings) -> list[bool]:
 
 
 def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Counter[Bracket]":
-    """Return all brackets of a tree: label, first word, and the word after the last, counting only kept words.
+    """Return all brackets of a tree: label, first word, and the word after the last; `kept` excludes punctuation.
 
-    A label that occurs twice over the same words counts twice; constituents without a kept word do not count.
+    A label that occurs twice over the same words counts twice. Constituents of punctuation only do not count.
     """
     names = {other: label for label, other in settings.equal_labels}
     collected: Counter[Bracket] = Counter()

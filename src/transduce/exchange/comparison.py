@@ -94,7 +94,7 @@ class OriginalLanguageModel:
 
     @torch.inference_mode()
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the greedy continuation of each prompt, up to the end of its line."""
+        """Return the greedy continuation of each prompt, up to the end of the line."""
         config = self._model.config
         never = sorted({config.pad_id, self._never} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
@@ -152,14 +152,14 @@ class Original:
 
     @cached_property
     def translator(self) -> Translator | None:
-        """A translator of an encoder-decoder model; None for other kinds."""
+        """A translator with the original model if that is an encoder-decoder; None for other kinds."""
         if isinstance(self.model, Encoder | Decoder):
             return None
         source, target = self.languages
         return Translator(self.model, self.tokenizer, source_language=source, target_language=target)
 
     def as_exported_model(self) -> OriginalModel | OriginalLanguageModel | OriginalEncoder:
-        """Return the model with the interface of an exported one."""
+        """Return the original model with the interface of an exported one."""
         if isinstance(self.model, Encoder):
             return OriginalEncoder(self.model)
         if isinstance(self.model, Decoder):

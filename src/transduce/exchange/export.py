@@ -61,7 +61,7 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
     def measured(self) -> str:
-        """Return the results of the comparison as lines of text."""
+        """Return the results of comparing the export with its original as lines of text."""
         lines = [f"compared on {self.compared_on}", *self.float32.lines("float32")]
         if self.quantized is not None:
             lines += self.quantized.lines(self.quantization)
@@ -189,7 +189,7 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Score the greedy translations of the model and of the export."""
+        """Score the greedy translations of the original model and of the export."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None

@@ -208,7 +208,7 @@ class Exporter(Protocol):
         """Write all files of the export to an empty folder."""
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """Load the written export for running; `texts` are used to check its tokenizer if it has one."""
+        """Load the written export for running; `texts` are used to check the export's tokenizer, if it has one."""
 
     def describe(self, folder: Path, measured: str) -> None:
         """Write the export's README.md with the measured agreement with the original."""
@@ -236,7 +236,7 @@ class CTranslate2Exporter:
         _write_vocabularies(self.original, folder)
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:  # noqa: ARG002
-        """Load the export as CTranslate2's translator or generator."""
+        """Load the written export as CTranslate2's translator or generator."""
         original = self.original
         if isinstance(original.model, Decoder):
             return CTranslate2LanguageModel(
@@ -271,7 +271,7 @@ class OnnxExporter:
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:  # noqa: ARG002
-        """Load the export with onnxruntime."""
+        """Load the written export with onnxruntime."""
         threads = self.original.threads
         if isinstance(self.original.model, Encoder):
             return OnnxEncoder(folder, threads=threads)

@@ -48,7 +48,7 @@ class BatchInvariantScorer:
     """A `TransformerScorer` that fills small batches with copies of a sentence, so that every batch has enough rows."""
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
-        """Wrap a scorer at its first step that has encoded source_ids (B, S)."""
+        """Wrap a scorer that has encoded source_ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)
         self.filled = self.sentences
@@ -60,7 +60,7 @@ class BatchInvariantScorer:
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
     def attention(self) -> Tensor:
-        """Return the newest step's attention to the source, (B, W, S)."""
+        """Return the attention to the source at the newest decoding step, (B, W, S)."""
         return self.inner.attention()[: self.sentences]
 
     def reorder(self, parents: Tensor) -> None:
@@ -93,7 +93,7 @@ class BatchInvarianceCheck:
     """A test, run once per process and kind of search, of whether results are equal in batches of any size."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
-        """Create a proof.
+        """Create the check.
 
         Args:
             search_ids: searches one batch of sentences.

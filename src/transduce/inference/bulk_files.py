@@ -40,7 +40,7 @@ class ReportClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the clock was created."""
+        """The seconds since the clock was created."""
         return time.monotonic() - self._started_at
 
     def is_due(self) -> bool:
@@ -294,7 +294,7 @@ class ResumableFile:
         self._lock, self._is_open = ExitStack(), False
 
     def __enter__(self) -> Self:
-        """Return this file, whose lock the end of the `with` block releases."""
+        """Return this file; the end of the `with` block releases the file's lock."""
         return self
 
     def __exit__(
@@ -450,7 +450,7 @@ class _Worker:
             self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """Return the number and the output of the oldest queued portion."""
+        """Return the number and the translated text of the oldest portion that was sent to the process."""
         try:
             message = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):

@@ -158,11 +158,11 @@ class CompiledSearch:
 
     @property
     def rows(self) -> Tensor:
-        """Indices in the batch of the sentences that are still decoded, (B,)."""
+        """The indices in the batch of the sentences that are still decoded, (B,)."""
         return self.search.active
 
     def advance(self, steps: int = 1) -> None:
-        """Run at most `steps` decoding steps."""
+        """Run at most `steps` decoding steps of the compiled search."""
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
@@ -208,7 +208,7 @@ class CompiledSearch:
 
 
 def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> CompiledSearch | None:
-    """Return a compiled search for a scorer at its first step; None if there is none for it, or not enough memory.
+    """Return a compiled search for a scorer at its first step; None if it has none, or for lack of memory.
 
     Args:
         scorer: the scorer, of a single model.

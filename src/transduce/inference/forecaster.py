@@ -126,7 +126,7 @@ class Forecaster:
         return steps, samples, seed
 
     def _one_window(self, history: ArrayLike) -> Numbers:
-        """Return one history as a batch of one window, (1, S, C)."""
+        """Return the history of one forecast as a batch of one window, (1, S, C)."""
         values = _numbers(self._by_name(history))
         return (values[:, None] if values.ndim == 1 else values)[None]
 

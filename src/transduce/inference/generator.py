@@ -108,7 +108,7 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bits_per_character(self) -> float:
-        """Bits per character, which are comparable between tokenizers."""
+        """The bits per character, which are comparable between tokenizers."""
         return self.nats / math.log(2.0) / max(1, self.characters)
 
 
@@ -361,7 +361,7 @@ class _FirstLine:
         self._vocabulary = vocabulary
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the indices of the prompts that finished at this step."""
+        """Return the indices of the prompts whose first line is complete after this step."""
         return [
             row for row, texts in zip(rows.tolist(), tokens.tolist(), strict=True) if all(map(self._is_done, texts))
         ]

@@ -118,7 +118,7 @@ class Parser:
         return parses
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
-        """Return the sentences that have words, with their token ids."""
+        """Return the sentences to parse, except those without words, with their token ids."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id

@@ -99,7 +99,7 @@ class ForbiddenTexts:
         self.reach = max(len(word.content) for word in self.words) + _LONGEST_CHARACTER
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of tokens that would complete a forbidden text to -inf."""
+        """Set the logits of tokens that would complete a forbidden text to minus infinity."""
         for row, hypotheses in enumerate(tokens[..., -self.reach :].tolist()):
             for beam, newest in enumerate(hypotheses):
                 written = b"".join(self.surfaces[token] for token in newest)

@@ -39,7 +39,7 @@ _SPACED_BRACKETS = str.maketrans("（）［］【】「」『』", "()[][]“”
 
 
 class Slot(NamedTuple):
-    """A run of protected spans with nothing but spaces between them, which one placeholder replaces."""
+    """A run of protected spans with only spaces between them, which one placeholder token replaces."""
 
     source: Span
     """The run in the part's text."""
@@ -70,7 +70,7 @@ class MaskedPart(NamedTuple):
         return not any(unicodedata.category(character).startswith("L") for character in rest)
 
     def copy(self) -> Translation:
-        """Return the part itself as its translation."""
+        """Return a translation that is the part itself, since nothing in it is to be translated."""
         text = self.original.text
         pairs = tuple((span, span) for slot in self.slots for span in slot.spans)
         return msgspec.structs.replace(Translation.of(text, text), protected=pairs)
@@ -79,7 +79,8 @@ class MaskedPart(NamedTuple):
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return the runs of a text that the vocabulary cannot represent except as bytes or as unknown.
 
-    In scripts with spaces a run is extended to whole words.
+    In scripts with spaces a run is extended to whole words. Runs of punctuation are excluded: the other language has
+    its own.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:
@@ -102,7 +103,11 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
         if runs and not text[runs[-1].end : start].strip():
             start = runs.pop().start
         runs.append(Span(start, end))
-    return runs
+    return [run for run in runs if not all(map(_is_punctuation, text[run.start : run.end]))]
+
+
+def _is_punctuation(character: str) -> bool:
+    return character.isspace() or unicodedata.category(character).startswith("P")
 
 
 @lru_cache(maxsize=16)
@@ -117,7 +122,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part with its protected spans replaced; None if it has none.
+    """Return a part of a text with its protected spans replaced; None if it has no protected spans.
 
     Args:
         part: a part of a text.
@@ -155,7 +160,7 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
 
 
 def _with_brackets(span: Span, text: str) -> Span:
-    """Return a span with the brackets or quotation marks directly around it, which are nothing without it."""
+    """Return a span, extended to brackets or quotation marks directly around it, which would be empty without it."""
     around = text[max(0, span.start - 1) : span.start] + text[span.end : span.end + 1]
     return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 
@@ -192,14 +197,14 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 class _Placed(NamedTuple):
-    """A run of adjacent protected spans, with the offset at which a translation gets it."""
+    """A run of adjacent protected spans, with the offset in a translation at which the run is to be inserted."""
 
     offset: int
     slot: Slot
 
 
 class _Plain(NamedTuple):
-    """A translation without placeholders, with the protected runs whose placeholders it had and those it lacked."""
+    """A translation whose placeholders were removed: the protected runs with a placeholder in it, and those without."""
 
     text: str
     placed: list[_Placed]
@@ -308,7 +313,7 @@ class Placeholders:
         return written + text[position:], tuple(sorted(pairs))
 
     def _literal(self, source: str, slot: Slot) -> str:
-        """Return the text of a run, with brackets of the target's script around it."""
+        """Return the text of a run of protected spans, with the target script's brackets around it."""
         literal = source[slice(*slot.source)]
         if self._joins_words or slot.source.start == slot.spans[0].start:
             return literal
@@ -335,7 +340,7 @@ class Placeholders:
         return " " * spaces[0], " " * spaces[1]
 
     def _has_space(self, side: "_Side") -> bool:
-        """Return whether a span that stands for a word has a space on one side."""
+        """Return whether a protected span that stands for a word has a space on one side of it."""
         if not side.target:
             return False
         if self._joins_words or _is_unspaced_script(side.target):
@@ -349,7 +354,7 @@ class Placeholders:
         return True
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
-        """Return whether markup has spaces: where the source has them, or on the outer side of the tag."""
+        """Return whether a protected tag gets spaces before and after it: as in the source, or on its outer side."""
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
@@ -386,12 +391,12 @@ class _Side(NamedTuple):
 
 
 def _is_unspaced_script(character: str) -> bool:
-    """Return whether a character belongs to a script without spaces; False if there is none."""
+    """Return whether a character belongs to a script without spaces; False for an empty text."""
     return bool(character) and is_of_unspaced_script(character)
 
 
 def _without_carriers(text: str, masked: MaskedPart) -> _Plain:
-    """Return a translation without placeholders; of a repeated one, the first counts."""
+    """Return a translation without its placeholders; of a placeholder that occurs twice, the first offset counts."""
     slots = {slot.carrier: slot for slot in masked.slots if slot.carrier}
     bare = _remove_carriers(text, tuple(slots))
     placed: dict[Slot, _Placed] = {}

@@ -10,9 +10,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
+from warnings import warn
 
 import msgspec
 
+from transduce.errors import WrongLanguageWarning
 from transduce.inference.translation import Translation
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
@@ -235,15 +237,15 @@ def find_quality_warnings(
             for sentence in translation.sentences
         ]
         return _joined_warnings([warning for warnings in found for warning in warnings])
-    if not any(map(str.isalnum, translation.source)):
+    if not any(map(str.isalpha if translation.protected else str.isalnum, _unprotected(translation).source)):
         return ()
     missing = glossary.missing(translation.source, translation.text) if glossary else []
-    unread = [each for each in unknown_characters if each in _unprotected(translation)]
+    unread = [each for each in unknown_characters if each in _unprotected(translation).source]
     warnings: dict[WarningKind, str | None] = {
         "unread": "".join(unread) or None,
         "terms": ", ".join(map(str, missing)) or None,
     }
-    warnings["language"] = describe_wrong_language(_unprotected(translation), source_language)
+    warnings["language"] = describe_wrong_language(_unprotected(translation).source, source_language)
     if translation.text.strip():
         forms = [form for term in (glossary.find(translation.source) if glossary else ()) for form in term.forms]
         warnings |= _text_warnings(translation, source_language, target_language)
@@ -253,12 +255,19 @@ def find_quality_warnings(
     return tuple(QualityWarning(kind, what) for kind in WARNING_KINDS if (what := warnings.get(kind)) is not None)
 
 
-def _unprotected(translation: Translation) -> str:
-    """Return the source without the spans that were copied unchanged."""
-    text, position = "", 0
-    for span, _ in translation.protected:
-        text, position = text + translation.source[position : span.start], span.end
-    return text + translation.source[position:]
+def _unprotected(translation: Translation) -> Translation:
+    """Return a translation without the spans that were copied unchanged, in its source and in its best alternative."""
+    if not translation.protected:
+        return translation
+    texts = []
+    for side, text in enumerate((translation.source, translation.text)):
+        written, position = "", 0
+        for span in sorted(pair[side] for pair in translation.protected):
+            written, position = written + text[position : span.start], span.end
+        texts.append(written + text[position:])
+    best = msgspec.structs.replace(translation.alternatives[0], text=texts[1])
+    bare: Translation = msgspec.structs.replace(translation, source=texts[0], alternatives=(best,), protected=())
+    return bare
 
 
 def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
@@ -279,9 +288,10 @@ def _text_warnings(
     repeated = _repeated(translation.source, translation.text)
     warnings: dict[WarningKind, str | None] = {"cut": _cut(translation), "repeated": repeated}
     if source_language is not None and target_language is not None and source_language != target_language:
-        warnings["copied"] = _copied(translation)
+        bare = _unprotected(translation)
+        warnings["copied"] = _copied(bare)
         if warnings["copied"] is None:
-            warnings["untranslated"] = _untranslated(translation, script_of(target_language))
+            warnings["untranslated"] = _untranslated(bare, script_of(target_language))
         warnings["numbers"] = ", ".join(missing_numbers(translation.source, translation.text)) or None
         warnings["sentences"] = describe_lost_sentences(translation.source, translation.text)
     return warnings | {"unknown": _unknown(translation)}
@@ -295,6 +305,30 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
     expected = NAMES.get(base_code(source_language), source_language)
     is_description = other.endswith(("letters", "language"))
     return f"is in {other}, not in {expected}" if is_description else f"looks {other}, not {expected}"
+
+
+_MAX_CHECKED_TEXTS = 100
+_MAX_SHOWN_CHARACTERS = 60
+_PLURALS = {"looks": "look", "is": "are"}
+
+
+def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
+    """Warn of texts that are clearly not in the source language; only the first 100 texts are checked."""
+    reasons = ((text, describe_wrong_language(text, source_language)) for text in texts[:_MAX_CHECKED_TEXTS])
+    found = [(text, reason) for text, reason in reasons if reason is not None]
+    if found:
+        text, reason = found[0]
+        others = f" and {len(found) - 1} of the texts behind it" if len(found) > 1 else ""
+        shown = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
+        described = plural(reason) if others else reason
+        message = f"{shown!r}{others} {described}: the translation is then fluent nonsense."
+        warn(message, WrongLanguageWarning, stacklevel=3)
+
+
+def plural(reason: str) -> str:
+    """Return the plural of a description that `describe_wrong_language` returned."""
+    verb, rest = reason.split(" ", 1)
+    return f"{_PLURALS[verb]} {rest}"
 
 
 def describe_lost_sentences(source: str, text: str) -> str | None:
@@ -427,7 +461,7 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the positions of the tokens that spell the texts, and of each next token.
+    """Return the positions of the tokens that spell some texts, and of the token that follows each text.
 
     The next token counts too, because it is often improbable after a forced one.
     """

@@ -90,7 +90,7 @@ class Retriever:
     """
 
     def __init__(self, voters: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
-        """Create the candidates of a batch; each sentence needs at least one candidate."""
+        """Create the search for a batch from the retrieval candidates of each sentence, at least one per sentence."""
         self._voters, self._card = list(voters), card
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -202,7 +202,7 @@ class RetrievalScorer:
     """Implements `search.scorer.Scorer`: a model's probabilities, interpolated with retrieved neighbors."""
 
     def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
-        """Wrap the scorer of a model at the start of a batch."""
+        """Wrap the scorer of a model, which must be at the start of a batch."""
         self._scorer, self._neighbours = scorer, neighbours
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class ContinuingScorer:
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:
-        """Run one decoding step: tokens (N, 1) to logits (N, 1, V)."""
+        """Run one decoding step of the model: tokens (N, 1) to logits (N, 1, V)."""
         # Some states also compute the vocabulary projection.
         step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]

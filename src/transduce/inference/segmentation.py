@@ -33,7 +33,7 @@ class Sentence(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The layout between two sentences of a text, before the first one, or after the last one."""
+    """A layout (spaces, line ends, list marks, lines without letters) between two sentences, or at an end of a text."""
 
     text: str
     """The text to write into the translation."""
@@ -44,7 +44,7 @@ class Gap(NamedTuple):
 
 
 class SegmentedText(NamedTuple):
-    """A text divided into sentences and layout."""
+    """A text divided into sentences and the layout (spaces, line ends, list marks) between the sentences."""
 
     source: str
     sentences: list[Sentence]
@@ -54,7 +54,7 @@ class SegmentedText(NamedTuple):
     """Spans of the source that translation must not change, in order and disjoint."""
 
     def protected_in_gap(self, number: int) -> list[Span]:
-        """Return the protected spans that lie in a copied gap, relative to the gap's text."""
+        """Return the protected spans in the layout between two sentences, relative to the layout's text."""
         gap = self.gaps[number]
         end = gap.start + len(gap.text)
         if gap.is_soft or not self.protected:
@@ -65,7 +65,7 @@ class SegmentedText(NamedTuple):
 
 
 class LayoutWriter:
-    """A writer of one translated text, sentence by sentence, with the layout of its source."""
+    """A writer of a translated text, sentence by sentence, with the line ends, list marks and spaces of its source."""
 
     def __init__(self, segmented: SegmentedText) -> None:
         self._gaps = iter(segmented.gaps)
@@ -73,7 +73,11 @@ class LayoutWriter:
         self._line_has_text = False
 
     def next_gap(self) -> str:
-        """Return the layout before the next sentence, or at the end; a soft gap waits for the sentence's first text."""
+        """Return the layout to write before the next sentence, or at the end of the text.
+
+        The space between two sentences of a line (a soft gap) is not returned: `write` puts it before the sentence,
+        unless the translation of the sentence is empty.
+        """
         gap = next(self._gaps)
         if gap.is_soft:
             self._pending = gap.text if self._line_has_text else ""
@@ -82,7 +86,7 @@ class LayoutWriter:
         return gap.text
 
     def write(self, text: str) -> str:
-        """Return further text of the current sentence, with the soft gap before its first text."""
+        """Return further text of the current sentence; the space between two sentences precedes its first text."""
         if not text:
             return ""
         gap, self._pending, self._line_has_text = self._pending, "", True
@@ -185,7 +189,7 @@ class Segmenter:
             collector.end_cell()
 
     def _cells(self, text: str) -> Iterator[Span]:
-        """Yield the spans of a line between tabs, which separate columns."""
+        """Yield the spans between the tabs of a line, which separate columns."""
         if self.settings.split_sentences == "never":
             yield Span(0, len(text))
             return
@@ -356,7 +360,7 @@ _NARROW_MARKS = str.maketrans("。！？", ".!?")
 
 
 class _Collector:
-    """A list of sentences that grows in the order of the source, with the gaps between them."""
+    """A list of sentences in the order of the source, with the layout between them; it grows sentence by sentence."""
 
     def __init__(self, source: str, protected: Sequence[Span], separator: str) -> None:
         self.protected = protected
@@ -382,7 +386,7 @@ class _Collector:
         self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
 
     def skip_wordless(self) -> None:
-        """Record that emoji, numbers or marks before the next sentence, or at the end of the line, are copied."""
+        """Record that text without a letter (emoji, numbers, marks) is copied as layout instead of being translated."""
         if self._is_new_cell:
             self._is_wordless_before = True
         else:
@@ -393,7 +397,7 @@ class _Collector:
         self._is_new_cell, self._is_wordless_before = True, False
 
     def _copied(self, between: str) -> Gap:
-        """Return a copied gap, with the spaces of the target language around the words of numbers and emoji."""
+        """Return source text as layout; text without a letter gets the target language's spaces around it."""
         text, start = between, self._end
         is_wordless = self._is_wordless_after or self._is_wordless_before
         if self._separator and is_wordless and _LINE_END.search(between) is None:
@@ -412,6 +416,6 @@ class _Collector:
         return "".join(part if index % 2 else part.translate(_NARROW_MARKS) for index, part in enumerate(parts))
 
     def finish(self) -> SegmentedText:
-        """Return the collected sentences with their gaps."""
+        """Return the collected sentences with the layout between them."""
         gaps = [*self._gaps, self._copied(self._source[self._end :])]
         return SegmentedText(self._source, self._sentences, gaps, self.protected)

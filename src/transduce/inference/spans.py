@@ -193,7 +193,7 @@ class _Aligner:
         """The words that are assigned to each aligned span."""
 
     def places(self) -> list[Span]:
-        """Return, for each marked span of the source, its span in the translation."""
+        """Return the span in the translation of each marked span of the source."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
         order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
@@ -267,7 +267,7 @@ class _Aligner:
         return self._with_contractions(best[1], free)
 
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
-        """Extend a run so that it does not split a contraction such as `doesn't`."""
+        """Extend a run of words so that it does not split a contraction such as `doesn't`."""
         first, last = run.start, run.stop - 1
         while last + 1 in free and self._is_contraction(last):
             last += 1
@@ -339,7 +339,7 @@ class Scorer(Protocol):
 
     @property
     def max_scored_tokens(self) -> int:
-        """Maximum number of tokens in a text that can be scored."""
+        """The maximum number of tokens in a text that the translator can score."""
 
     def scoring(self, search: SearchSettings) -> Scoring:
         """Return a function that scores pairs of sources and translations."""
@@ -411,8 +411,36 @@ def align_spans(
         for n, span in zip(inner, map(target.widen, target_spans), strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
-    ends = [Span(len(each.text), len(each.text)) for each in translations]
-    return [[span or end for span in marked] for marked, end in zip(targets, ends, strict=True)]
+    return [
+        [
+            _with_copies(each, Span(*source), span or Span(len(each.text), len(each.text)))
+            for source, span in zip(marked, own, strict=True)
+        ]
+        for each, marked, own in zip(translations, spans, targets, strict=True)
+    ]
+
+
+def _copied(each: Translation) -> list[tuple[Span, Span]]:
+    """Return the spans that were copied unchanged; not all of them if this is another alternative."""
+    return [
+        (source, target)
+        for source, target in each.protected
+        if each.source[slice(*source)] == each.text[slice(*target)]
+    ]
+
+
+def _with_copies(each: Translation, source: Span, target: Span) -> Span:
+    """Return the span of a translation, with the spans that were copied from inside its source span."""
+    pairs = _copied(each)
+    own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
+    if not own:
+        return target
+    removed = [Span(span.start - source.start, span.end - source.start) for span, _ in pairs]
+    rest = _strip(each.source[slice(*source)], removed).text
+    edges = [*own, target] if any(map(is_word_character, rest)) else own
+    hull = Span(min(span.start for span in edges), max(span.end for span in edges))
+    others = [copy for _, copy in pairs if copy not in own]
+    return target if any(hull.start <= copy.start < hull.end for copy in others) else hull
 
 
 def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
@@ -482,23 +510,19 @@ class _Stripped(NamedTuple):
     """For each character, its offset in the text with the protected spans; and the length of that text."""
 
     def narrow(self, span: Span) -> Span:
-        """Return the span of the stripped text that corresponds to a span of the text."""
+        """Return the span of the text without protected spans that corresponds to a span of the full text."""
         start, end = (bisect_left(self.offsets, edge) for edge in span)
         return Span(start, min(end, len(self.text)))
 
     def widen(self, span: Span) -> Span:
-        """Return the span of the text that corresponds to a span of the stripped text."""
+        """Return the span of the full text that corresponds to a span of the text without protected spans."""
         end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
         return Span(self.offsets[span.start], end)
 
 
 def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
     """Return one part's source and translation without the spans that were copied from one to the other."""
-    pairs = [
-        (source, target)
-        for source, target in each.protected
-        if each.source[slice(*source)] == each.text[slice(*target)]  # not so in other alternatives
-    ]
+    pairs = _copied(each)
     sides = ([source for source, _ in pairs], [target for _, target in pairs])
     stripped = [
         _strip(text[slice(*bounds)], [Span(s.start - bounds.start, s.end - bounds.start) for s in spans])

@@ -250,7 +250,7 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _costs(part: Translation) -> list[float]:
-    """Return how much lower each alternative's score is than the best one's, never less than for those before it."""
+    """Return how much lower each alternative's score is than the best one's, never less than for an earlier one."""
     best = part.alternatives[0].score
     return list(accumulate((best - each.score for each in part.alternatives), max))
 

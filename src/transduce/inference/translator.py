@@ -42,6 +42,7 @@ from transduce.inference.glossary_search import (
 )
 from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
+from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
@@ -55,6 +56,7 @@ from transduce.search.constraints import Phrase
 from transduce.search.scorer import Hypothesis, Observer, Search, TextObserver, run
 from transduce.search.settings import SearchSettings, checked_search, override_search
 from transduce.text.glossary import Glossary
+from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
@@ -220,6 +222,9 @@ class Translator:
             search: search settings; None: the translator's defaults. The arguments above override them.
             text_settings: settings for texts; None: the translator's defaults.
 
+        Warns:
+            WrongLanguageWarning: a text seems not to be in the source language.
+
         Raises:
             TransduceError: an option is out of range.
         """
@@ -227,6 +232,7 @@ class Translator:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         settings = override_search(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
+        warn_wrong_language(sentences, self.source_language)
         required = [as_phrases(phrases)] * len(sentences)
         translations = self.translate(
             sentences,
@@ -281,6 +287,9 @@ class Translator:
         )
         seeds = None if places is None else one_per_sentence("place", len(sentences), places)
         spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
+        if spans is not None:
+            each_with_text = zip(spans, sentences, strict=True)
+            spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
         watch = PartsObserver(
@@ -461,7 +470,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens)
 
     def scoring(self, search: SearchSettings, *, longest: int | None = None) -> Scoring:
-        """Return a function that scores pairs as this search ranks hypotheses.
+        """Return a function that scores pairs of texts as a search with these settings ranks hypotheses.
 
         In a batch-invariant search, each pair is scored alone. Sources of more than `longest` tokens are refused.
         """
@@ -555,7 +564,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return the translations of parts by key; no observer is called."""
+        """Return translations of parts by the parts' keys, without an observer of the search."""
         search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 

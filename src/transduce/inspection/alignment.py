@@ -50,7 +50,7 @@ class WordMaps(NamedTuple):
     """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
 
     def only(self, heads: Matrix) -> "WordMaps":
-        """Return the attention maps of selected heads, given by their indices."""
+        """Return the attention maps of only the heads with these indices."""
         return WordMaps(self.heads[heads], self.nowhere[heads])
 
 

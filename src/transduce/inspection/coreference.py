@@ -204,7 +204,7 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
 
 
 def _read_source(translator: Translator, sentence: str) -> _Reading:
-    """Run a translator's encoder, in which every position attends to the whole sentence."""
+    """Run a translator's encoder, where every position attends to the whole sentence, and return its self-attention."""
     sentence_ids(translator, sentence)  # raises an error for models and sentences that cannot be inspected
     vocabulary, config, trace = translator.tokenizer.source, translator.model.config, AttentionTrace()
     ids = vocabulary.encode(sentence)
@@ -215,7 +215,7 @@ def _read_source(translator: Translator, sentence: str) -> _Reading:
 
 
 def _read_translation(translator: Translator, source: str, sentence: str) -> _Reading:
-    """Run a translator's decoder on the sentence as the translation of a source."""
+    """Run a translator's decoder on the sentence as the translation of a source, and return its self-attention."""
     sentence_ids(translator, source)
     vocabulary, config, trace = translator.tokenizer.target, translator.model.config, AttentionTrace()
     model, source_vocabulary = translator.transformer, translator.tokenizer.source
@@ -231,7 +231,7 @@ def _read_translation(translator: Translator, source: str, sentence: str) -> _Re
 
 
 def _read_text(generator: Generator, sentence: str) -> _Reading:
-    """Run a language model, in which every position attends to earlier ones only."""
+    """Run a language model, where tokens attend only to earlier ones, on a sentence, and return its self-attention."""
     ids, trace = generator.vocabulary.encode(sentence), AttentionTrace()
     prompt = generator.prompt_ids(sentence)
     _check_length(len(prompt), generator.context)

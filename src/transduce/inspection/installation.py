@@ -19,7 +19,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.choices import choose_kernels
 
-EXTRAS = ("fast", "serve", "plot", "hf", "export", "data")
+EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 """The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
 
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?extra == ['\"](?P<extra>\w+)['\"]")

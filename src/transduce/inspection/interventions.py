@@ -217,7 +217,7 @@ class ForbidTokensAt:
         self.forbidden = forbidden
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits of the tokens forbidden at this position to minus infinity."""
+        """Set the logits of the tokens that are forbidden at the current position to minus infinity."""
         logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 

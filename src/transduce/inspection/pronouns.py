@@ -60,7 +60,7 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pointers(self) -> tuple[Pointer, ...]:
-        """A pointer for every head, layer by layer."""
+        """A pointer (the words attended to most) for every attention head, layer by layer."""
         return tuple(
             self._pointer(layer, head, weights)
             for layer, heads in enumerate(self.weights)

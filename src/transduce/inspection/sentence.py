@@ -40,7 +40,7 @@ class BeamRecorder:
         self.kept: list[Path] = []
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the live hypotheses after a step of the search."""
+        """Record the live hypotheses of the beam after a step of the search."""
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
         return () if self.then is None else self.then.after_step(rows, tokens)
@@ -117,7 +117,7 @@ def path_log_probabilities(
 
 
 def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path]) -> list[list[float]]:
-    """Return the cumulative log-probabilities of each leaf's tokens, (W, T)."""
+    """Return the log-probability of each token prefix of the longest hypotheses (`leaves` of the tree), (W, T)."""
     config = model.config
     with torch.inference_mode():
         inputs = pad([[config.start_id, *leaf[:-1]] for leaf in leaves], config.pad_id, memory.device)

@@ -351,7 +351,7 @@ class CTranslate2LanguageModel:
         return continuations
 
     def _continue(self, prompts: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the continuations of prompts of which either all or none are empty."""
+        """Return the continuations of prompts, of which either all or none may be empty."""
         results = self._generator.generate_batch(
             [[self._start, *self._tokens_of(row)] for row in prompts],
             beam_size=1,

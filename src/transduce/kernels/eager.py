@@ -32,7 +32,7 @@ _FIRST_CAPACITY = 32  # positions
 
 
 class Slots:
-    """A map from the rows of a batch to cache slots, which compacts the slots when rows are removed.
+    """A map from the rows of a batch to cache slots (rows of the cache tensors), compacted when batch rows are removed.
 
     The last rows move into the slots of removed rows.
     """
@@ -43,15 +43,15 @@ class Slots:
         self._row_of_slot: Tensor | None = None  # (B,)
 
     def to_slots(self, values: Tensor) -> Tensor:
-        """Reorder the first axis of a tensor from rows to slots."""
+        """Reorder the first axis of a tensor from batch rows to cache slots."""
         return values if self._row_of_slot is None else values.index_select(0, self._row_of_slot)
 
     def to_rows(self, values: Tensor) -> Tensor:
-        """Reorder the first axis of a tensor from slots to rows."""
+        """Reorder the first axis of a tensor from cache slots to batch rows."""
         return values if self._slot_of_row is None else values.index_select(0, self._slot_of_row)
 
     def remove_other_rows(self, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Keep only these rows, in this order.
+        """Keep only these rows of the batch, in this order.
 
         Returns:
             The slots to fill and the slots to copy from, or None if rows are repeated: then `select` returns each new
@@ -93,7 +93,7 @@ def _indices(values: list[int], device: torch.device) -> Tensor:
 
 
 class SlotCache:
-    """The cached keys and values of one attention module."""
+    """The cached keys and values of one attention module, with one slot (row) for each sentence."""
 
     def __init__(self, keys_values: Tensor) -> None:
         """Create a cache that contains keys and values (2, B, H, L, K); L may be 0."""
@@ -101,7 +101,7 @@ class SlotCache:
         self._set_buffer(keys_values.contiguous(), keys_values.shape[1])
 
     def append(self, keys_values: Tensor) -> None:
-        """Append keys and values of new positions, (2, B, H, n, K)."""
+        """Append keys and values of new positions, (2, B, H, n, K), to the cache."""
         count = keys_values.shape[3]
         if self.length + count > self._buffer.shape[3]:
             self._enlarge(max(_FIRST_CAPACITY, 2 * (self.length + count)))
@@ -109,7 +109,7 @@ class SlotCache:
         self.length += count
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and the values, (B × H, L, K) each."""
+        """Return the cached keys and values, (B × H, L, K) each."""
         return self._keys.narrow(1, 0, self.length), self._values.narrow(1, 0, self.length)
 
     def move(self, holes: Tensor, moved: Tensor, rows: int) -> None:
@@ -120,18 +120,18 @@ class SlotCache:
         self._set_buffer(self._buffer, rows)
 
     def select(self, slots: Tensor) -> None:
-        """Make these slots the rows of the cache, in this order."""
+        """Keep only the rows of the cache at these slots, in this order; they become slots 0, 1 and so on."""
         self._set_buffer(self._buffer.narrow(3, 0, self.length).index_select(1, slots), len(slots))
 
     def _set_buffer(self, buffer: Tensor, rows: int) -> None:
-        """Make a tensor the cache's buffer, and create the views of its first `rows` slots."""
+        """Make a tensor the cache's buffer, and create views of its first `rows` slots (rows)."""
         self.rows = rows
         self._buffer = buffer  # (2, at least B, H, capacity, K)
         self._live = buffer.narrow(1, 0, rows)  # (2, B, H, capacity, K)
         self._keys, self._values = self._live.flatten(1, 2).unbind(0)  # (B × H, capacity, K) each
 
     def _enlarge(self, positions: int) -> None:
-        """Enlarge the buffer to a capacity of `positions` positions."""
+        """Enlarge the cache's buffer to a capacity of `positions` positions."""
         two, _, heads, _, width = self._buffer.shape
         enlarged = self._buffer.new_empty(two, self.rows, heads, positions, width)
         enlarged[:, :, :, : self.length] = self._live[:, :, :, : self.length]
@@ -357,20 +357,20 @@ class EagerState:
         self._select_masks(order)
 
     def _select(self, slots: Tensor) -> None:
-        """Make the sentences at these slots the rows of all caches."""
+        """Make the sentences in these cache slots (rows of the caches) the rows of all caches, in this order."""
         for cache in (*self.past, *self.memory):
             cache.select(slots)
         self._select_masks(slots)
 
     def _select_masks(self, slots: Tensor) -> None:
-        """Reorder the attention masks by cache slot, as the caches are reordered."""
+        """Reorder the attention masks by cache slot (row of the caches), as the caches are reordered."""
         self.ancestry.keep_sentences(slots)
         if self.memory_bias is not None:
             by_sentence = self.memory_bias.unflatten(0, (-1, self.heads))  # (B, H, 1, S)
             self.memory_bias = by_sentence.index_select(0, slots).flatten(0, 1)
 
     def _layer(self, layer: EagerLayer, x: Tensor, past: SlotCache, bias: Tensor | None, memory: SlotCache) -> Tensor:
-        """Run one decoder layer, (B × W, D) to (B × W, D)."""
+        """Run one decoder layer on the newest tokens, (B × W, D) to (B × W, D)."""
 
         def attend_to_past(y: Tensor) -> Tensor:
             projected = layer.project(y)  # (B × W, 3 × H × K)

@@ -205,7 +205,7 @@ class InferenceCopy:
     """A copy of a model with prepacked weights, which is renewed when the model's weights or modules change."""
 
     def __init__(self, model: Transformer | Decoder, make: MakeLinear) -> None:
-        """Prepack the weights of a model, converted to float32."""
+        """Make the inference copy of a model: prepack the weights, converted to float32."""
         self._make = make
         self._prepacked = prepack(_in_float32(model), make)
         self._record_weights(model)

@@ -97,7 +97,7 @@ def _why_no_kernels(threads: int) -> str | None:
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
-    """Return the training kernels of this name for a device, or None for plain PyTorch."""
+    """Return the training backend for a device: our kernels if `name` is "native", None (plain PyTorch) if "torch"."""
     if name == "torch":
         return None
     if device != "cpu":

@@ -51,7 +51,7 @@ def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None
 
 
 def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
-    """Return the function that computes a component with kernels; None if the component has to compute itself."""
+    """Return the function that computes a component with kernels; None if the component's own `forward` must run."""
     kind, own = type(component), vars(component)
     if kind not in _KERNELS or _has_hooks(component):
         known = known_class(component)
@@ -431,7 +431,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 
 
 def _methods(kind: type[nn.Module]) -> frozenset[str]:
-    """Return the names of all methods that a class inherits from classes of this package."""
+    """Return the names of all methods that a class has or inherits from classes of this package."""
     ours = [each for each in kind.__mro__ if each.__module__.startswith("transduce.")]
     defined = {name for each in ours for name, value in vars(each).items() if callable(value)}
     return frozenset(defined | {"forward", "_call_impl"})

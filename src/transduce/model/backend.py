@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors that one optimizer update changes: master weights, their average and copies, of equal length."""
+    """The vectors that an optimizer update changes: master weights, moving average and copies, of equal length."""
 
     master: Tensor
     gradient: Tensor
@@ -60,7 +60,7 @@ class Projection(Protocol):
     """A matrix (V, D) prepared for multiplication by many blocks of rows (N, D); all tensors are contiguous."""
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write x · matrixᵀ, (N, V), to `out`."""
+        """Write the logits, the product x · matrixᵀ of shape (N, V), to `out`."""
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute the gradients from the gradient with respect to the logits, (N, V).
@@ -119,7 +119,7 @@ class PackedAttention(Protocol):
         """
 
     def record_losses(self, model: nn.Module) -> LossRecorder:
-        """Return a recorder for the losses of a model in training."""
+        """Return a recorder that replays the losses of a model in training as CUDA graphs."""
 
 
 class TrainingKernels(Protocol):
@@ -226,7 +226,7 @@ class TrainingKernels(Protocol):
         """The names of the activations that `linear` can apply to its output."""
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-        """Return whether the kernel `linear` supports this input and this weight."""
+        """Return whether the kernel `linear` (a linear layer) supports this input and this weight."""
 
     def linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
@@ -282,7 +282,7 @@ class TrainingKernels(Protocol):
         rate: float = 0.0,
         shrink: float = 1.0,
     ) -> None:
-        """Add an update that Adam did not make to the master weights, then update their average and bfloat16 copy.
+        """Add an update that Adam did not make to the master weights; refresh their moving average and bfloat16 copy.
 
         Args:
             vectors: the vectors to change.
@@ -313,7 +313,7 @@ class TrainingKernels(Protocol):
         """
 
     def supports_logits(self, logits: Tensor) -> bool:
-        """Return whether `softmax_` supports these logits."""
+        """Return whether `softmax_`, the in-place softmax, supports these logits."""
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Replace the logits of rows, (N, V), by their softmax, and return each row's log-sum-exp, float32, (N,)."""

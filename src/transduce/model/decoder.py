@@ -65,7 +65,7 @@ class Decoder(VocabularyModel):
         return self.finish(normalize(self.norm, x, present))
 
     def new_cache(self) -> DecoderCache:
-        """Return an empty cache for `decode`."""
+        """Return an empty KV cache for the method `decode`."""
         return DecoderCache(self.config.num_decoder_layers)
 
     def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
@@ -98,7 +98,7 @@ class PromptState(DecodingState):
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
         """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D).
 
-        The first step returns the layer after the prompt and ignores its tokens.
+        The first step returns the output after the prompt's last token, and ignores its argument.
         """
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None

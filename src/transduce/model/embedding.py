@@ -103,12 +103,12 @@ class VocabularyModel(nn.Module):
 
     @property
     def target_weight(self) -> nn.Parameter:
-        """The target's embeddings (V, D): the source's, unless they are untied."""
+        """The target's embedding matrix (V, D), which is the source's unless embeddings are untied."""
         return self.source_weight if self.own_target_weight is None else self.own_target_weight
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """The output projection (V, D): the target's embeddings, unless they are untied."""
+        """The output projection (V, D), which is the target's embedding matrix unless it is untied."""
         return self.target_weight if self.own_output_weight is None else self.own_output_weight
 
     def project(self, hidden: Tensor) -> Tensor:

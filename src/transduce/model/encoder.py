@@ -28,7 +28,7 @@ class MaskedLanguageHead(nn.Module):
         self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply the head: (…, D) to (…, D)."""
+        """Apply the head (linear layer, activation, LayerNorm): (…, D) to (…, D)."""
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 

@@ -194,7 +194,7 @@ register_class(
 
 
 def global_change() -> str | None:
-    """Return a clause that describes a change to all modules of the process, such as a global hook; None if none.
+    """Return a clause about a change to all modules of the process, such as a global hook; None without a change.
 
     This cheap check runs at every batch; `replaced_method` runs only when a module is described.
     """
@@ -215,7 +215,9 @@ def replaced_method() -> str | None:
 
 
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
-    """Check that a module's class is known and unchanged, and yield its wrapper and parametrizations as facts.
+    """Check that a module's class is known and unchanged, and yield properties that change what the module computes.
+
+    The properties are a wrapper of the class, and parametrizations of the module's weights.
 
     Raises:
         UnknownError: the module's class is unknown, or something was added to the module.

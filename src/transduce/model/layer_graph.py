@@ -283,7 +283,7 @@ class Description:
         return any(map(itemgetter("training"), self._with_modes))
 
     def is_current(self, module: nn.Module) -> bool:
-        """Return whether the module has not changed since it was described."""
+        """Return whether the described module has not changed since it was described."""
         submodules = self._current_submodules()
         return (
             submodules == self._submodules
@@ -368,7 +368,7 @@ class _Describer:
         self._readings = readings
 
     def get(self, module: nn.Module, name: str) -> Any:
-        """Return an attribute of a module, and record that the description depends on it."""
+        """Return an attribute of a module, and record that the description depends on the attribute."""
         value = getattr(module, name)
         if name in vars(module):
             self._readings.append((vars(module), name, value))
@@ -398,7 +398,7 @@ class _Describer:
         return kind
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
-        """Return the description of a model; `facts` holds the wrappers and parametrizations of its modules."""
+        """Return the description of a model; `facts` holds properties of its modules, such as wrappers."""
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
             raise UnknownError(f"the model is of class {type(model).__name__}")
@@ -419,7 +419,7 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return the properties of an embedding, and of the positions and the final norm of its encoder or decoder."""
+        """Return the properties of an encoder's or decoder's embedding, positions and final norm."""
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
@@ -478,7 +478,7 @@ class _Describer:
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
-        """Return the descriptions of the layers of a stack by dotted name."""
+        """Return the layer graphs of a stack's layers by dotted name."""
         self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
 
@@ -515,7 +515,7 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the description of a normalization."""
+        """Return the layer graph's description of a normalization."""
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
@@ -570,7 +570,7 @@ class _Describer:
         return name, hard, scale
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
-        """Return the operations of a feed-forward network."""
+        """Return the operations of a feed-forward network, as listed in the layer graph."""
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
@@ -605,7 +605,7 @@ _STACKS_OF: dict[type[nn.Module], tuple[tuple[str, str, str], ...]] = {
 
 
 def _facts(sublayer: Sublayer) -> Iterator[Fact]:
-    """Yield the properties of a sub-layer that the tables of backends list."""
+    """Yield the properties of a sub-layer, such as its norm and activation, that the tables of backends list."""
     path = sublayer.path
     yield Fact(path, "norm order", sublayer.order)
     for norm in sublayer.norms:

@@ -68,7 +68,7 @@ class BiasedMask(AttentionMask):
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Return the sum of mask and term, in the shape that both broadcast to."""
+        """Return the sum of the boolean mask's term and the additional term, broadcast to one shape."""
         if dtype not in self._sum:
             self._sum[dtype] = super().bias(dtype) + self._term.to(dtype)
         return self._sum[dtype]
@@ -185,7 +185,7 @@ def present_positions(ids: Tensor, pad_id: int) -> Tensor:
 
 
 class Packing(NamedTuple):
-    """The positions of the sentences in a packed batch."""
+    """The positions of the sentences in a packed batch, whose sentences are concatenated without padding."""
 
     starts: Tensor
     """The index of each sentence's first token, int32, (B,)."""
@@ -198,7 +198,7 @@ class Packing(NamedTuple):
 
 
 class PackedMask(NamedTuple):
-    """A mask for packed batches: each query attends to its own sentence's keys, and if `causal` to no later ones."""
+    """A mask for batches without padding: queries attend to keys of their sentence, if `causal` to no later keys."""
 
     queries: Packing
     keys: Packing

@@ -151,7 +151,7 @@ class Rotation(NamedTuple):
     """Pairs are (2i, 2i + 1), as in the paper; otherwise (i, i + K / 2), as in Llama."""
 
     def apply(self, x: Tensor) -> Tensor:
-        """Rotate queries or keys, (B, H, T, K)."""
+        """Rotate queries or keys, (B, H, T, K), by the angles of their positions."""
         first, second = x.unflatten(-1, (-1, 2)).unbind(-1) if self.interleaved else x.chunk(2, dim=-1)
         turned = (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine)
         return torch.stack(turned, dim=-1).flatten(-2) if self.interleaved else torch.cat(turned, dim=-1)

@@ -121,7 +121,7 @@ class CellState(NamedTuple):
     """The average of past states that the last step started from, (N, D)."""
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return the states at these rows, in this order."""
+        """Return the recurrent states at these rows, in this order."""
         cell, past, average = (None if part is None else part.index_select(0, rows) for part in self[1:])
         return CellState(self.hidden.index_select(0, rows), cell, past, average)
 
@@ -286,12 +286,12 @@ class Recurrent(VocabularyModel):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the input of `project`, (B, T, D), by teacher forcing."""
+        """Return the decoder's states, the input of `project`, (B, T, D), by teacher forcing."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """Return the input of `project`, (B, length, D), for a decoder whose inputs are its own best tokens."""
+        """Return the states (the input of `project`), (B, length, D), of a decoder that reads its own best tokens."""
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
         tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
@@ -318,13 +318,13 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the input of `project`, (B, T, D), for inputs that follow those in the cache."""
+        """Return the decoder's states (the input of `project`), (B, T, D), for inputs that follow the cached ones."""
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
         return self._run(x, memory, memory_mask, cache, trace)
 
     def new_cache(self) -> RecurrentCache:
-        """Return an empty cache for `decode`."""
+        """Return an empty cache of recurrent states for the method `decode`."""
         return RecurrentCache()
 
     def start(self, source_ids: Tensor) -> DecodingState:
@@ -441,7 +441,7 @@ class RecurrentState(DecodingState):
         self.cache = model.new_cache()
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the input of `project` after each hypothesis' newest token, (B, W) to (B, W, D)."""
+        """Return the decoder's states (the input of `project`) after the newest tokens, (B, W) to (B, W, D)."""
         return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
     @override

@@ -80,7 +80,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         return self.decode(target_input, self.encode(past), first_position=past.shape[1])
 
     def encode(self, past: Tensor) -> Tensor:
-        """Return the memory: (B, S, C) to (B, S, D)."""
+        """Return the memory (the encoder's output): (B, S, C) to (B, S, D)."""
         return self.encode_embedded(self.source_embedding.embed(past), None)
 
     def decode(

@@ -29,7 +29,7 @@ class EncoderDecoderLayers(nn.Module):
     config: ModelConfig
 
     def add_layers(self, config: ModelConfig) -> None:
-        """Create the layers; a subclass calls this method once in its constructor."""
+        """Create the encoder and decoder layers; a subclass calls this once in its constructor."""
         self.encoder_positions = StackPositions(config, causal=False)
         self.decoder_positions = StackPositions(config, causal=True)
         self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
@@ -64,7 +64,7 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's last layer, (B, T, D) to (B, T, D); without a mask each position attends to its past."""
+        """Return the output of the decoder's last layer, (B, T, D), for embedded inputs; mask None: look-ahead mask."""
         self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
@@ -81,7 +81,7 @@ class EncoderDecoderLayers(nn.Module):
         return normalize(self.decoder_norm, x, present)
 
     def new_cache(self) -> DecoderCache:
-        """Return an empty cache for `decode_embedded`."""
+        """Return an empty KV cache for the method `decode_embedded`."""
         return DecoderCache(self.config.num_decoder_layers)
 
 
@@ -134,7 +134,7 @@ class Ancestry:
 
 
 class MemoryDecoder(Protocol):
-    """The methods of `Transformer` that `MemoryState` uses."""
+    """An interface with the methods of `Transformer` that `MemoryState` uses."""
 
     def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
         """Return the memory (B, S, D) and the mask that hides its padding."""
@@ -254,7 +254,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's last layer for these inputs, (B, T, D).
+        """Return the output of the decoder's last layer for these inputs, (B, T, D).
 
         Without a mask, the inputs are a sequence in which each position attends to its past. Padding at the right needs
         no mask, because no other position attends to it. With a cache, the inputs are the positions after the cached

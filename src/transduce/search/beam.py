@@ -35,7 +35,7 @@ class Coverage:
         self._penalties: list[list[float]] | None = None  # computed from `sums` on demand
 
     def add_step(self) -> None:
-        """Add the newest step's attention weights to the sums over the steps."""
+        """Add the newest decoding step's attention weights to the sums over the steps."""
         newest = self.scorer.attention()
         self.sums = newest if self.sums is None else self.sums + newest
         self._penalties = None
@@ -53,7 +53,7 @@ class Coverage:
             self._penalties = None
 
     def penalty(self, row: int, beam: int) -> float:
-        """Return the penalty to add to a hypothesis's score, in nats, at most 0."""
+        """Return the coverage penalty to add to a hypothesis's score, in nats, at most 0."""
         if self.sums is None:
             return 0.0
         if self._penalties is None:  # one transfer for all, since each one stalls a GPU
@@ -200,7 +200,7 @@ class BeamSearch:
         self._keep_sentences(staying)
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the n best hypotheses of each sentence that has left the batch, best first; none for the others."""
+        """Return the n best hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
         decoding = set(self.sentences)
         return [
             [] if sentence in decoding else self._best(sentence, self.beam.n_best)
@@ -234,7 +234,7 @@ class BeamSearch:
             self.coverage.reorder(live.parents)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add candidates that end to the finished hypotheses of their groups."""
+        """Add candidates that end with the end symbol to the finished hypotheses of their groups."""
         rows, numbers = self._may_be_returned(ended).nonzero().unbind(1)
         if not len(rows):
             return
@@ -382,7 +382,7 @@ class GenerateSearch(BeamSearch):
         del finished[self.beam.group_size :]
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add candidates that end to the finished hypotheses of their groups."""
+        """Add candidates that end with the end symbol to the finished hypotheses of their groups."""
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -395,7 +395,7 @@ class GenerateSearch(BeamSearch):
     def _finish_live(self, row: int) -> None:
         """Add the live hypotheses of a sentence at its maximum length to its finished hypotheses.
 
-        They compete with those that ended in the same step: only the W best of both count.
+        These compete with the hypotheses that ended in the same step: only the W best of both count.
         """
         size = self.beam.group_size
         for beam in range(self.scores.shape[1]):

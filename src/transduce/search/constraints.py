@@ -21,7 +21,7 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class Edges(NamedTuple):
-    """The tokens that join words in scripts with spaces, grouped by how they join; phrases end at the end of a word."""
+    """The tokens inside words of scripts with spaces, by which search knows whether a phrase ends where a word ends."""
 
     continuing: frozenset[int] = frozenset()
     """Tokens that continue the preceding word."""
@@ -68,7 +68,7 @@ class PhraseMatcher:
         return Progress(unmet, tail, closing)
 
     def missing(self, progress: Progress) -> int:
-        """Return the minimum number of tokens that are still needed for all phrases."""
+        """Return the minimum number of tokens that a hypothesis still needs for all phrases."""
         cached = self._missing.get(progress)
         if cached is None:
             shortest = {n: min(map(len, self.phrases[n])) for n in progress.unmet}
@@ -81,7 +81,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that start an unmet phrase or continue one."""
+        """Return the tokens that start a phrase which the hypothesis lacks, or continue one."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}
@@ -188,7 +188,7 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses of each stage stay in the beam.
+    """Return how many hypotheses of each stage (that lack equally many tokens of the phrases) stay in the beam.
 
     Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
     does not fill go to other stages, those that lack least first.
@@ -214,7 +214,7 @@ def _one_row(choice: Choice, row: int) -> Choice:
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Write the selected candidates to the first slots; empty slots get a total of minus infinity."""
+    """Write the selected candidates to the first slots of a beam; empty slots get a total of minus infinity."""
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -276,7 +276,7 @@ class BalancedBrackets(Rule):
                 self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Set the logits of tokens that cannot follow to minus infinity; hypotheses that have ended stay unchanged."""
+        """Set the logits of tokens that cannot follow in a tree to minus infinity; ended hypotheses stay unchanged."""
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
@@ -317,6 +317,6 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents the newest consecutive tokens open that write no word, (B, W)."""
+    """Return how many constituents the newest tokens opened without writing a word between them, (B, W)."""
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

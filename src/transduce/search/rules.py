@@ -48,7 +48,7 @@ class MinimumLength(Rule):
         self.eos_id = eos_id
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Forbid the end symbol while hypotheses are too short."""
+        """Forbid the end symbol while hypotheses are shorter than the minimum length."""
         if tokens.shape[-1] < self.length:
             logits[..., self.eos_id] = _IMPOSSIBLE
         return logits
@@ -187,7 +187,7 @@ class Renormalize(Rule):
     """A rule that renormalizes probabilities over the tokens that earlier rules permit."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the log-probabilities of the permitted tokens."""
+        """Return the log-probabilities of the permitted tokens, which sum to probability 1."""
         return logits.log_softmax(dim=-1)
 
 

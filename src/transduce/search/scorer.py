@@ -63,7 +63,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class TextObserver(Observer, Protocol):
-    """An observer that also follows texts of several sentences."""
+    """An observer of a search that also follows the translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
         """Observe the translation of a text of several sentences, or of one with layout, after a step.
@@ -150,7 +150,7 @@ class Search(Protocol):
         """Remove sentences from the batch with their current hypotheses; indices of finished sentences are ignored."""
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return the hypotheses of all finished sentences, best first; empty lists for the others."""
+        """Return the hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
 
 
 def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
@@ -202,5 +202,5 @@ class MeanAttention(AttentiveScorer):
         self.scorers = scorers
 
     def attention(self) -> Tensor:
-        """Return the mean attention, (B, W, S)."""
+        """Return the mean attention of all models to the source, (B, W, S)."""
         return torch.stack([scorer.attention() for scorer in self.scorers]).mean(dim=0)

@@ -25,7 +25,7 @@ class Reductions(Protocol):
     """An interface of compiled kernels for reductions over logits (B, W, V)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels support these logits."""
+        """Return whether the compiled reductions support these logits."""
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the `count` greatest logits of each row and their indices, best first."""
@@ -53,13 +53,13 @@ class _Kernels:
 
 
 def use_kernels(reductions: Reductions | None) -> Reductions | None:
-    """Use these reductions from now on for all logits that they support; return the previous reductions."""
+    """Use these compiled reductions from now on for all logits that they support; return the previous ones."""
     before, _Kernels.reductions = _Kernels.reductions, reductions
     return before
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return reductions that find the `count` greatest logits of each row; None if unsupported or not faster."""
+    """Return the compiled reductions that find the `count` greatest logits; None if unsupported or not faster."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -194,7 +194,7 @@ class Selection(Protocol):
     """An interface for choosing among all continuations of a step."""
 
     def select(self, step: Step) -> Choice:
-        """Return the hypotheses of the next step and those that end in this one."""
+        """Return the continuations that become hypotheses of the next step, and those that end in this step."""
 
 
 class BestSelection(Selection):

@@ -91,7 +91,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one HTTP request by the protocol of ASGI."""
         await self._app(scope, receive, send)
 
     def _refuse(self) -> RequestError | None:

@@ -32,7 +32,7 @@ _MIN_SENTENCES_PER_WORKER = 16
 
 
 class Batch:
-    """A batch of sentences, possibly of several jobs, that are decoded together."""
+    """A batch of sentences, possibly of several jobs (clients' requests), that are decoded together."""
 
     def __init__(self, sentences: list[JobSentence]) -> None:
         self.sentences = sentences
@@ -41,7 +41,7 @@ class Batch:
         """Jobs of this batch whose sentences are still being decoded."""
 
     def split(self) -> list["Batch"]:
-        """Return one batch per job that is still in this batch; together they replace it."""
+        """Return one batch per job (client's request) in this batch; together they replace it."""
         return [Batch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
@@ -93,7 +93,7 @@ class Batcher:
         return sum(job.started_at is None for job in self._queue)
 
     def free_slots(self) -> int:
-        """Return the number of further jobs that the queue would accept now."""
+        """Return the number of further jobs (requests) that the queue would accept now."""
         with self._changed:
             return self._count_free_slots()
 
@@ -101,7 +101,7 @@ class Batcher:
         return self.max_running + self.max_waiting - len(self._running) - self._count_waiting()
 
     def submit(self, *jobs: Job) -> None:
-        """Add jobs to the queue, all of them or none.
+        """Add jobs (requests) to the queue, all of them or none.
 
         Raises:
             RequestError: the queue has too few free slots, or the server is shutting down.
@@ -167,12 +167,12 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self) -> bool:
-        """Return whether the queued jobs already fill a batch."""
+        """Return whether the sentences of the queued jobs (requests) already fill a batch."""
         tokens = sum(job.total_tokens * num_hypotheses(job) for job in self._queue)
         return tokens >= self.batch_tokens or len(self._running) + self._count_waiting() >= self.max_running
 
     def _drop_late(self) -> None:
-        """Remove jobs whose deadline has passed from the queue."""
+        """Remove jobs (requests) whose deadline has passed from the queue."""
         for job in [job for job in self._queue if job.is_expired]:
             self._dequeue(job)
 
@@ -229,7 +229,7 @@ class Batcher:
             self._dequeue(job)
 
     def finish(self, batch: Batch, results: list[Any] | Exception) -> None:
-        """Deliver the results of a batch or its error to its jobs, and complete each job that has all its results."""
+        """Deliver a batch's results, or its error, to its jobs (requests); complete jobs that have all results."""
         with self._changed:
             if not isinstance(results, Exception):
                 for (job, number), result in zip(batch.sentences, results, strict=True):
@@ -252,7 +252,7 @@ class Batcher:
             job.future.set_exception(error)
 
     def close(self) -> None:
-        """Accept no more jobs; the batcher still hands out those already accepted."""
+        """Accept no more jobs (requests); the batcher still hands out those already accepted."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -336,7 +336,7 @@ class BatchObserver:
                 job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Report the progress of a text of several sentences."""
+        """Report the progress of a text with several sentences to the text's job."""
         job, index = self.batch.sentences[text]
         if isinstance(job.progress, TextProgress) and job in self.batch.jobs:
             job.progress.report_text(index, final, draft)
@@ -375,11 +375,11 @@ class Workers:
 
     @property
     def all_alive(self) -> bool:
-        """True if all threads are running."""
+        """True if all decoding threads are running."""
         return all(thread.is_alive() for thread in self._threads)
 
     def join(self, seconds: float) -> None:
-        """Wait until all threads have ended, but at most this number of seconds."""
+        """Wait until all decoding threads have ended, but at most this number of seconds."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -466,7 +466,7 @@ class Engine:
         self.workers = Workers(self.batcher, metrics, workers=settings.workers, threads=threads)
 
     def start(self) -> None:
-        """Start the worker threads."""
+        """Start the worker threads, which decode jobs."""
         self.workers.start()
 
     def check_queue(self) -> None:
@@ -521,7 +521,7 @@ class Engine:
         raise deadline_error()
 
     def stop(self) -> None:
-        """Accept no more jobs; those already accepted are still decoded."""
+        """Accept no more jobs (requests); those already accepted are still decoded."""
         self.batcher.close()
 
     def fail_remaining(self) -> None:

@@ -433,12 +433,12 @@ def _check_formality(formality: Formality | None) -> None:
 
 
 def _split(value: str | Sequence[str] | None) -> list[str]:
-    """Return the names in a list, each of which may be several, separated by commas."""
+    """Return the names in a list of texts, each of which may hold several names separated by commas."""
     return [name.strip() for each in as_list(value or []) for name in each.split(",") if name.strip()]
 
 
 def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of tags in a field.
+    """Return the names of HTML or XML tags in a field of a request.
 
     Raises:
         RequestError: a name is not one, or there are too many.
@@ -450,7 +450,7 @@ def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
-    """Return how the texts of a request are read that have tags; None for plain text.
+    """Return the settings for reading a request's texts as HTML or XML; None for plain text.
 
     Raises:
         RequestError: a field with names of tags is invalid, or needs `tag_handling`.

@@ -77,7 +77,7 @@ class Model(QueuedModel, Protocol):
         """Return the token ids of a text in the target language."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the target text of token ids."""
+        """Return the text in the target language that token ids spell."""
 
     def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a source sentence that the vocabulary cannot represent."""
@@ -89,13 +89,13 @@ Progress = Callable[[int, Sequence[int], int], None]
 
 @runtime_checkable
 class TextProgress(Protocol):
-    """A receiver of progress that also follows lines of several sentences, by their text."""
+    """A receiver of translation progress that also follows lines with several sentences, by their text."""
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Receive a sentence's index in its job, the tokens of its best hypothesis, and how many of them are final."""
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Receive a line's index in its job, the final start of its translation, and the draft that continues it."""
+        """Receive a line's index in its job, the final start of its translation, and a draft of the translation."""
 
 
 class AlignedTranslation(NamedTuple):
@@ -170,7 +170,7 @@ class Job:
         return self.abandoned or time.monotonic() >= self.deadline
 
     def is_compatible_with(self, other: "Job") -> bool:
-        """Return whether sentences of both jobs may be decoded in one batch."""
+        """Return whether sentences of this job and of another may be decoded in one batch."""
         return (
             self.model is other.model
             and self.search == other.search
@@ -196,7 +196,7 @@ class Job:
         ]
 
     def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
-        """Return the spans of the marks in each alternative of a translation."""
+        """Return the spans of the marks (inline HTML elements) in each alternative of a translation."""
         single_alternatives = [
             msgspec.structs.replace(translation, alternatives=(alternative,))
             for alternative in translation.alternatives
@@ -222,7 +222,7 @@ class JobSentence(NamedTuple):
 
     @property
     def marks(self) -> Sequence[Span]:
-        """The spans of the sentence that are to be located in its translation."""
+        """The spans of the sentence's inline HTML elements, which are to be located in the translation."""
         return self.job.marks.get(self.number, ())
 
     @property
@@ -249,7 +249,7 @@ class FunctionJob(Job):
         self._work = work
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether the other job is this one: a function shares no batch."""
+        """Return whether the other job is this one, since a function shares its batch with no job."""
         return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002

@@ -190,7 +190,7 @@ class RateLimiter:
     """A token bucket per client: it fills up evenly, and each request takes one token."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Limit each client to `per_minute` requests a minute; 0 means no limit."""
+        """Create a limiter of each client to `per_minute` requests a minute; 0 means no limit."""
         self.per_minute = per_minute
         self._clock = clock
         # Client address → (requests left, time of that count). The client seen longest ago is evicted first: its

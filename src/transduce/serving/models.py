@@ -96,7 +96,7 @@ class ServedModel:
         *,
         protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
-        """Return the translations of a batch of sentences, in order; `indices` are their requests' indices."""
+        """Return the translations of a batch of sentences; `indices` are the sentences' indices in their requests."""
         with self.access.hold_shared():
             return self.translator.translate(
                 sentences,
@@ -124,7 +124,7 @@ class ServedModel:
         return self.translator.tokenizer.target.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the target text of token ids."""
+        """Return the text in the target language that token ids spell."""
         return self.translator.tokenizer.target.decode(ids)
 
     def unknown_characters(self, sentence: str) -> str:
@@ -156,7 +156,7 @@ class ServedGenerator:
 def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:
     """Parse PATH or SOURCE:TARGET=PATH from the command line into a language pair, or None, and a path.
 
-    The path may lead to a model or to a file for one.
+    The path is that of a model folder or, in the option for glossaries, of a model's glossary file.
 
     Raises:
         TransduceError: the text before the path is not two languages.

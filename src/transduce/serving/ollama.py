@@ -46,7 +46,7 @@ class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields of both requests."""
+    """The fields that the requests to `/api/chat` and `/api/generate` have in common."""
 
     model: Annotated[str, Meta(description="A `name` from `GET /api/tags`.")]
     stream: bool | None = True
@@ -247,7 +247,8 @@ class OllamaHandlers:
             completion = await self.completions.complete(order, disconnected)
         finally:
             disconnected.cancel()
-        return json_response(formatter.last_line(completion, completion.choices[0].text))
+        content = formatter.last_line(completion, completion.choices[0].text)
+        return json_response(content, headers=completion.headers)
 
     async def tags(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /api/tags` and `GET /api/ps` with all models."""
@@ -282,14 +283,14 @@ class _LineFormatter(EventFormatter):
         self._sent = ""
 
     def progress(self, progress: Progress) -> bytes:
-        """Return a line with the text that became final since the last one."""
+        """Return a line of the stream with the text that became final since the last line."""
         if progress.line or not progress.text.startswith(self._sent) or progress.text == self._sent:
             return b""
         text, self._sent = progress.text[len(self._sent) :], progress.text
         return _line(self._response(text, done=False))
 
     def result(self, answer: Completion) -> bytes:
-        """Return the lines with the rest of the text and the end."""
+        """Return the lines with the rest of the answer's text and the end of the stream."""
         text = answer.choices[0].text
         if not text.startswith(self._sent):
             return self.error(RequestError(500, "The text changed after a part of it was sent: send it again."))
@@ -298,11 +299,11 @@ class _LineFormatter(EventFormatter):
         return lines + _line(self.last_line(answer, ""))
 
     def error(self, error: RequestError) -> bytes:
-        """Return a line with the error that ends the stream."""
+        """Return the line with the error that ends the stream."""
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:
-        """Return the object that ends an answer, with this text."""
+        """Return the JSON object that ends an answer; it contains this text."""
         duration = time.monotonic_ns() - self._started_at
         return msgspec.structs.replace(
             self._response(text, done=True),

@@ -70,7 +70,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
-    """The fields of both completion requests."""
+    """The fields that the requests for chat completions and for text completions have in common."""
 
     model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
     stream: Annotated[bool, Meta(description="Answer with server-sent events that add text once it is final.")] | (
@@ -358,7 +358,8 @@ class OpenAIHandlers:
             completion = await self.completions.complete(order, disconnected)
         finally:
             disconnected.cancel()
-        return json_response(render(name, created, message.model, completion, with_tokens=order.with_tokens))
+        content = render(name, created, message.model, completion, with_tokens=order.with_tokens)
+        return json_response(content, headers=completion.headers)
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models`."""
@@ -513,7 +514,7 @@ class OpenAIEventFormatter(EventFormatter):
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:
-        """Return the events with the rest of the text and the end of the stream."""
+        """Return the events with the rest of the completion's text and the end of the stream."""
         choice = answer.choices[0]
         if not choice.text.startswith(self._sent or ""):
             return self.error(

@@ -140,7 +140,7 @@ class _Part(NamedTuple):
 
 
 class _Parts:
-    """Collects the parts of one multipart form from the events of python-multipart's parser."""
+    """A collector of the parts of one multipart form from the events of python-multipart's parser."""
 
     def __init__(self) -> None:
         self.parts: list[_Part] = []
@@ -245,7 +245,7 @@ class ReadableRequest(Protocol):
         """The headers by lower-case name."""
 
     def stream(self) -> AsyncIterator[bytes]:
-        """Yield the body in chunks as they arrive."""
+        """Yield the request's body in chunks as they arrive."""
 
 
 async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) -> bytes:
@@ -317,7 +317,7 @@ class Decoder:
         return chunk
 
     def finish(self) -> None:
-        """Check that the body is complete; a RequestError says what is missing."""
+        """Check that the request's body is complete; a RequestError says what is missing."""
 
 
 class Inflater(Decoder):

@@ -97,7 +97,7 @@ class ResponseMiddleware:
         self.root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one HTTP request (ASGI), with the common headers and within the time limit."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -65,7 +65,7 @@ class LimitedConnection(H11Protocol):
         self._postponed = b""  # received data that the next iteration of the event loop handles
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or refuse it if there are too many."""
+        """Accept a new connection, or refuse it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
@@ -114,7 +114,7 @@ class LimitedConnection(H11Protocol):
         self.data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse data that is not HTTP."""
+        """Answer data that is not HTTP with status 400, and close the connection."""
         self._refuse(RequestError(400, f"{msg.rstrip('.')}: the connection is closed."))
 
     def _start_timer(self) -> None:
@@ -276,6 +276,8 @@ class Server(uvicorn.Server):
         admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
         config = uvicorn.Config(
             application,
+            # uvicorn would prefer uvloop where it is installed, whose transports are not those of `LimitedConnection`.
+            loop="asyncio",
             http=connection_class(settings, admission),
             ws="none",
             lifespan="off",
@@ -361,7 +363,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the decoding threads, then listen."""
+        """Start the decoding threads of the service, then listen for connections."""
         self._loop = asyncio.get_running_loop()
         self.application.service.engine.start()
         await super().startup(sockets)

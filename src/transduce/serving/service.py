@@ -72,7 +72,7 @@ class TranslationRequest(NamedTuple):
     """True for texts of an uploaded document, which has limits of its own."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
-        """Return the glossary that this model uses for the request, or None."""
+        """Return the glossary that a model uses for this request, or None."""
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
@@ -124,7 +124,7 @@ Report = Callable[[Progress], None]
 
 
 class Catalog(NamedTuple):
-    """The models and API keys of a server, which it can load again while it runs."""
+    """The models and API keys of a server, both of which the server can load again while it runs."""
 
     models: Sequence[Model]
     """Translation models, each for a different language pair."""
@@ -253,7 +253,7 @@ class Service:
     def _job(
         self, model: Model, planned_texts: Sequence[PlannedText], request: TranslationRequest, report: Report | None
     ) -> Job:
-        """Return the job with all sentences of a request that one model translates."""
+        """Return a job for the queue with all sentences of a request that one model translates."""
         positions = [
             (index, line)
             for index, planned in enumerate(planned_texts)
@@ -296,7 +296,7 @@ class Service:
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
-    """Return the plan of a text; the lines of a plain text are translated together if its settings join them."""
+    """Return the plan of a text: its sentences to translate, and how their translations become the answer's text."""
     if request.format == "text":
         return plan_text(text, joins_lines=request.text_settings.lines == "join")
     if request.format == "markdown":
@@ -367,14 +367,14 @@ class _Reporter:
         self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Report a plain sentence; the tokens of other lines are not the start of their translations."""
+        """Report the progress of a plain sentence; of other lines, the tokens are not the translations' start."""
         if self._is_plain[number]:
             # The last character may be incomplete, with only some of its byte tokens decoded.
             text, draft = (self._model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Report a line of several sentences or with layout."""
+        """Report the progress of a line of several sentences or with layout."""
         if not self._is_plain[number]:
             self._put(number, final, draft)
 
@@ -438,7 +438,7 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return the text made of each sentence's alternative of this rank, or its best one if it has fewer."""
+    """Return the text made of the alternatives at this rank; a sentence with fewer alternatives has its best one."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text

@@ -21,18 +21,18 @@ class ProgressBuffer:
         self._arrived = asyncio.Event()
 
     def put(self, progress: Progress) -> None:
-        """Store the progress of a line in place of an earlier one."""
+        """Store the progress of a line, which replaces earlier progress of this line."""
         self._latest[progress.index, progress.line] = progress
         self._arrived.set()
 
     async def wait_for_progress(self, answering: asyncio.Future[Any]) -> None:
-        """Wait until new progress is stored or the answer is complete."""
+        """Wait until new progress of a line is stored, or the answer is complete."""
         arrived = asyncio.ensure_future(self._arrived.wait())
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
 
     def take(self) -> list[Progress]:
-        """Return the progress since the last call, at most one entry per line."""
+        """Return the progress stored since the last call, at most one entry per line."""
         self._arrived.clear()
         progress = list(self._latest.values())
         self._latest.clear()
@@ -68,7 +68,7 @@ class EventFormatter:
         return server_event("result", answer)
 
     def error(self, error: RequestError) -> bytes:
-        """Return the event for an error that ends the stream."""
+        """Return the bytes of the server-sent event with the error that ends the stream."""
         return server_event("error", ErrorMessage(error=error.sentence))
 
 

@@ -40,7 +40,7 @@ class DocumentTranslation:
     """A document that is translated in a thread of its own, whose texts go through the queue of all requests."""
 
     def __init__(self, order: DocumentOrder, service: Service, readers: threading.Semaphore) -> None:
-        """Prepare the translation, which `start` begins in the running event loop."""
+        """Prepare the translation of a document, which `start` begins in the running event loop."""
         self.id = secrets.token_hex(16).upper()
         self.key = secrets.token_hex(32).upper()
         """Secret that the client must show to get the result."""
@@ -71,12 +71,12 @@ class DocumentTranslation:
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
-        """Stop the translation, whose result nobody needs."""
+        """Stop the translation of the document, whose result nobody needs."""
         if not self._canceled.done():
             self._canceled.set_result(None)
 
     def matches(self, key: str) -> bool:
-        """Return whether a client has shown the translation's secret."""
+        """Return whether a client's key is the secret key of this document translation."""
         return hmac.compare_digest(self.key.encode(), key.encode("utf-8", "surrogatepass"))
 
     def _run(self) -> None:
@@ -148,6 +148,7 @@ class DocumentTranslation:
 
     def _finish(self, result: bytes, error: RequestError | None) -> None:
         self.result, self.error = result, error
+        self.order = self.order._replace(file=UploadedFile(self.order.file.name, b""))  # the source is not needed again
         self.state = "done" if error is None else "error"
         self.touched_at = time.monotonic()
         self.finished.set()
@@ -188,10 +189,10 @@ class DocumentStore:
         return translation
 
     def get(self, id: str, key: str) -> DocumentTranslation:
-        """Return a document that the client may see.
+        """Return a stored document to the client that knows the document's key.
 
         Raises:
-            RequestError: status 404, there is no such document, or the key is another.
+            RequestError: status 404, there is no such document, or the key is not the document's.
         """
         self._delete_old()
         translation = self._documents.get(id)
@@ -201,7 +202,7 @@ class DocumentStore:
         return translation
 
     def delete(self, translation: DocumentTranslation) -> None:
-        """Delete a document with its result, and stop its translation."""
+        """Delete a document with its translation, and stop the translation if it is running."""
         translation.cancel()
         self._documents.pop(translation.id, None)
 

@@ -1,5 +1,6 @@
 """Prepare the text of a run: its tokenizer, its training pairs on disk, and its dev set."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -29,7 +30,7 @@ from transduce.tasks.prepared_folder import (
     tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
+from transduce.text.corpus import CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
@@ -119,7 +120,7 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of files that have moved, for the next time that the run resumes."""
+        """Store the new paths of text files that were moved, for the next time that the run resumes."""
         moved = dict[str, str]()
         for name in _NAMES:
             moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
@@ -259,7 +260,7 @@ class PreparationBar:
     """A progress display that is called with the number of pairs read so far; use it in a ``with`` statement."""
 
     def __init__(self, console: Console, pairs: int | None) -> None:
-        """Create the display; ``pairs`` is the total number, None if unknown."""
+        """Create the progress display; ``pairs`` is the total number, None if unknown."""
         self._console = console
         self._pairs = pairs
         self._clock = ReportClock(_SECONDS_BETWEEN_LINES)
@@ -275,7 +276,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show a new number of pairs that have been read."""
+        """Show on the display how many pairs have been read."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
@@ -326,7 +327,7 @@ class RunCorpus(Protocol):
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Language codes of source and target; None where unknown."""
+        """The language codes of source and target; None where unknown."""
 
     @property
     def pairs(self) -> int:
@@ -405,10 +406,12 @@ def prepare_corpus(
     size = measure_corpus(text.files, notes)
     if text.dev is not None:
         measure_corpus(text.dev, notes)
+    if text.files.is_text_alone or settings.tokenizer.kind == "character":  # such vocabularies keep all spaces
+        notes.repeated_spaces = 0
     for line in notes.notices():
         display.say(line)
     if text.writes_text and not text.files.is_text_alone:
-        for line in language_notices(text.files, _languages(settings.data)):
+        for line in language_notices(text.files, languages_of(settings.data)):
             display.say(line)
     if tokenizer is None:
         tokenizer, tokenizer_settings = learn_tokenizer(
@@ -523,6 +526,17 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
     return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
+def _note_spaces(block: PairBlock, notes: LineNotes) -> None:
+    """Count the texts of a block whose spaces a vocabulary changes."""
+    texts = "\n".join((*block.sources, *block.targets))
+    if "\u2581" in texts:
+        notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
+    notes.repeated_spaces += len(_ODD_SPACES.findall(texts))
+
+
+_ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
+
+
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
     """Count the pairs, and the characters of scripts without spaces that occur often enough to be learned.
 
@@ -536,6 +550,7 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
     reader, skipped = PairReader(files, notes), notes.skipped_lines
     for block in reader:
         text = "".join(block.sources) + "".join(block.targets)
+        _note_spaces(block, notes)
         block_counts = np.bincount(np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4")))
         longer, shorter = (counts, block_counts) if len(counts) > len(block_counts) else (block_counts, counts)
         longer[: len(shorter)] += shorter
@@ -626,7 +641,7 @@ def _task_corpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=prepared,
-        languages=_languages(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
+        languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
         filters=text.filters,
         dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
@@ -655,7 +670,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
     return msgspec.structs.replace(settings, data=with_files)
 
 
-def _languages(data: DataSettings) -> tuple[str | None, str | None]:
+def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
     """Return the languages, as specified or from the files' suffixes."""
     if data.languages is not None:
         return data.languages

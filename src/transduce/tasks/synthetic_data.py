@@ -226,6 +226,7 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
     return msgspec.structs.replace(
         request,
         started_at=None,
+        callbacks=(),
         settings=content,
         out=request.out / REVERSE_FOLDER,
         resume=resume,

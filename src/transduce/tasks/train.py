@@ -17,6 +17,7 @@ from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
 from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
+from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
 
 # --- stages of a run ---
@@ -90,6 +91,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     minutes: float | None = None,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
     resume: bool = False,
     dry_run: bool = False,
     device: str = "auto",
@@ -121,6 +123,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         minutes: training time, in place of `steps`.
         seed: random seed; None: 1.
         settings: any settings by their dotted names: ``{"training.seed": 2}``.
+        callbacks: objects that follow the run and may stop it, such as `WandbTracker()` (docs/folders.md).
         resume: resume from the newest checkpoint in `out`.
         dry_run: print all choices without training.
         device: "cpu", "cuda", or "auto".
@@ -162,12 +165,28 @@ def train(  # noqa: PLR0913  (the command's own options)
         if value is not None:
             put_setting(content, name, value)
     request = RunRequest(
-        settings=content, out=as_path(out, "`out`"), resume=resume, dry_run=dry_run, device=device, threads=threads
+        settings=content,
+        out=as_path(out, "`out`"),
+        resume=resume,
+        dry_run=dry_run,
+        device=device,
+        threads=threads,
+        callbacks=_checked_callbacks(callbacks),
     )
     if pairs is None and dev_pairs is None:
         return train_in_stages(request)
     with _objects_as_files(request, {"source": pairs, "dev_source": dev_pairs}) as request:
         return train_in_stages(request)
+
+
+def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
+    for callback in callbacks if isinstance(callbacks, Sequence) else (callbacks,):
+        if not isinstance(callback, Callback):
+            raise TransduceError(
+                f"`callbacks` must be a list of objects of classes derived from transduce.Callback, but one is "
+                f"{callback!r}."
+            )
+    return tuple(callbacks)
 
 
 @contextmanager
@@ -192,7 +211,7 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
-    """Write pairs to files and set these in `content`; a resumed run keeps the files that it has."""
+    """Write the pairs to files, and set the files in the settings `content`; with `keep`, existing files stay."""
     data = make_settings(content).data
     for name, pairs in objects.items():
         if pairs is None:

@@ -161,7 +161,7 @@ class PairReader:
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Count a block and its pairs, and return the line number after the block."""
+        """Count a block of pairs that is not wanted; return the line number after the block."""
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -169,7 +169,7 @@ class PairReader:
     def _split(
         self, lines: list[str], path: str, first_line: int, layout: "TableLayout | None"
     ) -> tuple[list[str], list[str]]:
-        """Split lines of pairs into sources and targets; without a layout they are JSON."""
+        """Split lines that hold a pair each into sources and targets; without a `layout` the lines are JSON."""
         sources, targets = [], []
         for number, text in enumerate(lines, first_line):
             where = f"{path}:{number}"
@@ -320,9 +320,9 @@ class TableLayout(NamedTuple):
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
     """Return how a file of tab-separated pairs is written, by its first 1,000 lines.
 
-    Fields are quoted if each field that begins with a quote is complete, and either all fields are quoted or each of
-    these has a doubled quote or a tab inside, which is why CSV quotes it. The first line is a header if both columns
-    are language codes or usual names of columns.
+    Fields are quoted as in CSV if each field that begins with a quote also ends with one, and either all fields begin
+    so, or each such field contains a doubled quote or a tab. The first line is a header if both columns are language
+    codes or usual names of columns.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -422,7 +422,7 @@ def _one_line(text: str) -> str:
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
-    """Note the first place of each field that is not used; refuse weights, which would change what is learned."""
+    """Record where each unused JSON field first occurs; refuse weights of pairs, whose loss would change training."""
     if len(record) == len(used):
         return
     for name in record:

@@ -58,6 +58,10 @@ class LineNotes:
     """Lines of tables that are no pairs: headers, and lines with other than two columns."""
     quoted_files: list[str] = field(default_factory=list)
     """Tables whose fields are quoted as in CSV."""
+    space_marks: int = 0
+    """Texts with U+2581 (▁), which vocabularies read as a space."""
+    repeated_spaces: int = 0
+    """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     unused_fields: dict[str, str] = field(default_factory=dict)
     """Fields of JSON objects that are not used, each with the first place."""
 
@@ -70,6 +74,16 @@ class LineNotes:
             notices.append(
                 f"{count_noun(self.line_feeds, 'text')} had line feeds, which became spaces; translation keeps line "
                 "feeds, as it translates each line apart."
+            )
+        if self.space_marks:
+            notices.append(
+                f"{count_noun(self.space_marks, 'text')} with ▁ (U+2581): the vocabulary reads it as a space, so the "
+                "model does not learn to write it."
+            )
+        if self.repeated_spaces:
+            notices.append(
+                f"{count_noun(self.repeated_spaces, 'text')} with outer or repeated spaces: the vocabulary collapses "
+                "them, so the model writes single ones."
             )
         if self.unused_fields:
             named = ", ".join(f'"{name}" ({where})' for name, where in self.unused_fields.items())
@@ -134,7 +148,7 @@ class LineBlocks:
         self._exit.close()
 
     def read(self, most: int) -> list[str]:
-        """Return the next ``most`` lines, or all that are left."""
+        """Return the next ``most`` lines of the file, or all that are left."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
@@ -142,7 +156,7 @@ class LineBlocks:
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, most: int) -> int:
-        """Skip up to ``most`` lines without decoding them, and return their number."""
+        """Skip up to ``most`` lines of the file without decoding them, and return their number."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, most))
@@ -165,7 +179,7 @@ class _Decoder:
         self._offset = 0  # offset of the next line's first byte in the (uncompressed) file
 
     def decode_line(self, raw: bytes) -> str:
-        """Return the line's text without its line feed."""
+        """Return the text of a line of bytes without its line feed."""
         line = self._without_mark(raw)
         try:
             text = line.decode("utf-8")
@@ -192,7 +206,7 @@ class _Decoder:
             )
 
     def decode_block(self, raw_lines: list[bytes]) -> list[str]:
-        """Return the texts of many lines without their line feeds."""
+        """Return the texts of many lines of bytes without their line feeds."""
         if not raw_lines:
             return []
         content = b"".join(raw_lines)

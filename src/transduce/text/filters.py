@@ -119,6 +119,6 @@ class PairFilter:
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Return an 8-byte hash that identifies a pair without control characters."""
+    """Return an 8-byte hash that identifies a pair of texts without control characters, to find duplicates."""
     # Neither side can contain a line feed, so the key is unambiguous.
     return hashlib.blake2b(f"{source}\n{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -119,6 +119,17 @@ def valid_language(code: str) -> bool:
     return _CODE.fullmatch(code) is not None
 
 
+_ISO_639_1 = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo "
+    "es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka "
+    "kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng "
+    "nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su "
+    "sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
+TWO_LETTER_CODES = frozenset(_ISO_639_1.split())
+"""The two-letter language codes of ISO 639-1, which tell files of languages from files such as train.in."""
+
+
 def is_in_large_script(text: str) -> bool:
     """Return whether most letters are of a script with many characters (Han, kana, Hangul) or no spaces (Thai, …).
 
@@ -197,11 +208,11 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
     def content(self) -> bytes:
-        """Return the content of the file for a model folder."""
+        """Return the language profiles as the content of a file in a model folder."""
         return msgspec.json.format(msgspec.json.encode(self), indent=0) + b"\n"
 
     def save(self, folder: str | Path) -> None:
-        """Write the profiles into a model folder."""
+        """Write the language profiles into a model folder."""
         write_file(Path(folder) / FILE_NAME, self.content())
 
     @classmethod

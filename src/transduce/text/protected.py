@@ -34,6 +34,7 @@ _UNITS = (
     "Hz kHz MHz GHz THz W kW MW GW Wh kWh MWh mAh Ah V kV mV mA Ω kΩ Pa hPa kPa MPa bar psi kN kJ MJ cal kcal "
     "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² %"
 )
+_CURRENCY = "[$¢£¤¥֏฿₠-⃀]"
 _EMOJI = (
     r"(?:[\U0001f1e6-\U0001f1ff]{2}"  # flags of two letters
     r"|[0-9#*]\ufe0f?\u20e3"  # keycaps
@@ -69,6 +70,7 @@ _KINDS = {
     rf"(?:/(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})*+)?+",
     "handle": rf"(?<![A-Za-z0-9_.@/\u00aa-\u1fff])@(?:{_NO_LATER_SCRIPT}\w)++(?:[.-](?:{_NO_LATER_SCRIPT}\w)++)*+",
     "topic": rf"(?<![A-Za-z0-9_#&/\u00aa-\u1fff])#(?:[^\s#，。！？,.!?]{{1,30}}+#(?!\w)|(?:{_NO_LATER_SCRIPT}\w)++)",
+    "space mark": r"\u2581++",  # sentencepiece reads it as a space
     "entity": r"&(?:[A-Za-z]{2,31}+|#\d{1,7}+|#x[0-9a-fA-F]{1,6}+);",
     "keycap or emoji": rf"{_EMOJI}++",
     "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
@@ -76,6 +78,8 @@ _KINDS = {
     "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+{_ENDS}",
     "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+(?:[-+][A-Za-z0-9.]++)?+{_ENDS}"
     rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}",
+    "price": rf"(?<![A-Za-z0-9_]){_CURRENCY}[ \u00a0\u202f]?+\d++(?:[.,]\d++)*+{_ENDS}"
+    rf"|(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+{_CURRENCY}{_ENDS}",
     "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³/°(])",
     "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
 }
@@ -173,8 +177,26 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     return merge_spans(found, spans)
 
 
+def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
+    """Return protected spans that a caller passed for a text.
+
+    Raises:
+        TransduceError: a span is empty or outside the text, or the spans are not in order and disjoint.
+    """
+    checked: list[Span] = []
+    for each in spans:
+        start, end = each
+        if not (checked[-1].end if checked else 0) <= start < end <= len(text):
+            raise TransduceError(
+                f"Protected spans must be (start, end) in characters, in order and disjoint, from 0 to {len(text)} in "
+                f"this text, but one is ({start}, {end})."
+            )
+        checked.append(Span(start, end))
+    return checked
+
+
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return the first spans, which are disjoint, and those of the others that overlap none of them, in order."""
+    """Merge spans in order: all of `first`, which are disjoint, and those of `others` that overlap none of them."""
     kept, free = list(first), disjoint(others)
     if not kept:
         return free
@@ -189,7 +211,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without those that begin inside an earlier one; of several at an offset, the longest."""
+    """Return spans in order without those that begin inside an earlier one; at one offset, the longest span stays."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:

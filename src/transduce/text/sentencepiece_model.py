@@ -63,22 +63,22 @@ def read_pieces(model_bytes: bytes) -> list[Piece]:
 
 
 def is_bpe(model_bytes: bytes) -> bool:
-    """Return whether the model is BPE, which merges pairs of pieces, and not a unigram or character model."""
+    """Return whether a sentencepiece model is BPE, which merges pairs of pieces, not a unigram or character model."""
     return _model_type(model_bytes) == bytes([_BPE])
 
 
 def is_by_character(model_bytes: bytes) -> bool:
-    """Return whether every character is a piece."""
+    """Return whether a sentencepiece model is a character model, in which every character is a piece."""
     return _model_type(model_bytes) == bytes([_CHARACTER])
 
 
 def puts_space_first(model_bytes: bytes) -> bool:
-    """Return whether the model inserts a space before a text, so that its first word is encoded like others."""
+    """Return whether a sentencepiece model inserts a space before a text, so that its first word is like others."""
     return _part(model_bytes, _MODEL_NORMALIZER).get(_DUMMY_PREFIX) != _NO
 
 
 def keeps_spaces(model_bytes: bytes) -> bool:
-    """Return whether all spaces of a text are kept; otherwise outer ones are removed and runs collapsed."""
+    """Return whether a sentencepiece model keeps all spaces; otherwise outer ones are removed and runs collapsed."""
     return _part(model_bytes, _MODEL_NORMALIZER).get(_REMOVE_EXTRA_SPACES) == _NO
 
 

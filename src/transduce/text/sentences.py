@@ -69,7 +69,7 @@ def split_text(
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int, inside: Collection[int]) -> Iterator[Span]:
     """Yield the smallest number of parts that splitting a span of a text at its best points permits.
 
-    Offsets in `inside` are avoided.
+    No part ends at an offset in `inside` (inside protected spans), if possible.
     """
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
@@ -90,7 +90,7 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int, insid
 
 
 def _cut(text: str, span: Span, points: re.Pattern[str], inside: Collection[int]) -> list[Span]:
-    """Split a span of a text after each match outside the offsets in `inside`."""
+    """Split a span of a text after each match of `points`, except at offsets in `inside` (in protected spans)."""
     ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
     edges = [span.start, *(end for end in ends if end not in inside), span.end]
     return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
@@ -439,7 +439,7 @@ class _SentenceFinder:
         self.language = language
 
     def is_end(self, match: re.Match[str], start: int) -> bool:
-        """Return whether a candidate of `_CANDIDATE` ends the sentence that begins at offset `start`."""
+        """Return whether a mark that the expression `_CANDIDATE` found ends the sentence that begins at `start`."""
         before = self.text[max(start, match.start() - _REACH) : match.start()]
         after = self.text[match.end() : match.end() + _REACH].lstrip()
         if match["wide"] is not None:

@@ -47,10 +47,13 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class SymbolSplitter:
-    """A splitter of texts into symbols and the text between them."""
+    """A splitter of texts into symbols (special tokens such as `[MASK]`) and the text between them."""
 
     def __init__(self, symbols: Sequence[Symbol], normalize: Callable[[str], str]) -> None:
-        """Compile the symbols' patterns; `normalize` is the tokenizer's normalizer, which must be idempotent."""
+        """Compile the patterns that find symbols (special tokens); `normalize` is the tokenizer's normalizer.
+
+        The normalizer must be idempotent.
+        """
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
         later = {normalize(symbol.text): symbol for symbol in symbols if symbol.normalized}
@@ -58,7 +61,7 @@ class SymbolSplitter:
         self._normalized = _Pattern(later)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the non-empty parts of a text in order, each with whether it is a symbol."""
+        """Yield the non-empty parts of a text in order, each with whether it is a symbol (special token)."""
         for part, is_symbol in self._raw.parts(text):
             if is_symbol or not self._normalized.symbols:
                 yield part, is_symbol
@@ -67,7 +70,7 @@ class SymbolSplitter:
 
 
 class _Pattern:
-    """A pattern that matches a set of symbols in a text, with the rules for the spaces around them."""
+    """A pattern that matches a set of symbols (special tokens) in a text, with the rules for spaces around them."""
 
     def __init__(self, symbols: dict[str, Symbol]) -> None:
         self.symbols = {written: symbol for written, symbol in symbols.items() if written}
@@ -75,7 +78,7 @@ class _Pattern:
         self._expression = re.compile("|".join(_expression(each, self.symbols[each]) for each in longest_first))
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the non-empty parts of a text in order, each with whether it is a symbol.
+        """Yield the non-empty parts of a text in order, each with whether it is a symbol (special token).
 
         Spaces are matched from the symbol outwards, which stays fast for texts that are mostly spaces.
         """

@@ -91,12 +91,12 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
     def content(self) -> bytes:
-        """Return the content of the file for a model folder."""
+        """Return the measurements as the content of a file in a model folder."""
         return msgspec.json.format(msgspec.json.encode(self)) + b"\n"
 
     @classmethod
     def load(cls, folder: str | Path) -> "TrainingLines | None":
-        """Read the measurements in a model folder; None if it has none, as folders of earlier versions.
+        """Read the measurements in a model folder; None if the folder has none, like folders of earlier versions.
 
         Raises:
             TransduceError: the file is something else, or of another version.

@@ -37,7 +37,7 @@ class Tree(NamedTuple):
             yield from child.leaves()
 
     def words(self) -> list[str]:
-        """Return the words of the sentence."""
+        """Return the words of the tree's sentence."""
         return [leaf.word for leaf in self.leaves() if leaf.word is not None]
 
     def __str__(self) -> str:
@@ -112,11 +112,11 @@ class _Reader:
 
     @property
     def is_inside(self) -> bool:
-        """True if the brackets of a tree are open."""
+        """True if the reader is between the brackets of a tree."""
         return bool(self._stack)
 
     def take(self, token: str) -> Tree | None:
-        """Process the next token, and return the tree that it completes, or None.
+        """Process the next bracket or word, and return the tree that it completes, or None.
 
         Raises:
             ValueError: the token is invalid at this point.
@@ -221,7 +221,7 @@ _COMMA, _COMMA_NAME = ",", "-COMMA-"
 
 
 def linearize(tree: Tree, *, tags: bool = True) -> str:
-    """Return the symbols of a tree without its words: S(NP(PRP/)VP(VBP/)).
+    """Return the bracket symbols of a tree without its words: S(NP(PRP/)VP(VBP/)).
 
     Args:
         tree: a cleaned tree.
@@ -251,12 +251,12 @@ def _label(symbol: str) -> str:
 
 
 def split_symbols(text: str) -> list[str]:
-    """Return the symbols in a text in order, ignoring everything else."""
+    """Return the bracket symbols of a linearized tree, such as `NP(`, `NN/` and `)`, in order, without other text."""
     return _SYMBOL.findall(text)
 
 
 def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
-    """Return the most frequent runs of several symbols, which get tokens of their own: `S(NP(DT/`, `)VP(VBZ/`, `))`.
+    """Return the most frequent runs of bracket symbols, which get tokens of their own: `S(NP(DT/`, `)VP(VBZ/`, `))`.
 
     Args:
         rows: linearized trees.
@@ -288,17 +288,17 @@ def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
 
 
 def plain(word: str) -> str:
-    """Return a word without the mark character that tree symbols use."""
+    """Return a word without the character that marks tree symbols in a parser's output."""
     return word.replace(MARK, _SUBSTITUTE)
 
 
 def symbols_in(line: str) -> list[str]:
-    """Return the symbols in a line, ignoring everything else."""
+    """Return the bracket symbols, such as `NP(` and `)`, of a parser's output line, without words."""
     return [symbol for marked in _MARKED.findall(line) for symbol in split_symbols(marked)]
 
 
 def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
-    """Build a valid tree over exactly these words from any symbols.
+    """Build a valid tree over exactly these words from bracket symbols, valid or not.
 
     Symbols that form a valid tree give that tree. Otherwise as little as possible is changed: tags after the last
     word, empty constituents and surplus closing brackets are ignored. Words without a tag are attached to the root
@@ -329,7 +329,7 @@ class _Builder:
         self._root: Tree | None = None
 
     def take(self, symbol: str) -> None:
-        """Process the next symbol; ignore it if it is invalid at this point."""
+        """Process the next bracket symbol, such as `NP(`; a symbol that is invalid at this point is ignored."""
         if self._used < len(self._words) and symbol.endswith(OPENING) and len(self._open) < MAX_DEPTH - 1:
             self._open.append((_label(symbol), []))
         elif self._used < len(self._words) and symbol.endswith(TAG):
@@ -363,7 +363,7 @@ class _Builder:
             self._root = tree
 
     def finish(self) -> Tree:
-        """Close all constituents, attach the remaining words, and return the tree."""
+        """Close all open constituents, attach the remaining words, and return the tree."""
         while len(self._open) > 1:
             self._close()
         while self._used < len(self._words):

@@ -137,7 +137,7 @@ class Vocabulary:
         return text if line_feeds else text.replace("\n", " ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens of the ids as the model writes them, with ▁ for a space."""
+        """Return the tokens of the ids as the sentencepiece model writes them, with ▁ for a space."""
         return [self.piece(id) for id in ids]
 
     def piece(self, id: int) -> str:
@@ -146,7 +146,7 @@ class Vocabulary:
         return piece
 
     def has_special_token(self, mark: str) -> bool:
-        """Return whether the vocabulary has a special token, under its own name for it."""
+        """Return whether the vocabulary has a special token, whatever name the vocabulary gives it."""
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.piece(self.id(name)) == name
 
@@ -159,7 +159,7 @@ class Vocabulary:
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
     def unknown_characters(self, text: str) -> str:
-        """Return the characters of a text that became the unknown token."""
+        """Return the characters of a text that the vocabulary encodes as the unknown token."""
         if self.unk_id not in self.encode(text):
             return ""
         clean = replace_lone_surrogates(self.normalize(text))

@@ -43,7 +43,7 @@ class Sliceable(Protocol):
         """The shape of the complete tensor."""
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Return a range of the tensor's rows."""
+        """Return a range of the complete tensor's rows."""
 
 
 class _Part(NamedTuple):
@@ -61,7 +61,7 @@ class StoredTensor:
         self.parts: list[_Part] = []
 
     def __getitem__(self, rows: slice, /) -> Tensor:
-        """Read a range of rows from the files that hold them."""
+        """Return a range of the complete tensor's rows, read from the files that hold them."""
         start, stop, _ = rows.indices(self.shape[0])
         parts = []
         for part in self.parts:
@@ -191,6 +191,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return self.tensors if self.parts is None else self.parts
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step below a folder."""
+    return folder / f"{_PREFIX}{step:09d}"
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes | None = None) -> Path:
     """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
 
@@ -203,7 +208,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
             untouched.
     """
     together = processes or Processes()
-    final = folder / f"{_PREFIX}{checkpoint.state.step:09d}"
+    final = checkpoint_path(folder, checkpoint.state.step)
     if together.share(_is_sound(final), bool):
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
@@ -266,7 +271,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether an undamaged checkpoint exists at this path; only a damaged one may be replaced."""
+    """Return whether an undamaged checkpoint exists at a path; only a damaged checkpoint may be replaced."""
     try:
         load_checkpoint(path)
     except TransduceError:
@@ -284,7 +289,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
 
 
 def _complete(folder: Path, final: Path, state: RunState) -> None:
-    """Write the state and the digests of all files, flush them, and give the folder its final name."""
+    """Complete a checkpoint: write the state and all digests, flush the files, and rename the folder."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):

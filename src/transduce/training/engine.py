@@ -47,7 +47,7 @@ class ShardedLoss(nn.Module):
         self._loss = loss
 
     def forward(self, batch: Any) -> Loss:
-        """Return the loss of a batch, computed by the wrapped function."""
+        """Return the loss of a batch, which the wrapped function computes."""
         return self._loss(batch)
 
 
@@ -132,7 +132,7 @@ class ShardedOptimizer:
             self._parameters[name].to_local().copy_(part)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of this process's rows of master weights, moments and average."""
+        """Return named views of this process's rows of master weights, moments and moving average."""
         return self._update.state()
 
     def _own_rows(self, full: torch.Size) -> Rows:
@@ -236,7 +236,7 @@ class StepTotals(NamedTuple):
     """The number of processes that were asked to stop."""
 
     def plus(self, loss: Loss) -> "StepTotals":
-        """Return these totals plus the loss sums of one more micro-batch."""
+        """Return these totals of a step plus the loss sums of one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
             self.total + float(loss.total.detach()),

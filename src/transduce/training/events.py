@@ -79,7 +79,7 @@ class TensorBoardWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """Flush and close the file; closing twice does nothing."""
+        """Flush and close the event file; closing it twice does nothing."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -187,7 +187,7 @@ def _within_float32(value: float) -> float:
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """A training report: means over the steps since the last report that changed the weights; NaN if none did."""
+    """A training report: means over the steps that changed weights since the last report; NaN if no step did."""
 
     step: int
     epoch: float
@@ -386,7 +386,7 @@ class ProgressDisplay:
                 self._bar.update(self._task, text=text)
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
-        """Show the loss, the speed and the remaining time of a training event."""
+        """Show the loss, the speed and the remaining time that a training event reports."""
         left = "" if seconds_left is None else f" · {format_duration(seconds_left)} left"
         text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} tokens/s{left}"
         self._reported = True
@@ -396,7 +396,7 @@ class ProgressDisplay:
             self.say(f"step {event.step:,}/{f'{steps:,}' if steps else '?'} · {text}")
 
     def validation(self, event: ValidationEvent, *, best: bool) -> None:
-        """Show the scores of a validation and one sample."""
+        """Show the dev set scores of a validation and one sample translation."""
         measured = {"BLEU": event.bleu, "chrF": event.chrf}
         scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
         scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())

@@ -12,10 +12,10 @@ class AbandonedError(BaseException):
 
 
 class Interruption:
-    """A context in which Ctrl-C and SIGTERM set `requested`; a second Ctrl-C stops at once without saving.
+    """A context in which Ctrl-C and SIGTERM only set `requested`; a second Ctrl-C ends the process without saving.
 
-    None of several processes stops on its own: `torchrun` forwards a Ctrl-C that the terminal has sent already, and
-    joint work is not abandoned in the middle, where the other processes would wait.
+    If several processes train together, a second Ctrl-C changes nothing: `torchrun` forwards the first Ctrl-C, which
+    the terminal has sent to each process already. Besides, a process that ended alone would leave the others waiting.
     """
 
     def __init__(self, *, alone: bool = True) -> None:

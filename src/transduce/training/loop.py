@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.feed_forward import Dropout
-from transduce.training.checkpoint import Checkpoint, Environment, RunState, check_kinds, differences, load_newest
+from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
+from transduce.training.checkpoint import (
+    Checkpoint,
+    Environment,
+    RunState,
+    check_kinds,
+    checkpoint_path,
+    differences,
+    load_newest,
+)
 from transduce.training.distributed import current_processes
 from transduce.training.engine import StepTotals, make_optimizer, save_together
 from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
@@ -184,6 +193,8 @@ class Trainer:
         self._selection = Selection(settings)
         self._dropout = DropoutMonitor(model)
         self.time_use = TimeUse()
+        self.callbacks: Sequence[Callback] = ()
+        self._stopped_by: str | None = None
         self._clock: StepClock | None = None
         self._plan = [Decision(*each) for each in settings.time_plan]
         self._validation_due = False
@@ -258,6 +269,15 @@ class Trainer:
             log = EventLog(self.folder, resume_at=self.step, validate_again=self._validation_due)
         self.model.train()
         self.display.start(self.step, self.steps)
+        self._notify(
+            "on_start",
+            RunStart(
+                folder=self.folder,
+                step=self.step,
+                steps=self.steps,
+                settings=msgspec.to_builtins(self.settings),
+            ),
+        )
         try:
             with Interruption(alone=self.processes.count == 1) as interruption:
                 reason = self._run_until_stopped(log, interruption)
@@ -268,6 +288,7 @@ class Trainer:
             self.display.stop()
             log.close()
         best = self._selection.best
+        self._notify("on_end", RunEnd(step=self.step, best_step=best.step, best_value=best.value, reason=reason))
         if best.step is None and best.validations_since and not interruption.requested:
             raise TransduceError(NO_FINITE_LOSS)
         return TrainResult(
@@ -314,12 +335,24 @@ class Trainer:
             self.elapsed_seconds = time.monotonic() - started_at
             if self._asked_together:
                 raise AbandonedError
-            if (reason := self._selection.stop_reason()) is not None:
+            if (reason := self._selection.stop_reason() or self._shared_stop()) is not None:
                 return reason
             if self._is_due(self.settings.save_every, last) and not last:
                 with tolerate_full_disk(self.display.say, "The checkpoint"):
                     self._save()
         return "finished"
+
+    def _notify(self, name: str, event: Any) -> None:
+        """Call a method of each callback in the first process; note the callback if it asks to stop the run."""
+        for callback in self.callbacks if self.processes.is_first else ():
+            if getattr(callback, name)(event) is True:
+                self._stopped_by = self._stopped_by or f"stopped by {type(callback).__name__}"
+
+    def _shared_stop(self) -> str | None:
+        """Return why callbacks stop the run, in every process; None: they do not."""
+        if not self.callbacks or self.processes.count == 1:
+            return self._stopped_by
+        return self.processes.share(self._stopped_by or "", str) or None
 
     def _try_largest(self, interruption: Interruption) -> None:
         """Compute the gradients of the largest batches at the start, so that a lack of memory shows at once."""
@@ -371,7 +404,7 @@ class Trainer:
                 self.display.say(sentence)
 
     def _accumulate_gradient(self, number: int) -> tuple[Loss, MicroBatch]:
-        """Add the gradient of micro-batch `number` of the current step."""
+        """Compute the gradient of micro-batch `number` of the current step, and add it to the step's gradient."""
         position = self.step * self.settings.accumulate + number
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
@@ -449,7 +482,7 @@ class Trainer:
         return last or self.step % every == 0
 
     def _validations_before(self) -> int:
-        """Return how many validations the current plan has up to the previous step."""
+        """Return how many validations are due before the current step by the run's plan."""
         known = [each for each in self._plan if each.step < self.step] or self._plan[:1]
         return validations_until(self.step - 1, [each._replace(validations=known[-1].validations) for each in known])
 
@@ -458,6 +491,7 @@ class Trainer:
         event = self._report.event(self.step, batches_done / len(self.batches), self.elapsed_seconds)
         self._report = StepSums()
         log.write(event)
+        self._notify("on_report", event)
         left = None if self.steps is None else (self.steps - self.step) * self.elapsed_seconds / self.step
         self.display.report(event, self.steps, left)
 
@@ -499,6 +533,7 @@ class Trainer:
     def _judge(self, event: ValidationEvent, weights: Mapping[str, Tensor], log: Log) -> None:
         better = self._selection.is_better(event)
         log.write(event)
+        self._notify("on_validation", event)
         self.display.validation(event, best=better)
         self._selection.record(event, kept=better and self._keep(weights, event))
 
@@ -539,7 +574,9 @@ class Trainer:
             surroundings=self.safeguards.surroundings,
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
-        save_together(self.folder / CHECKPOINTS, checkpoint, self.processes, keep=self.settings.keep_checkpoints)
+        folder = self.folder / CHECKPOINTS
+        save_together(folder, checkpoint, self.processes, keep=self.settings.keep_checkpoints)
+        self._notify("on_checkpoint", CheckpointEvent(step=self.step, folder=checkpoint_path(folder, self.step)))
 
 
 def _seed(seed: int, position: int, rank: int) -> int:

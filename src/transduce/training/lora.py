@@ -80,7 +80,7 @@ class LowRankUpdate(nn.Module):
         self.up = nn.Parameter(weight.new_zeros(outputs, settings.rank))  # (O, R)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the adapted weight, (O, I)."""
+        """Return the weight plus its low-rank update, (O, I)."""
         return weight + self.scale * (self.up @ self.down)
 
 
@@ -137,7 +137,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def merge(model: nn.Module) -> None:
-    """Add the updates to the weights permanently; the model is an ordinary one again, and all of it is trainable."""
+    """Add the low-rank updates to the weights permanently; the model is then an ordinary one, all of it trainable."""
     for module in list(model.modules()):
         if parametrize.is_parametrized(module):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
@@ -146,7 +146,7 @@ def merge(model: nn.Module) -> None:
 
 
 def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the weights with the updates added, under the names of the original model, which stays adapted.
+    """Return the weights with the low-rank updates added, by the original model's names; the model stays adapted.
 
     Args:
         model: the adapted model, which defines where updates are and how they are scaled.
@@ -172,7 +172,7 @@ def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_updates(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Replace the updates of an adapted model by stored ones.
+    """Replace the low-rank updates of an adapted model by stored ones.
 
     Raises:
         TransduceError: the updates belong to another model or to other settings.

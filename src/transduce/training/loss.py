@@ -101,7 +101,7 @@ class _Options(NamedTuple):
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """The fused output projection and cross-entropy, which computes gradients in its forward pass.
+    """The output projection and the cross-entropy as one autograd function, whose forward pass computes gradients.
 
     The gradient of the logits is softmax - (1 - ε) one-hot - ε / V; only softmax needs a pass over the logits. The
     one-hot term selects rows of the weight, and the constant term is a sum of its rows. Both are of size N × D, as
@@ -164,7 +164,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of values (N, 1) over the rows that are present."""
+    """Return the sum of values (N, 1) over the rows that the mask `present` (N,) marks; None: all rows."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 

@@ -89,7 +89,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.refused_in_a_row += high
 
     def level(self) -> float | None:
-        """Return the mean of the last 64 losses; None while there are fewer."""
+        """Return the mean of the last 64 accepted losses; None while there are fewer."""
         return fmean(self.losses[-_LEVEL_STEPS:]) if len(self.losses) >= _LEVEL_STEPS else None
 
     def verdict(self, step: int) -> str | None:
@@ -172,7 +172,10 @@ class SkippedStep(NamedTuple):
         return f"the norm of its gradient is {self.gradient_norm:g}"
 
     def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
-        """Write a record of the step into the run folder; None if there are too many records or the disk is full."""
+        """Write a record of the step into the run folder and return its path; None if the disk is full.
+
+        Nothing is written, and None returned, if there are too many records already.
+        """
         path = folder / FOLDER / f"step-{self.step:09d}.json"
         content = {
             "step": self.step,

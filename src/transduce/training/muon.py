@@ -78,7 +78,7 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply all polynomials to matrices (N, R, C) one after another, given their Gram matrices x xᵀ."""
+    """Apply Muon's polynomials to matrices (N, R, C) one after another, given the Gram matrices x xᵀ."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = x @ x.mT
@@ -89,7 +89,7 @@ def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
 
 
 def _by_gram_matrix(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply all polynomials to matrices (N, R, C) with few rows, computing mostly with Gram matrices (N, R, R).
+    """Apply Muon's polynomials to matrices (N, R, C) with few rows, mostly through Gram matrices (N, R, R).
 
     Each polynomial is p(x xᵀ) x, and x xᵀ then becomes p(x xᵀ) x xᵀ p(x xᵀ), so x itself is needed only at the end.
     Three polynomials take 2 C / R + 9 times R³ multiplications, including x xᵀ. All but the last matrix product are
@@ -146,7 +146,7 @@ class Muon:
         self._groups = _group_by_memory(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
-        """Update the master vector from the gradient with Nesterov momentum."""
+        """Update the vector of master weights from the gradient with orthogonalized Nesterov momentum."""
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
         move = self.gradient.lerp(self.momentum, self._decay)
         self._make_all_orthogonal(move)
@@ -163,7 +163,7 @@ class Muon:
         return move
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
-        """Orthogonalize an update of all weights in place, sharing the groups among the processes."""
+        """Orthogonalize an update of all weights in place; each process does some groups of weights."""
         sizes = [sum(self._weights[name].local_shape.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
@@ -177,7 +177,7 @@ class Muon:
                 work.wait()
 
     def _update_group(self, names: Sequence[str], update: Tensor) -> None:
-        """Orthogonalize the part of the update that belongs to these weights, in place."""
+        """Orthogonalize, in place, the part of the update vector that belongs to these weights."""
         parts = update.split([self._weights[name].local_shape.numel() for name in names])
         local_shape = {
             name: part.view(self._weights[name].local_shape) for name, part in zip(names, parts, strict=True)

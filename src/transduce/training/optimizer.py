@@ -74,12 +74,12 @@ class GradientReduction:
             position += parameter.numel()
 
     def begin(self, *, last: bool) -> None:
-        """Prepare for a micro-batch; in the last one of a step, gradients are summed as they are completed."""
+        """Prepare for a micro-batch; in the last one of a step, complete gradients are summed over processes."""
         self._sending = last
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """End a micro-batch after its backward pass; in the last one, wait for all sums."""
+        """End a micro-batch after its backward pass; in the last one, wait for all sums over processes."""
         self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
@@ -106,7 +106,7 @@ class GradientReduction:
 
 
 def _chunks(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Return the bounds of chunks of complete parameters, each of at least `least` elements but possibly the last."""
+    """Return the bounds of chunks of whole parameters; each chunk but the last has at least `least` elements."""
     bounds, start, stop = [], 0, 0
     for size in sizes:
         stop += size
@@ -133,7 +133,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the master vector from the gradient; weight decay is applied elsewhere, to matrices only."""
+        """Update the vector of master weights from the gradient; weight decay of matrices is applied elsewhere."""
         adam(
             [self._master],
             [self._gradient],
@@ -288,7 +288,7 @@ class FlatUpdate:
 
     @property
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """The weights for a model folder: the average, or the masters if there is none."""
+        """The weights for a model folder: the moving average, or the master weights if there is no average."""
         return self.masters if self.average is None else self._named(self.average, self.shapes)
 
     def _named(self, vector: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
@@ -381,12 +381,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Discard changes to the statistics since the last complete update."""
+        """Discard changes to BatchNorm's statistics since the last complete update."""
         _copy(self.accepted, self._live)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
-        """Load the statistics of a checkpoint."""
+        """Load the BatchNorm statistics of a checkpoint."""
         for name, accepted in self.accepted.items():
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
@@ -421,7 +421,7 @@ class Optimizer(Protocol):
         """The number of optimizer updates taken so far."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the master weights, moments and average that this process holds, by kind and name."""
+        """Return the master weights, moments and moving average that this process holds, by kind and name."""
 
     @property
     def rows(self) -> dict[str, Rows] | None:
@@ -431,7 +431,7 @@ class Optimizer(Protocol):
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights to be written into a model folder."""
+        """Return the complete weights that are to be written into a model folder."""
 
 
 class FlatOptimizer:
@@ -512,7 +512,7 @@ class FlatOptimizer:
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of master weights, moments, average and, if the model has any, running statistics."""
+        """Return named views of master weights, moments, moving average and, if any, running statistics (BatchNorm)."""
         return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
@@ -526,7 +526,7 @@ class FlatOptimizer:
         return self._update.updates
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load an optimizer state that the method `state` returned."""
+        """Load an optimizer state that the method `state` returned, from a checkpoint."""
         for kind, tensors in self._update.state().items():
             for name, tensor in tensors.items():
                 tensor.copy_(state[kind][name][:])
@@ -535,7 +535,7 @@ class FlatOptimizer:
         self._show_masters()
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
+        """Return the weights for a model folder (moving average, or else master weights) and the newest statistics."""
         return self._frozen.complete(self._update.weights_to_keep) | self._statistics.accepted
 
 

@@ -38,7 +38,7 @@ class Prefetching(Protocol):
     """A loss function that can prepare a batch on the CPU before its loss is computed."""
 
     def prefetch(self, batch: Any) -> None:
-        """Prepare a batch on the CPU; any thread may call this."""
+        """Prepare a batch on the CPU before its loss is computed; any thread may call this."""
 
 
 class PrefetchedBatches:
@@ -59,7 +59,7 @@ class PrefetchedBatches:
         return len(self._batches)
 
     def batch(self, epoch: int, position: int) -> Any:
-        """Return a micro-batch, and start preparing the one after it."""
+        """Return a micro-batch, and start preparing the next one in the background thread."""
         requested, prefetched = (epoch, position), self._next
         future = prefetched[1] if prefetched is not None and prefetched[0] == requested else self._begin(requested)
         batch = future.result()
@@ -157,7 +157,7 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split the array of a packed batch into its tensors, on the array's device, without waiting for a GPU."""
+    """Split the array of a packed batch (without padding) into its tensors, on its device, without GPU waits."""
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
@@ -191,7 +191,7 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return the tokens of an array padded like this side, without padding, as one vector."""
+        """Return the elements of an array that are not padding, as one vector; the array is padded like this side."""
         return ids.ravel()[self.offsets]
 
 
@@ -248,7 +248,7 @@ def recording_disabled() -> Iterator[None]:
 
 
 class PackedLoss:
-    """Teacher-forced cross-entropy of a Transformer, summed over the target tokens."""
+    """A loss function for packed batches: the teacher-forced cross-entropy of a Transformer, summed over tokens."""
 
     def __init__(self, model: Transformer, label_smoothing: float, *, record: bool = False) -> None:
         """Compute the loss of a model; `record` replays training steps as CUDA graphs, in a single process only."""
@@ -257,7 +257,7 @@ class PackedLoss:
         self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
 
     def __call__(self, batch: Batch) -> Loss | None:
-        """Return the loss of a batch; None if the batch cannot be packed."""
+        """Return the loss of a batch; None if the batch's padding cannot be removed (packing)."""
         model = self._model
         packed = _packed_attention(model, batch)
         if packed is None:
@@ -274,14 +274,14 @@ class PackedLoss:
         return self._loss(packed, unpack(to_device(arrays.numbers, model.source_weight.device), arrays.size))
 
     def prefetch(self, batch: Batch) -> None:
-        """Pack a training batch before its loss is computed."""
+        """Pack a training batch (remove its padding) before its loss is computed."""
         if _packed_attention(self._model, batch) is not None:
             arrays = self._pack(batch, with_capacity=self._records)
             if arrays is not None:
                 self._prefetched[batch] = arrays
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
-        """Pack a batch; `with_capacity` rounds its sizes up to one of few, for recorded steps."""
+        """Pack a batch without padding; `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs."""
         config = self._model.config
         max_length = config.max_positions if config.positions == "learned" else 1 << 30
         capacity_for = max_length if with_capacity else None
@@ -310,7 +310,7 @@ class PackedLoss:
 
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
-    """Return the kernels for packed batches; None if the batch must not be packed."""
+    """Return the kernels for packed batches (without padding); None if the batch must not be packed."""
     kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed
     max_length = max(batch.source.shape[1], batch.target.shape[1])

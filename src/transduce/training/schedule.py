@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 
 class Decision(NamedTuple):
-    """A decision of the clock in a run with a time budget."""
+    """A decision of `StepClock`, taken during a run with a time budget, about how many steps the run will take."""
 
     step: int
     """The step after which it was taken."""
@@ -23,7 +23,7 @@ class Decision(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of a step in the schedule, which has as many steps as the first decision planned."""
+    """The position of a step in a learning-rate schedule, whose length `StepClock`'s first decision planned."""
 
     step: float
     """The position, from 0 to `steps`."""
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 
 def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
-    """Return the position of a step in the schedule; None if no decision was taken before the step.
+    """Return the position of a step in the learning-rate schedule; None if no decision precedes the step.
 
     Each decision divides the rest of the schedule evenly among the remaining steps.
     """
@@ -50,7 +50,7 @@ def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
 
 
 def validations_until(step: int, plan: Sequence[Decision]) -> int:
-    """Return how many of the run's validations, which divide it evenly, are due up to a step; 0 without a plan."""
+    """Return how many of a run's validations, evenly spaced by the plan, are due up to a step; 0 without a plan."""
     if not plan or (position := position_of(step, plan) or Position(step, plan[0].steps, 1.0)).step <= 0:
         return 0
     in_effect = [decision for decision in plan if decision.step < step] or plan[:1]
@@ -104,11 +104,11 @@ class StepClock:
             self._recent_seconds -= self._recent.popleft()
 
     def add_validation(self, seconds: float) -> None:
-        """Record the duration of a validation."""
+        """Record the duration of a validation, which the plan of steps takes into account."""
         self._validation_seconds = seconds
 
     def decide(self, step: int, used_seconds: float, plan: Sequence[Decision]) -> Decision | None:
-        """Return a new decision after a step; None if it is not time for one, or if it would change nothing.
+        """Return a new decision on the number of steps; None if it is not yet time for one, or it would change nothing.
 
         Args:
             step: the step that was just taken.
@@ -150,7 +150,10 @@ class StepClock:
 
 
 def provisional_steps(steps: int) -> int:
-    """Return the steps after which runs of earlier versions, which stored no plan, followed the number of steps."""
+    """Return how many steps a run took, in earlier versions, before its learning rate followed the number of steps.
+
+    Those versions stored no plan for a run with a time budget.
+    """
     return max(11, steps // 12)
 
 

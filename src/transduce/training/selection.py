@@ -36,7 +36,7 @@ class Best(msgspec.Struct, frozen=True):
 
 
 class Selection:
-    """A record of the best validation, and the decision when to stop.
+    """A record of a run's best validation, which decides when training stops early.
 
     A value replaces the best one if the difference is larger than its standard error on the dev set. A smaller
     difference may be noise, and the lower dev loss decides.
@@ -48,7 +48,11 @@ class Selection:
         self.best = Best()
 
     def is_better(self, event: ValidationEvent) -> bool:
-        """Return whether a validation is the best so far: by the metric beyond its noise, else by the finite loss."""
+        """Return whether a validation is better than the best one so far.
+
+        A metric that differs by more than its noise decides; otherwise the lower dev loss does. A validation whose loss
+        is not finite is never better.
+        """
         if not math.isfinite(event.loss):
             return False
         if self.best.value is None:
@@ -60,7 +64,7 @@ class Selection:
         return value >= self.best.highest - noise and (-loss, value) > (-self.best.loss, self.best.value)
 
     def record(self, event: ValidationEvent, *, kept: bool) -> None:
-        """Record a validation and whether its model was kept."""
+        """Record the scores of a validation, and whether the validated model was kept as the best."""
         value, loss = self._measured(event)
         best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
         lowest, improved = min(best.lowest_loss, loss), kept or loss < best.lowest_loss

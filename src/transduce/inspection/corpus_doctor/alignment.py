@@ -52,7 +52,7 @@ class Alignment(msgspec.Struct, frozen=True):
 
     @property
     def is_unrelated(self) -> bool:
-        """True if the two files seem unrelated."""
+        """True if the two files seem not to be translations of each other."""
         few = self.stretches[-1].last_line < _FEW_LINES
         return self.mean_nats < (_MIN_MEAN_NATS_OF_FEW if few else _MIN_MEAN_NATS)
 

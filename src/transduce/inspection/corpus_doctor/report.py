@@ -59,7 +59,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_seconds: float
 
     def finding(self, name: str) -> Finding:
-        """Return the finding of the check with this name."""
+        """Return the finding of the check with this name in the report."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:

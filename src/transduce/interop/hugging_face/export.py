@@ -42,7 +42,7 @@ class StoredParameter(NamedTuple):
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Convert a parameter to the stored tensors; `sizes` are the rows of each if there are several."""
+        """Convert a parameter to its stored tensors; if there are several, `sizes` are the numbers of rows of each."""
         if self.layout == "transposed":
             parts: Sequence[Tensor] = (tensor.t() if tensor.dim() == 2 else tensor,)
         elif self.layout == "reversed":
@@ -54,7 +54,7 @@ class StoredParameter(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Convert the stored tensors of a parameter back to the parameter."""
+        """Convert the stored tensors of a parameter back to one tensor."""
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":

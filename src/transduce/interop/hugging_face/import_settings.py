@@ -63,7 +63,7 @@ class ConfigReader:
     """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], place: str) -> None:
-        """Read values from `content`; `place` is the file's name in error messages."""
+        """Read settings from `content`, that of a config.json; `place` names the file in error messages."""
         self.content = content
         self.place = place
 

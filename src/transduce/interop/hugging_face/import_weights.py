@@ -131,7 +131,7 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
-    """Return the settings of an encoder's heads, as the tensors show them; empty for other kinds of models."""
+    """Return the settings of an encoder's heads, derived from the stored tensors; empty for other kinds of models."""
     if FAMILIES[model_type].kind != "encoder":
         return {}
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)

@@ -198,7 +198,7 @@ class ImportedTokenizer(Tokenizer):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that determines the token ids."""
+        """The SHA-256 of everything that determines the token ids."""
         return hashlib.sha256(msgspec.json.encode(self.record, order="deterministic")).hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:  # noqa: ARG002

@@ -40,7 +40,7 @@ class TokenSplitter(Protocol):
     """A protocol for tokenizers between text and token strings."""
 
     def split(self, text: str) -> list[str]:
-        """Return the tokens of a text, including symbols.
+        """Return the tokens of a text, in which added tokens such as `<mask>` are recognized.
 
         A string outside the vocabulary stands for an unknown token.
         """
@@ -64,7 +64,7 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """`all`: each run of white space is replaced by one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the tokenizer of this model, which recognizes the symbols."""
+        """Build the tokenizer of this sentencepiece model, which recognizes the added tokens `symbols` in a text."""
         return _SentencePieceSplitter(self, symbols)
 
 
@@ -75,7 +75,7 @@ class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """The JSON object."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
-        """Build the tokenizer of this pipeline, which recognizes the symbols."""
+        """Build the tokenizer of this pipeline, which recognizes the added tokens `symbols` in a text."""
         return PipelineTokenSplitter(self.content, symbols)
 
 
@@ -94,7 +94,7 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """A text is first normalized to Unicode NFC."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the byte-level BPE tokenizer with these token ids, which recognizes the symbols."""
+        """Build the byte-level BPE tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
         use_regex = self.pattern == "gpt2"
         bytes_of = {"type": "ByteLevel", "add_prefix_space": self.space_first, "trim_offsets": True}
         steps: list[dict[str, Any]] = [bytes_of | {"use_regex": use_regex}]
@@ -128,7 +128,7 @@ class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Maximum number of characters of a word; a longer word is unknown."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the WordPiece tokenizer with these token ids, which recognizes the symbols."""
+        """Build the WordPiece tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
         content = {
             "normalizer": {
                 "type": "BertNormalizer",
@@ -170,7 +170,7 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The character map of sentencepiece's normalizer; empty: no normalization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
-        """Build the character BPE tokenizer with these token ids, which recognizes the symbols."""
+        """Build the character BPE tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
         steps: list[dict[str, Any]] = []
         if self.rules:
             table = base64.b64encode(self.rules).decode("ascii")
@@ -208,7 +208,7 @@ TokenizationRecord = SentencePieceRecord | TokenizerJson | CharacterBpeRecord | 
 def open_pipeline(
     content: Mapping[str, Any], symbols: Sequence[Symbol] = (), *, place: str = "The model's tokenizer"
 ) -> Any:
-    """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json, with these symbols as its added tokens.
+    """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json; `symbols` become its added tokens.
 
     The tokenizer numbers its tokens itself; use its token strings. `place` names the file in messages.
 
@@ -246,7 +246,7 @@ class PipelineTokenSplitter(TokenSplitter):
     """Implements `TokenSplitter` for the pipeline of a tokenizer.json."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
-        """Build the pipeline, which recognizes the symbols.
+        """Build the tokenizer of a tokenizer.json, which recognizes the added tokens `symbols` in a text.
 
         Raises:
             TransduceError: `tokenizers` is missing or cannot read the content.
@@ -320,7 +320,7 @@ def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Seq
 
 
 def _without_symbols(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
-    """Return the ids of all tokens except the symbols, so that no word is split into a symbol."""
+    """Return the ids of all tokens except the added ones (`symbols`), so that no word is split into an added token."""
     texts = {symbol.text for symbol in symbols}
     return {token: id for token, id in ids.items() if token not in texts}
 

@@ -71,7 +71,7 @@ _TO_THE_END = 2**62
 
 
 def build_language_model(model: Decoder) -> Graph:
-    """Build the graph of `Decoder.decode` and `project`."""
+    """Build the ONNX graph of a decoder-only model: `Decoder.decode` and `project`."""
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     positions = graph.add_input("positions", np.int64, ("batch", "total"))
@@ -212,7 +212,7 @@ def build_encoder(model: Transformer) -> Graph:
 
 
 def build_decoder(model: Transformer) -> Graph:
-    """Build the graph of `Transformer.decode` and `project`."""
+    """Build the ONNX graph of a Transformer's decoder: `Transformer.decode` and `project`."""
     graph, config = Graph("decoder"), model.config
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
     mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))
@@ -264,7 +264,7 @@ class _Session:
         self.outputs: list[str] = [output.name for output in self._session.get_outputs()]
 
     def run(self, given: Arrays) -> Arrays:
-        """Run the graph and return all outputs by name."""
+        """Run the session's ONNX graph and return all outputs by name."""
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
@@ -311,7 +311,7 @@ class OnnxModel:
         self._forced = list(forced)
 
     def encode(self, sources: Ids) -> Arrays:
-        """Run the encoder and return the decoder's inputs for these sources."""
+        """Run the encoder's graph on these sources and return the inputs of the decoder's graph."""
         return self._encoder.run({"source_ids": self._encoder.padded(sources)})
 
     def empty_caches(self, sentences: int) -> Arrays:

@@ -90,15 +90,15 @@ class Graph:
         return self.weight(weight.T)
 
     def integers(self, *values: int) -> str:
-        """Add a vector of int64 constants, and return its name."""
+        """Add a constant vector of int64 to the ONNX graph, and return its name."""
         return self._store(np.array(values, dtype=np.int64))
 
     def integer(self, value: int) -> str:
-        """Add an int64 scalar constant, and return its name."""
+        """Add a constant int64 scalar to the ONNX graph, and return its name."""
         return self._store(np.array(value, dtype=np.int64))
 
     def number(self, value: float) -> str:
-        """Add a float32 scalar constant, and return its name."""
+        """Add a constant float32 scalar to the ONNX graph, and return its name."""
         return self._store(np.array(value, dtype=np.float32))
 
     def _store(self, array: NDArray[Any]) -> str:
@@ -113,11 +113,11 @@ class Graph:
     # --- nodes ---
 
     def apply(self, operator: str, *values: str, attributes: Mapping[str, Any] | None = None) -> str:
-        """Add an operator with one result, and return the result's name."""
+        """Add an ONNX operator with one result to the graph, and return the result's name."""
         return self.results(operator, values, 1, attributes or {})[0]
 
     def split(self, value: str, sizes: Sequence[int]) -> list[str]:
-        """Add a split of a value along its last axis into parts of these sizes."""
+        """Add an ONNX operator that splits a value along its last axis into parts of these sizes."""
         return self.results("Split", (value, self.integers(*sizes)), len(sizes), {"axis": -1})
 
     def results(self, operator: str, values: Sequence[str], count: int, attributes: Mapping[str, Any]) -> list[str]:
@@ -129,28 +129,28 @@ class Graph:
         return names
 
     def cast(self, value: str, dtype: type) -> str:
-        """Add a conversion of a value to another dtype."""
+        """Add an ONNX operator that converts a value to another dtype."""
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         return self.apply("Cast", value, attributes={"to": kind})
 
     def size(self, value: str, axis: int) -> str:
-        """Add the size of an axis of a value, as a vector of one integer."""
+        """Add ONNX operators that return the size of an axis of a value, as a vector of one integer."""
         return self.apply("Shape", value, attributes={"start": axis, "end": axis + 1})
 
     def reshape(self, value: str, *sizes: int) -> str:
-        """Add a reshape of a value; a size of 0 keeps the axis's size, and -1 infers it."""
+        """Add an ONNX operator that reshapes a value; a size of 0 keeps the axis's size, and -1 infers it."""
         return self.apply("Reshape", value, self.integers(*sizes))
 
     def transpose(self, value: str, *axes: int) -> str:
-        """Add a permutation of a value's axes."""
+        """Add an ONNX operator that permutes a value's axes."""
         return self.apply("Transpose", value, attributes={"perm": list(axes)})
 
     def unsqueeze(self, value: str, *axes: int) -> str:
-        """Add an insertion of axes of size 1 at these indices of a value's shape."""
+        """Add an ONNX operator that inserts axes of size 1 at these indices of a value's shape."""
         return self.apply("Unsqueeze", value, self.integers(*axes))
 
     def count(self, first: str, end: str) -> str:
-        """Add the integers from `first` up to, not including, `end`; both are vectors of one integer."""
+        """Add an ONNX operator that lists the integers from `first` to `end` (exclusive), vectors of one integer."""
         first, end = (self.apply("Squeeze", value, self.integers(0)) for value in (first, end))
         return self.apply("Range", first, end, self.integer(1))
 
@@ -209,7 +209,7 @@ class KeysAndValues(NamedTuple):
 
 
 def build_linear(graph: Graph, x: str, layer: Linear) -> str:
-    """Add a linear layer: (…, inputs) to (…, outputs)."""
+    """Add a linear layer to the graph: (…, inputs) to (…, outputs)."""
     y = graph.apply("MatMul", x, graph.matrix(layer.weight))
     return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))
 
@@ -250,7 +250,7 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """Add a plain or gated feed-forward layer: (B, T, D) to (B, T, D)."""
+    """Add a plain or gated feed-forward network to the graph: (B, T, D) to (B, T, D)."""
     inner = build_linear(graph, x, linear_weights(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -337,7 +337,7 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Add a cross-attention to the encoder output: (B, T, D) to (B, T, D)."""
+    """Add the cross-attention to the encoder output to the graph: (B, T, D) to (B, T, D)."""
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
@@ -399,7 +399,7 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Repeat the keys or values of G key/value heads for all H query heads (grouped-query attention)."""
+    """Repeat keys or values of G key/value heads for the H query heads that share them (grouped-query attention)."""
     if attention.num_key_value_heads == attention.num_heads:
         return x
     share = attention.num_heads // attention.num_key_value_heads
@@ -450,10 +450,7 @@ def build_encoder_layer(
 
 
 class DecoderCaches(NamedTuple):
-    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache.
-
-    The inputs are the projected encoder output, its mask as a bias, and the self-attention cache.
-    """
+    """The inputs of a decoder layer besides x: encoder keys and values, the mask as a bias, and the KV cache."""
 
     memory: KeysAndValues
     memory_bias: str
@@ -481,7 +478,7 @@ def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
 
 
 def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
-    """Add the output projection `project`: (B, T, D) to logits (B, T, V).
+    """Add the vocabulary projection to the graph: (B, T, D) to logits (B, T, V).
 
     A tied matrix is the embeddings' constant, transposed in the graph.
     """
@@ -497,7 +494,7 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 
 
 def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
-    """Return the shapes of a layer's keys and values, with the name of the dynamic length."""
+    """Return the ONNX shapes of a layer's keys and values; `length` names the axis of positions, which is dynamic."""
     heads = config.num_key_value_heads or config.num_heads
     return ("batch", heads, length, config.key_width), ("batch", heads, length, config.value_width)
 

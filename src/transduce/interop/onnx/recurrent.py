@@ -45,7 +45,7 @@ class _State(NamedTuple):
     average: str | None = None
 
     def named(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and value of each part of the state that the layer has."""
+        """Yield the name and the graph value of each part of a layer's recurrent state."""
         yield from ((name, value) for name, value in self._asdict().items() if value is not None)
 
 
@@ -53,7 +53,7 @@ class _State(NamedTuple):
 
 
 def build_recurrent_encoder(model: Recurrent) -> Graph:
-    """Build the graph of `Recurrent.encode` and of the decoder's initial state."""
+    """Build the ONNX graph of a recurrent encoder (`Recurrent.encode`) and of the decoder's initial state."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
     present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
@@ -119,7 +119,7 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
 
 
 def build_recurrent_decoder(model: Recurrent) -> Graph:
-    """Build the graph of one step of `decode`, and of `project`."""
+    """Build the ONNX graph of one decoding step: `Recurrent.decode` and `project`."""
     graph, config = Graph("decoder"), model.config
     width = config.d_model
     ids = graph.add_input("target_ids", np.int64, ("batch", 1))
@@ -169,7 +169,7 @@ class _MemoryAttention:
         self.known = KeysAndValues(graph.unsqueeze(keys, 1), graph.unsqueeze(memory, 1))  # (B, 1, S, D) each
 
     def build(self, state: str) -> str:
-        """Add the attention of a state to the encoder output: (B, D) to (B, D)."""
+        """Add the attention of the decoder's state to the encoder output: (B, D) to (B, D)."""
         query = self.attention.query
         query_state = build_linear(self.graph, state, linear_weights(query)) if isinstance(query, nn.Linear) else state
         query_state = self.graph.unsqueeze(query_state, 1, 2)  # (B, 1, 1, D)
@@ -273,7 +273,7 @@ def _build_cells(
 
 
 def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return the rows of an LSTM's or GRU's weight with the gates in another order, as ONNX has them."""
+    """Return the rows of an LSTM's or GRU's weight with the gates in the order that ONNX requires."""
     gates = rows.chunk(len(order))
     return torch.cat([gates[gate] for gate in order])
 

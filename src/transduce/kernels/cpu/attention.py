@@ -85,7 +85,7 @@ class AttentionShape(NamedTuple):
 
 
 def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
-    """Return the number of float32 of scratch space that each thread needs."""
+    """Return the number of float32 of scratch space that each thread needs in the attention kernels."""
     if shape.amx:
         filled = -(-num_keys // AMX_KEYS) * AMX_KEYS
         return sum(filled * each_key + rest for each_key, rest in amx_scratch_sizes(shape.width))
@@ -162,7 +162,7 @@ class HeadAddresses:
     """The addresses of one head's queries, keys, values and outputs in one sentence."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Load the sentence's number of keys; `where` is the indices of the sentence and the head."""
+        """Load the number of keys of a head's sentence; `where` is the indices of the sentence and the head."""
         self.k, self.shape, self.args = k, shape, args
         self.sentence, self.head = where
         self.is_causal = k.build.icmp_signed("==", args.lengths, k.int64(0))
@@ -197,7 +197,7 @@ class HeadAddresses:
         return self.k.element_pointer(self.k.pointer(address), self.k.add(row, self._head_start()), self.shape.kind)
 
     def _head_start(self) -> Value:
-        """Return the offset of this head's columns in a row."""
+        """Return the offset of this head's first column in a row of all heads."""
         return self.k.mul(self.head, self.shape.width)
 
     def start_of_context(self) -> Value:
@@ -219,7 +219,7 @@ class HeadAddresses:
         return keys, values
 
     def fetch_next(self, rows: Value, stride: Value, count: Value) -> None:
-        """Prefetch rows of the next head, whose columns follow this head's."""
+        """Prefetch the rows of the next attention head, whose columns follow this head's."""
         k, kind = self.k, self.shape.kind
         with k.loop(0, count) as row:
             for column in range(0, self.shape.width, 32 if kind != F32 else 16):
@@ -234,7 +234,7 @@ class HeadAddresses:
 
 
 class Head(HeadAddresses):
-    """One head of one sentence, with a thread's scratch space for vector instructions."""
+    """An attention head in one sentence, with a thread's scratch space for vector instructions."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
         """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
@@ -287,7 +287,7 @@ class Head(HeadAddresses):
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, self.shape.width), column)))
 
     def numbers_of(self, group: QueryGroup) -> list[Value]:
-        """Return the index, in the sentence, of each query of a group."""
+        """Return the index in its sentence of each query of a group."""
         return [self.k.add(group.first, n) for n in range(group.size)]
 
     def limits_of(self, group: QueryGroup) -> list[Value]:
@@ -300,7 +300,7 @@ class Head(HeadAddresses):
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
     def take_queries(self, group: QueryGroup) -> None:
-        """Copy a group's queries, scaled, to the scratch space."""
+        """Copy a group's queries, multiplied by the attention scale, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
         self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.width**-0.5)
 
@@ -390,7 +390,7 @@ class AttentionEmitter:
         self.shape = shape
 
     def write(self) -> None:
-        """Emit the kernels `attend` and `attend_backward`."""
+        """Emit the kernels `attend`, which computes attention, and `attend_backward`, which computes its gradients."""
         for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
@@ -412,10 +412,10 @@ class AttentionEmitter:
 
 
 class _Contexts(Head):
-    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
+    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
 
     def write(self) -> None:
-        """Emit the forward pass of the head, a group of queries at a time."""
+        """Emit the forward pass of attention for one head, a group of queries at a time."""
         keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
         self.widen(values, self.scratch.values)
@@ -423,7 +423,7 @@ class _Contexts(Head):
             self._attend(QueryGroup(first, count, self.k.int64(0)))
 
     def _attend(self, group: QueryGroup) -> None:
-        """Emit the attention of a group of queries."""
+        """Emit the forward pass of attention for a group of queries."""
         limits = self.limits_of(group)
         self.take_queries(group)
         greatest = self._scores(limits)
@@ -466,9 +466,9 @@ class _Contexts(Head):
         return inverses
 
     def _contexts(self, group: QueryGroup, limits: list[Value], inverses: list[Value]) -> None:
-        """Store the weighted means of the values.
+        """Store the attention outputs of some queries: the means of the values, weighted by the exponentials.
 
-        All queries use the limit of the last one: behind a query's own limit its weights are zero.
+        The loop over keys ends at the last query's limit: the weights behind a query's own limit are zero.
         """
         k = self.k
         out, stride = self.start_of_context(), self.context_stride()
@@ -483,10 +483,10 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
 
     def write(self) -> None:
-        """Emit the backward pass of the head, `QUERIES_AT_ONCE` queries at a time."""
+        """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""
         k, args = self.k, self.args
         keys, values = self.key_and_value_pointers()
         self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
@@ -522,7 +522,7 @@ class _Gradients(Head):
                 k.store_float32_as(value, out, k.add(k.mul(row, args.key_stride), column), self.shape.kind)
 
     def _slopes(self, group: QueryGroup) -> None:
-        """Recompute the queries' attention weights, and compute the gradients with respect to the scores.
+        """Recompute some queries' attention weights, and compute the gradients with respect to the attention scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """

@@ -38,7 +38,7 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """The scratch arrays of one thread, with the sizes that `amx_scratch_sizes` returns."""
+    """The scratch arrays of one thread in the AMX attention kernels, with the sizes of `amx_scratch_sizes`."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
@@ -79,7 +79,7 @@ class AmxScratch(NamedTuple):
 
 
 class AmxHead(HeadAddresses):
-    """One head of one sentence, with a thread's scratch space for AMX."""
+    """An attention head in one sentence, with a thread's scratch space for AMX."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, given: AttentionArguments, *where: Value) -> None:
         """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
@@ -182,7 +182,7 @@ class AmxHead(HeadAddresses):
             self._clear(k.element_pointer(scratch.weight_pairs, k.mul(pair, k.lanes), I32), k.lanes)
 
         def transpose_block(start: Value, count: int) -> None:
-            """Transpose `count` pairs of keys from `start` on, for all 16 queries."""
+            """Transpose the weights of `count` pairs of keys from `start` on, for all 16 queries."""
             pointers = (
                 k.element_pointer(scratch.weight_pairs, k.mul(k.add(start, n), k.lanes), I32) for n in range(count)
             )
@@ -220,7 +220,7 @@ class AmxHead(HeadAddresses):
         return k.build.icmp_signed(">=", self.lanes, k.splat(k.build.trunc(earliest, I32)))
 
     def fewer_than(self, count: Value) -> Value:
-        """Return a mask that is true in the first `count` lanes."""
+        """Return a vector mask that is true in the first `count` lanes."""
         return self.k.build.icmp_signed("<", self.lanes, self.k.splat(self.k.build.trunc(count, I32)))
 
     # --- products ----------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class AmxHead(HeadAddresses):
                 amx.store(k, number, k.element_pointer(out, k.mul(key, k.lanes)))
 
     def add_up(self, left: Value, row_bytes: Value, right: Value, pairs: Value, out: Value, *, fresh: Value) -> None:
-        """Emit the multiplication of 16 left-hand rows by pairs, and add the sums to rows of K float32.
+        """Emit the multiplication of 16 left-hand rows by bfloat16 pairs, and add the sums to rows of K float32.
 
         With `fresh`, the sums replace what `out` holds.
         """
@@ -264,7 +264,7 @@ class AmxHead(HeadAddresses):
                         amx.load(k, number, k.element_pointer(out, column), k.int64(row))
 
             def add(pair: Value, registers: tuple[int, int], columns: range = columns) -> None:
-                """Multiply one register of pairs by all column blocks."""
+                """Emit the multiplication of one register of pairs by all blocks of columns."""
                 amx.load(k, registers[0], k.element_pointer(left, pair, I32), row_bytes)
                 for number, column in enumerate(columns):
                     pointer = k.element_pointer(right, k.add(k.mul(pair, self.width), column), I32)
@@ -311,7 +311,7 @@ class AmxAttentionEmitter(AttentionEmitter):
         k.features |= {"amx-tile", "amx-bf16"}
 
     def write(self) -> None:
-        """Emit the kernels `attend` and `attend_backward`."""
+        """Emit the kernels `attend`, which computes attention, and `attend_backward`, which computes its gradients."""
         for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
@@ -324,10 +324,10 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
+    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
 
     def write(self) -> None:
-        """Emit the forward pass of the head, 16 queries at a time."""
+        """Emit the forward pass of attention for one head, 16 queries at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.keys = self.readable_rows(keys, scratch.keys)
@@ -336,7 +336,7 @@ class _Contexts(AmxHead):
             self._attend(first)
 
     def _attend(self, first: Value) -> None:
-        """Emit the attention of 16 queries from `first` on."""
+        """Emit the forward pass of attention for 16 queries from `first` on."""
         k, args, scratch = self.k, self.args, self.scratch
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)
@@ -355,7 +355,7 @@ class _Contexts(AmxHead):
         )
 
     def _greatest(self, first: Value, limit: Value) -> Value:
-        """Return the greatest unscaled score of each of 16 queries."""
+        """Return the greatest unscaled attention score of each of 16 queries."""
         k = self.k
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:
@@ -393,10 +393,10 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
 
     def write(self) -> None:
-        """Emit the backward pass of the head, 32 queries at a time: as many as a tile register holds in pairs."""
+        """Emit the backward pass of attention for one head, 32 queries at a time; a tile register holds 32 as pairs."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.outer = self.start_of_context(), self.context_stride()

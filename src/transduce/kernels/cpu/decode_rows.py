@@ -89,7 +89,10 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
 
 
 def emit_norms(k: KernelBuilder) -> None:
-    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`; out may be x."""
+    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`: norms of rows x.
+
+    x and out are (N, D), and may be the same memory.
+    """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
         with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, out, *share):
@@ -134,7 +137,7 @@ def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]],
 
 
 class HeadShape(NamedTuple):
-    """The shape of multi-head attention."""
+    """The shape of multi-head attention: the numbers of query and key/value heads, and their width."""
 
     number: int
     """The number of query heads H."""
@@ -210,7 +213,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
     * `attend_run`: row n attends to counts[n] entries from firsts[n] on; the list stride is unused.
     * `attend_list`: `firsts` points to lists of int32 entries, `list stride` elements apart. Row n attends to the first
       counts[0] entries of its list, and is at the last of these positions.
-    * `attend_lists`: the same with counts[n] entries for row n.
+    * `attend_lists`: like `attend_list`, but row n attends to the first counts[n] entries of its list.
 
     `scores` is scratch space of `score_capacity` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative
     position bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants
@@ -261,20 +264,20 @@ def _name(kind: str, *, is_biased: bool, element: Any) -> str:
 
 
 def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any) -> str:
-    """Emit the function for one head of one row, which `attend_…` calls; return its name."""
+    """Emit the function that computes attention for one head of one row, which `attend_…` calls; return its name."""
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:
         row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
-            """Return the index in the KV cache of a position of this row's hypothesis."""
+            """Return the index of the KV cache entry for a position of this row's hypothesis."""
             if kind == "run":
                 return k.add(start, number)
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Load a position's key or value as vectors."""
+            """Load the cached key or value of a position as vectors."""
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -473,7 +476,7 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while this object lives."""
+        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while the tables live."""
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
@@ -508,7 +511,7 @@ class GrowingTables:
         return tables
 
     def _make(self, count: int) -> PositionTables:
-        """Compute position tables for `count` positions."""
+        """Compute position encoding tables for `count` positions."""
         rotary, relative = self._positions.rotary, self._positions.relative
         added_encodings, angles, relative_bias = self._add(count), torch.empty(0, 0), torch.empty(0, 0)
         if rotary is not None:

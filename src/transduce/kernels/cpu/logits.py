@@ -50,12 +50,12 @@ class LogitsRow:
         )  # pads to whole vectors
 
     def _block_maximum(self, number: Value) -> Value:
-        """Return the maximum of one block of logits."""
+        """Emit the maximum of one block of the row of logits."""
         k, start = self.k, self.k.mul(number, self.block)
         return k.reduce_max(_greatest_of_vectors(k, self.place, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
-        """Return the maximum of the remainder behind the last whole block."""
+        """Emit the maximum of the logits behind the last whole block of the row."""
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
             value, best = k.load(k.element_pointer(self.place, index)), k.load_variable(greatest, k.float32(0.0))
@@ -282,7 +282,7 @@ _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class SelectArguments(NamedTuple):
-    """Arguments of the kernel `select`: addresses, unless stated otherwise."""
+    """Arguments of the kernel `select`, which selects each beam's best continuations: mostly addresses."""
 
     logits: Any
     """float32, (N, V)."""
@@ -348,7 +348,7 @@ class NativeReductions:
         return self._reduce(logits, count, normalize=True)
 
     def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the kernel `reduce`; the log-sum-exp is uninitialized unless `normalize`."""
+        """Run the kernel `reduce` (top-k and log-sum-exp); without `normalize` the log-sum-exp is uninitialized."""
         batch, beams, width = logits.shape
         values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
         normalizer = logits.new_empty(batch, beams, 1)
@@ -432,7 +432,7 @@ def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
 
 @cache
 def _kernels() -> tuple[dict[str, CompiledKernel], int]:
-    """Compile the kernels `reduce` and `select`; also return the number of logits per block."""
+    """Compile the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection); also return the block size."""
     tile = find_integer_tile()
     assert tile is not None
     k = new_builder("reductions", tile)
@@ -464,7 +464,7 @@ def _write_reduce(k: KernelBuilder) -> None:
 
 
 def emit_select(k: KernelBuilder) -> None:
-    """Emit the kernel `select`, whose arguments are `SelectArguments`."""
+    """Emit the kernel `select`, which selects the best continuations of each beam, with `SelectArguments`."""
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
         args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
@@ -523,7 +523,7 @@ class _Candidates:
             k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
 
     def close(self) -> None:
-        """Append a vector of -inf, so that vector loads may read beyond the last candidate."""
+        """Append a vector of -inf to the candidates, so that vector loads may read beyond the last one."""
         self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
 
 
@@ -536,7 +536,7 @@ class _Selected:
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
     def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
-        """Store a selected candidate at an index of the output arrays."""
+        """Store a selected candidate (a hypothesis with its next token) at an index of the output arrays."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
         k.store(token, k.element_pointer(self.tokens, number, I64))

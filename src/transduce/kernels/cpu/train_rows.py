@@ -138,12 +138,12 @@ class RowKernelEmitter:
     """The kernels' names."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Create an emitter for tensors of float32 (`kind` F32) or bfloat16 (I16)."""
+        """Create an emitter of row-wise kernels for float32 (`kind` F32) or bfloat16 (I16) tensors."""
         self.k = k
         self.kind = kind
 
     def write(self) -> None:
-        """Emit the row-wise kernels that the attribute `names` lists."""
+        """Emit the row-wise kernels (dropout, norms, softmax, sums) that the attribute `names` lists."""
         k = self.k
         with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
             self._drop(DropoutArguments(*numbers), *share)
@@ -213,7 +213,7 @@ class RowKernelEmitter:
                     self._drop_vector(args, number, k.build.icmp_signed(">=", bytes_, dropped), scale)
 
     def _drop_vector(self, args: DropoutArguments, number: Value, is_kept: Value, scale: Value) -> None:
-        """Emit dropout of the vector that starts at element `number`."""
+        """Emit dropout and residual addition of the vector that starts at element `number`."""
         k = self.k
         value = k.build.fmul(k.load_as_float32(k.pointer(args.x), number, self.kind), scale)
         value = k.build.select(is_kept, value, k.splat(0.0))
@@ -257,7 +257,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source with zeros where the gate is not positive, and store the result."""
+        """Load a vector of the source, zero it where the gate is not positive, and store the result."""
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -276,7 +276,7 @@ class RowKernelEmitter:
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
-            """Load a vector of x, with a prefetch on the first pass."""
+            """Load a vector of the row x, with a prefetch in the first pass over the row."""
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -320,12 +320,12 @@ class RowKernelEmitter:
             return k.build.fmul(k.build.fsub(self._load(args.x, row, width, column), mean), inverse)
 
         def weighted(column: Value) -> Value:
-            """Return a vector of the gradient times the weight."""
+            """Return a vector of the output's gradient times the norm's weight."""
             weight = k.load_as_float32(k.pointer(args.weight), column, self.kind)
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Add a vector to the weight and bias gradients; return the two terms that the gradient of x averages."""
+            """Add a vector to the norm's weight and bias gradients; return the terms whose means x's gradient needs."""
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
             gradient, x = self._load(args.gradient, row, width, column), normalized(column)
@@ -349,7 +349,7 @@ class RowKernelEmitter:
             self._store(k.load_variable(with_kept, result), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
-        """Zero the arrays in which a thread sums its part of the weight and bias gradients."""
+        """Zero the arrays in which a thread sums its part of a norm's weight and bias gradients."""
         k = self.k
         size = k.mul(args.width, 2)
         with k.loop(0, size, k.lanes) as index:
@@ -358,7 +358,7 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
-        """Add every thread's partial weight and bias gradients to the totals, for this thread's share of columns."""
+        """Add every thread's partial weight and bias gradients to the totals; each thread does some of the columns."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
@@ -429,7 +429,7 @@ class RowKernelEmitter:
 
 
 class ScatterArguments(NamedTuple):
-    """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for a frozen row."""
+    """Arguments of the kernel `scatter`: total[ids[n]] += factor · part[n], except for the frozen (padding) row."""
 
     total: Any
     """Address of the matrix, float32 (V, D)."""
@@ -448,18 +448,18 @@ class ScatterArguments(NamedTuple):
 
 
 class ScatterEmitter:
-    """An emitter of the kernel `scatter`."""
+    """An emitter of the kernel `scatter`, which adds rows of gradients to the rows of a table that ids select."""
 
     names = ("scatter",)
     """The kernel's name."""
 
     def __init__(self, k: KernelBuilder, kind: Any) -> None:
-        """Create an emitter for rows of float32 (`kind` F32) or bfloat16 (I16)."""
+        """Create an emitter of `scatter` for rows of float32 (`kind` F32) or bfloat16 (I16)."""
         self.k = k
         self.kind = kind
 
     def write(self) -> None:
-        """Emit the kernel, in which a thread adds some columns of all rows.
+        """Emit the kernel `scatter`, in which each thread adds a range of the columns of all rows to a table.
 
         Ids repeat, so splitting by rows would let two threads update one element.
         """
@@ -476,7 +476,7 @@ class ScatterEmitter:
     def _add(
         self, args: ScatterArguments, rows: tuple[Value, Value], columns: tuple[Value, Value], factor: Value
     ) -> None:
-        """Add a range of columns of one row; `rows` is the target and the source row."""
+        """Emit the addition of some columns of one row; `rows` is the indices of the target and the source row."""
         k = self.k
         target_row, source_row = (k.mul(row, args.width) for row in rows)
         with k.loop(*columns, k.lanes) as column:
@@ -499,7 +499,7 @@ def supports_rows(x: Tensor) -> bool:
 
 
 def supports_logits(logits: Tensor) -> bool:
-    """Return whether `softmax_` takes these logits."""
+    """Return whether `softmax_` can replace these logits by their softmax in place."""
     kind_fits = logits.device.type == "cpu" and logits.dtype in LLVM_TYPES and find_integer_tile() is not None
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
 
@@ -584,12 +584,12 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Te
 
 @cache
 def _kernels_of(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels of `RowKernelEmitter`."""
+    """Compile the row-wise training kernels (dropout, norms, softmax, sums) of a `RowKernelEmitter`."""
     k = new_builder("rows", tile)
     RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, RowKernelEmitter.names)
 
 
 def row_kernels(dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels of `RowKernelEmitter` for a dtype."""
+    """Return the compiled row-wise training kernels (dropout, norms, softmax, sums) for a dtype."""
     return _kernels_of(dtype, require_integer_tile())

@@ -24,7 +24,7 @@ LEAST_WIDTH, MOST_WIDTH = 16, 128
 
 
 class PackedHeads:
-    """Attention on packed batches by Triton kernels (implements `backend.PackedAttention`)."""
+    """Attention on packed batches, which have no padding, by Triton kernels (implements `backend.PackedAttention`)."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
         """Return whether all heads have one width, a power of two, and one head's data fits in shared memory."""
@@ -42,7 +42,7 @@ class PackedHeads:
 
 
 class AttentionNode(torch.autograd.Function):
-    """Attention on packed sentences as an autograd function."""
+    """Attention on packed sentences (without padding) as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
@@ -87,7 +87,7 @@ def _spans(packing: Packing) -> tuple[Tensor, Tensor]:
 
 
 def _launch_shape(mask: PackedMask, num_heads: int, inner: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Return the launch grid and the compile-time block sizes of the attention kernels."""
+    """Return the launch grid and the compile-time block sizes of the Triton kernels of attention."""
     rows, columns = (max(16, power_of_2(each.max_length)) for each in (mask.queries, mask.keys))
     warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(rows, columns)]
     options = {"ROWS": rows, "COLUMNS": columns, "WIDTH": inner // num_heads, "num_warps": warps}

@@ -50,7 +50,7 @@ _LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
-    """A recorder of losses by batch size, with one memory pool for all CUDA graphs."""
+    """A recorder of the CUDA graphs of a loss, two for each batch size, with one memory pool for all of them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -93,7 +93,7 @@ class LossRecorder:
             self._give_up(str(error).strip().partition("\n")[0])
 
     def _give_up(self, reason: str) -> None:
-        """Drop all graphs, and compute every later loss without graphs."""
+        """Drop all CUDA graphs, and compute every later loss eagerly."""
         _LOG.warning("Training steps are not recorded as CUDA graphs from now on, which is slower: %s", reason)
         self._can_record, self._pool = False, None
         self._known.clear()
@@ -106,12 +106,12 @@ def _has_free_memory(device: torch.device) -> bool:
 
 
 def can_record(device: torch.device) -> bool:
-    """Return whether a device supports recording; on others every batch is computed eagerly."""
+    """Return whether a device can record CUDA graphs; on other devices every batch is computed eagerly."""
     return device.type == "cuda"
 
 
 class _RecordedLoss:
-    """A loss of batches of one size, with its input buffer and, once recorded, its two CUDA graphs."""
+    """A loss of batches of one size, with its input buffer and, once recorded, its forward and backward CUDA graphs."""
 
     def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
         self._recorder, self._compute = recorder, compute
@@ -150,7 +150,7 @@ class _RecordedLoss:
         self._graphs = forward, backward
 
     def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
-        """Run the forward pass; returns the sequence number of this loss, and the two values of the loss."""
+        """Run the forward pass of the loss; return the loss's sequence number, and its two values."""
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
@@ -161,7 +161,11 @@ class _RecordedLoss:
         return self._recorder.sequence_number, (self._out[0].clone(), self._out[1].clone())
 
     def run_backward(self, replay: int, slope: Tensor) -> None:
-        """Run the backward pass of the loss with sequence number `replay`, given the gradient of its first value."""
+        """Run the backward pass of the loss for which `run_forward` returned the sequence number `replay`.
+
+        `slope` is the gradient of the first of the loss's two values, the total. Only the newest loss can be
+        differentiated, and only once.
+        """
         if replay != self._recorder.sequence_number:
             raise RuntimeError(
                 "the gradients of this batch are gone: they were computed before, or another batch's loss was computed"
@@ -300,7 +304,7 @@ class _Layer(torch.autograd.Function):
 
 
 class _Sublayer:
-    """The forward pass of one sub-layer, and its backward pass, which runs the nodes in reverse order."""
+    """The computation of one sub-layer: its forward pass, and its backward pass by the nodes of the forward pass."""
 
     def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
         self.part = part
@@ -317,7 +321,7 @@ class _Sublayer:
         return x if self.part.norm_is_before else self._norm(x)
 
     def backward(self, by_out: Tensor) -> Tensor:
-        """Compute the gradient of the input from the gradient of the output, both (1, N, D)."""
+        """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
         by_sum = by_out if self.part.norm_is_before else self._backward(None, by_out)[0]
         by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
         by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
@@ -375,11 +379,11 @@ class _Context:
         self.needs_input_grad = [isinstance(each, Tensor) for each in arguments]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Save tensors of a node's forward pass for its backward pass."""
+        """Save tensors of an autograd node's forward pass for its backward pass."""
         self.saved_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Ignore the setting: gradients that do not exist are None here."""
+        """Ignore this setting of PyTorch's `ctx`: gradients that do not exist are None here."""
 
 
 # --- optimizer updates ---
@@ -425,12 +429,12 @@ def apply_update(
 
 
 def _grid(vector: Tensor) -> tuple[int]:
-    """Return the launch grid of a kernel that processes a vector in blocks."""
+    """Return the launch grid of a Triton kernel that processes a vector in blocks."""
     return (ceil_div(vector.numel(), _BLOCK),)
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return the vectors in the kernel's argument order; the master weights fill the arguments of absent vectors."""
+    """Return an update's vectors as the optimizer kernels' arguments; the master weights stand for absent vectors."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
@@ -440,7 +444,7 @@ def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the optimizer kernels take these vectors."""
+    """Return whether the optimizer's Triton kernels take these vectors."""
     return vectors.working is None or vectors.working.dtype == torch.bfloat16
 
 
@@ -452,7 +456,7 @@ _MAX_COLUMNS = 8192  # a row is held in registers
 
 
 class _PackedBatches(attention.PackedHeads):
-    """Attention and losses of packed batches on a GPU (implements `backend.PackedAttention`)."""
+    """Attention and losses of batches without padding on a GPU (implements `backend.PackedAttention`)."""
 
     record_losses = staticmethod(LossRecorder)
 
@@ -473,8 +477,8 @@ class _PackedBatches(attention.PackedHeads):
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU.
 
-    It inherits what it does not have: PyTorch's attention to padded sentences, its output projection, which sums in
-    float32, and cuBLAS for Muon are as fast.
+    Where it has no kernel it inherits PyTorch's implementation, which is as fast: attention to padded sentences, the
+    output projection, which sums in float32, and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:
@@ -509,19 +513,19 @@ class GpuTraining(TrainingKernels):
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the row-wise kernels support x."""
+        """Return whether the row-wise kernels (dropout, norms, embeddings) support x."""
         return self._has(x) and 0 < x.shape[-1] <= _MAX_COLUMNS and x.numel() > 0
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
-        """Return whether a linear layer of these tensors is supported."""
+        """Return whether the kernel of linear layers supports these tensors."""
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
     def supports_logits(self, logits: Tensor) -> bool:
-        """Return whether the in-place softmax supports these logits."""
+        """Return whether the kernel of the in-place softmax supports these logits."""
         return self._has(logits) and logits.is_contiguous()
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether the optimizer kernels support these vectors."""
+        """Return whether the optimizer kernels support these vectors of parameters."""
         return self._has(vectors.master) and supports_update(vectors)
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:

@@ -139,7 +139,7 @@ _MIN_SOURCE = 8  # smallest source length to allocate
 
 
 class StepSize(NamedTuple):
-    """The buffer sizes of a recorded decoding step."""
+    """The buffer sizes of a recorded decoding step: sentences, hypotheses, source length and cached positions."""
 
     sentences: int
     """The number of sentences B."""
@@ -157,7 +157,7 @@ class RecordedStep(Caches):
     """A decoding step with its buffers and, once recorded, its CUDA graph."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
-        """Allocate zeroed buffers: masked elements are multiplied by zero, so they must be finite."""
+        """Allocate a decoding step's buffers with zeros: masked elements are multiplied by zero and must be finite."""
         weight = model.target_weight
         columns = 2 * model.config.num_heads * model.config.key_width
         device, needs_mask = weight.device, size.hypotheses > 1 and not size.finished
@@ -195,7 +195,7 @@ class RecordedStep(Caches):
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:
-        """Run one step for `tokens`, and return the output (B, W, D), which the next step overwrites."""
+        """Run the decoding step on `tokens`, and return the output (B, W, D), which the next step overwrites."""
         if self._graph is not None:
             self._graph.replay()
         elif not self._ran or self.past.device.type != "cuda":
@@ -207,14 +207,14 @@ class RecordedStep(Caches):
         return self._out
 
     def _record(self) -> None:
-        """Record the step as a CUDA graph, and replay it once."""
+        """Record the decoding step as a CUDA graph, and replay it once."""
         with recording(self.past.device) as graph:
             self._compute()
         graph.replay()
         self._graph = graph
 
     def start_batch(self, memory: Tensor, present: Tensor) -> None:
-        """Load a batch: encoder outputs (N, S, D) and the mask `present` (N, 1, S) of non-padding positions."""
+        """Load a batch into the buffers: encoder outputs (N, S, D) and the mask `present` (N, 1, S) of non-padding."""
         count, length = memory.shape[:2]
         for layer, layer_memory in zip(self.layers, self.memory, strict=True):
             layer_memory[:count, :length] = layer.keys_and_values(memory)
@@ -228,7 +228,7 @@ class RecordedStep(Caches):
         self.position.zero_()
 
     def copy_sentences_from(self, old: "RecordedStep", slots: Tensor, length: int) -> None:
-        """Copy the sentences at slots (N,) from another step's buffers, with `length` cached positions."""
+        """Copy the sentences in rows `slots` (N,) of another step's buffers, with `length` cached positions."""
         count = len(slots)
         self.past[:, :count, :length] = old.past[:, :, :length].index_select(1, slots)
         self.memory[:, :count] = old.memory.index_select(1, slots)
@@ -259,7 +259,7 @@ class RecordedStep(Caches):
 
 
 class _FreeSteps:
-    """The pool of one model's recorded steps that no search uses, the most recently used last."""
+    """The pool of one model's recorded decoding steps (CUDA graphs) that no search uses, most recently used last."""
 
     def __init__(self) -> None:
         self.layers: list[StepLayer] = []
@@ -272,7 +272,7 @@ _LOCK = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:
-    """Return the decoder's layers; if the model's parameters have moved in memory, drop its recorded steps."""
+    """Return the decoder's layers; drop the model's recorded decoding steps if its parameters have moved in memory."""
     addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
     with _LOCK:
         pool = _FREE_STEPS.setdefault(model, _FreeSteps())
@@ -284,11 +284,11 @@ def layers_of(model: Transformer) -> list[StepLayer]:
 
 
 def release_after(owner: object, model: Transformer, held: Sequence[RecordedStep]) -> None:
-    """Arrange that steps return to the pool of unused steps once `owner` is garbage-collected."""
+    """Arrange that recorded decoding steps return to the model's pool once `owner` is garbage-collected."""
     model_reference = weakref.ref(model)
 
     def give_back_all() -> None:
-        """Return all held steps to the model's pool, if the model still exists."""
+        """Return all held decoding steps to the model's pool of unused steps, if the model still exists."""
         if (model := model_reference()) is not None:
             for step in held:
                 release_step(model, step)
@@ -338,7 +338,7 @@ def round_up_source(positions: int) -> int:
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the maximum GPU memory, in bytes, of the steps in a pool."""
+    """Return the maximum GPU memory, in bytes, of the unused decoding steps that a model's pool keeps."""
     if device.type != "cuda":
         return float(1 << 28)
     return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory
@@ -497,5 +497,5 @@ class GpuState:
 
 
 def initial_capacity(width: int) -> int:
-    """Return how many cached positions to allocate at first."""
+    """Return how many positions to allocate at first in the KV caches of a decoding step."""
     return max(_INITIAL_CAPACITY, min(_MAX_INITIAL_CAPACITY, _INITIAL_CAPACITY * width))

@@ -50,7 +50,7 @@ def next_seed() -> int | Tensor:
 
 @contextmanager
 def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
-    """Take the seeds in the body of `with` from a buffer (N,), one after another."""
+    """Take the dropout seeds in the body of `with` from a buffer (N,), one after another."""
     previous, _Buffer.remaining = _Buffer.remaining, iter(buffer.split(1))
     try:
         yield
@@ -63,7 +63,7 @@ def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
 
 
 def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: Tensor, capacity: int) -> Tensor:
-    """Return the embeddings of tokens that are all at one position, as in a decoding step.
+    """Return the embeddings of tokens that are all at one position, as in a decoding step of a batch.
 
     Args:
         embedding: the model's embedding, which computes the result if the kernel does not support it.
@@ -185,7 +185,7 @@ class NormNode(torch.autograd.Function):
 
 
 def _launch_shape(width: int) -> tuple[int, int, int]:
-    """Return rows per program, their width rounded up to a power of two, and warps.
+    """Return the number of rows per Triton program, the row width rounded up to a power of two, and the warps.
 
     A row uses few warps, so that they rarely wait for one another.
     """
@@ -220,7 +220,7 @@ class DropNode(torch.autograd.Function):
 
 
 def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
-    """Run the dropout kernel with the seed and rate of an autograd context."""
+    """Run the dropout kernel with the seed and rate that an autograd context stores."""
     out, count = torch.empty_like(x), x.numel()
     residual_or_x, has_residual = (x, False) if residual is None else (residual, True)
     scale = 256.0 / (256 - ctx.drop_of_256)
@@ -262,7 +262,7 @@ def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row."""
+    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row (that of padding)."""
     width = part.shape[-1]
     block = min(1024, power_of_2(width))
     frozen = -1 if frozen_row is None else frozen_row

@@ -54,10 +54,10 @@ They are its last step, its index at that step, and the bits of the end symbol's
 
 
 class SearchStep(RecordedStep):
-    """A recorded step with a search: greedy with one hypothesis per sentence, else beam search."""
+    """A recorded decoding step (CUDA graph) that also selects tokens: greedily, or by beam search."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
-        """Allocate the buffers of a step; every sentence in them counts as done."""
+        """Allocate the buffers of a search step; every sentence in them counts as done until a batch is loaded."""
         super().__init__(model, layers, size)
         device, sentences, width, kept = self.past.device, size.sentences, size.hypotheses, size.finished
         steps, rows = size.capacity // width, sentences * width
@@ -87,12 +87,12 @@ class SearchStep(RecordedStep):
 
     @property
     def attended_past(self) -> AttendedPositions:
-        """The cached positions that each hypothesis attends to; none for sentences that are done."""
+        """The cached positions that each hypothesis attends to; none for sentences whose search is done."""
         return AttendedPositions(counts=self.counts, position_list=self.listed)
 
     @property
     def bytes(self) -> int:
-        """The size of the caches and the logits in bytes."""
+        """The size of the search step's KV caches and logits in bytes."""
         return super().bytes + 4 * len(self._normalizers) * self._vocabulary
 
     def _compute(self) -> None:
@@ -180,7 +180,7 @@ class GpuSearch:
         self._latest_snapshot: tuple[int, _Snapshot] | None = None  # number of steps, and the snapshot
 
     def _begin(self) -> None:
-        """Reset the buffers of the search step for the first step of a new batch."""
+        """Reset the buffers of the search step (a recorded CUDA graph) for a new batch."""
         bounds, step, count = self.bounds, self._step, len(self._indices)
         step.done.fill_(1)[:count] = 0
         step.remaining.fill_(count)
@@ -196,7 +196,7 @@ class GpuSearch:
         self._copy_penalties()
 
     def _copy_penalties(self) -> None:
-        """Copy the length penalties to the step's buffer."""
+        """Copy the length penalties to the buffer of the current search step."""
         count = min(len(self._penalties), len(self._step.penalties))
         self._step.penalties[:count] = self._penalties[:count]
 
@@ -208,7 +208,7 @@ class GpuSearch:
         return torch.tensor(self._indices, dtype=torch.int64)
 
     def advance(self, steps: int) -> None:
-        """Run at most `steps` steps; returns early once all sentences are done."""
+        """Run at most `steps` search steps; return early once all sentences are done."""
         longest = max((self.bounds.max_lengths[index] for index in self._indices), default=0)
         current: _RemainingCount | None = None
         for _ in range(min(steps, longest - self.length)):
@@ -275,7 +275,7 @@ class GpuSearch:
         return step
 
     def _ensure_capacity(self) -> None:
-        """Move the search to larger buffers if another step does not fit into the current ones."""
+        """Move the search to larger buffers if another decoding step does not fit into the current ones."""
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
             positions.check(self.length + 1)
@@ -310,7 +310,10 @@ class GpuSearch:
         release_step(self.state.model, old)
 
     def _remove_finished(self, *, moving: bool = True) -> None:
-        """Remove finished sentences; with `moving`, move the others to a smaller step if that is worthwhile."""
+        """Remove finished sentences from the search's CUDA graph step.
+
+        With `moving`, the other sentences move to a step with smaller buffers if that is worthwhile.
+        """
         if not self._indices:
             return
         done = self._step.done.tolist()
@@ -324,7 +327,7 @@ class GpuSearch:
             self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep only the entries of these rows in the lists of sentences and slots."""
+        """Keep only these batch rows in the lists of sentences and of their slots (rows of the step's buffers)."""
         self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
     def _take_snapshot(self) -> "_Snapshot":
@@ -335,12 +338,12 @@ class GpuSearch:
 
 
 def _is_worth_moving(sentences: int, size: StepSize) -> bool:
-    """Return whether `sentences` sentences should move from buffers of a size to smaller ones."""
+    """Return whether so few sentences are left that they should move to a search step with smaller buffers."""
     return _SHRINK * round_up_size(sentences) <= size.sentences and size.sentences * size.hypotheses > _FEW_ROWS
 
 
 class _RemainingCount:
-    """An asynchronous copy of the number of unfinished sentences after a step."""
+    """An asynchronous copy, from GPU to CPU, of the number of unfinished sentences after a search step."""
 
     def __init__(self, remaining: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -360,10 +363,10 @@ class _RemainingCount:
 
 
 class _Snapshot:
-    """A copy on the CPU of all hypotheses after a step."""
+    """A copy, in CPU memory, of all hypotheses of a batch after a search step."""
 
     def __init__(self, step: SearchStep, length: int) -> None:
-        """Copy the hypotheses of `length` tokens from the GPU."""
+        """Copy all hypotheses of `length` tokens from a search step's buffers on the GPU to the CPU."""
         history = step.history[:length].cpu().numpy()  # (t, B, W, 3)
         self._parents, self._tokens = history[..., 0], history[..., 1]
         self._values = history[..., 2].view(np.float32)
@@ -391,7 +394,7 @@ class _Snapshot:
         )
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
-        """Return a sentence's live hypotheses, now or when the sentence left; None for those with probability zero."""
+        """Return a sentence's live hypotheses in this snapshot; None in place of hypotheses with probability zero."""
         lengths, all_tokens, values = self._live
         length = int(lengths[slot])
         if not length:

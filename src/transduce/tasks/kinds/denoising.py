@@ -106,7 +106,7 @@ class Denoising(TextKind):
         return TaskText(files=files, dev=dev, filters=filters, hold_out=None if dev else HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
-        """Return the special tokens that replace removed tokens."""
+        """Return the special tokens that replace the removed tokens of corrupted texts."""
         return noise_tokens(_noise(task))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:

@@ -187,7 +187,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, measured: str, hint: str, card: str, scores: msgspec.Struct, files: Mapping[str, bytes] | None = None
     ) -> "Outcome":
-        """Return an outcome whose files are the model card, the dev scores (dev_score.json), and those passed."""
+        """Return an outcome whose files are the model card, the dev scores (dev_score.json) and the files passed."""
         own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
         return cls(measured=measured, hint=hint, files=own | dict(files or {}))
 
@@ -393,14 +393,14 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def largest_batches(self, corpus: C, resolved: ResolvedSettings) -> list[Any]:
-        """Return the batches that need the most memory, to be tried before the first step."""
+        """Return the training batches that need the most memory, to be tried before the first step."""
 
     @abstractmethod
     def validation(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Validation:
-        """Return the dev set, on which weights are validated."""
+        """Return the dev set, which measures the quality of the model's weights."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how many validations take about as long as `finish`."""
+        """Return how many validations take about as long as `finish`, which measures the best model in the end."""
         return 1.0
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
@@ -548,7 +548,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert the text to files of lines, and return the settings that name them; by default, tables of pairs.
+        """Convert text (by default, tables of pairs) to files of lines, and return the settings that name these files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -594,7 +594,7 @@ class TextKind(TaskKind[TaskCorpus]):
         )
 
     def reopen(self, settings: Settings, folder: Path) -> TaskCorpus:
-        """Open the corpus in the run's folder, or the prepared corpus."""
+        """Open the corpus in the run's folder, or the corpus of `transduce prepare` that the run uses."""
         if settings.data.prepared is not None:
             return reopen_prepared_corpus(settings, partial(self.read_text, overwrite=False), folder)
         return open_corpus(folder, settings, self.read_text(settings, folder, overwrite=False))

@@ -108,7 +108,7 @@ class LanguageModelDevSet:
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return the surplus characters of decoded unknown tokens: sentencepiece writes " ⁇ " for one character."""
+    """Return how many characters decoded unknown tokens add: sentencepiece writes " ⁇ " for one character."""
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)
@@ -178,7 +178,7 @@ class LanguageModel(TextKind):
         return choose_language_model_batch_tokens(epoch_tokens, device)
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Choose the number of steps by the number of tokens."""
+        """Choose the number of training steps by the number of tokens in the training text."""
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:
@@ -188,7 +188,7 @@ class LanguageModel(TextKind):
         return msgspec.structs.replace(task, context=base_config.max_positions)
 
     def context(self, task: TaskSettings) -> int:
-        """Return the number of tokens in a window."""
+        """Return the number of tokens in a window, the context of the language model."""
         return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002

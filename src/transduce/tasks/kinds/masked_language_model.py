@@ -189,7 +189,7 @@ class MaskedLanguageModel(TextKind):
         return msgspec.structs.replace(data, source=source, dev_source=dev, format="lines")
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return all sentences, and the empty lines between documents."""
+        """Return the text to prepare: all sentences, and the empty lines between documents."""
         files, dev = text_only(data, "masked language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
@@ -275,7 +275,7 @@ class MaskedLanguageModel(TextKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose half of the learning rate of pre-norm models."""
+        """Choose the learning rate: half of what other pre-norm models get."""
         return Choice(0.25 / d_model, f"0.25 / d_model ({d_model})")
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
@@ -288,7 +288,7 @@ class MaskedLanguageModel(TextKind):
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log that hardly any segment of the text has a following one.
+        """Log a problem if hardly any segment of the text is followed by another one in its document.
 
         Raises:
             TransduceError: no segment has one, and training starts from random weights.

@@ -57,7 +57,7 @@ F1: Final = "f1"
 
 
 class ParsingDevSet:
-    """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first ones."""
+    """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first sentences."""
 
     def __init__(self, inner: DevSet, references: Sequence[Tree]) -> None:
         self.inner = inner
@@ -140,7 +140,7 @@ class Parsing(Translation):
     def validation(  # type: ignore[override]
         self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement
     ) -> ParsingDevSet:
-        """Return the dev set: the loss of all trees, and greedy parses of some."""
+        """Return the dev set: the loss of all trees, and greedy parses of some sentences."""
         assert corpus.dev is not None
         inner = DevSet(
             config=resolved.model,

@@ -94,7 +94,7 @@ def read_stream(corpus: PreparedCorpus) -> Ids:
 
 
 class WindowPlan:
-    """A plan of the batches of all epochs, with random access; an epoch contains almost every token once."""
+    """A plan of batches of windows (stretches of text) for all epochs; an epoch contains almost every token once."""
 
     def __init__(
         self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
@@ -142,7 +142,7 @@ class WindowPlan:
         return Batch(batch.source, nothing, own_rows, batch.source_tokens, 0)
 
     def largest_batches(self) -> Batch:
-        """Return a batch of the maximum size, filled with an arbitrary id."""
+        """Return an artificial batch of the maximum size, filled with an arbitrary id."""
         ids = np.full((min(self._rows, self.windows), self._context), non_padding_id(self._pad_id), np.int64)
         return Batch(ids, ids, np.full(len(ids), -1), ids.size, ids.size)
 

@@ -201,7 +201,7 @@ def _check_lengths(
 
 
 def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
-    """Write the series' numbers as little-endian float64; return the digests of the files by part."""
+    """Write the numbers of the training and dev series as little-endian float64; return the digests of these files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in parts.items():
         write_file(folder / _PARTS[name], values.astype("<f8").tobytes())
@@ -280,7 +280,7 @@ class SeriesDevSet:
         )
 
     def score(self) -> ForecastReport:
-        """Score the forecasts of the model's current weights."""
+        """Score the forecasts that the model makes with its current weights."""
         names = self.forecaster.card.columns
         forecast = self.forecaster.forecast_windows(self.past, self.future.shape[1])
         return score_forecasts(self.past, self.future, forecast.values, names=names, season=self.season)
@@ -298,7 +298,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     search_advice = "leave it out"
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings of text.
+        """Refuse settings that only concern text, such as those of the tokenizer.
 
         Raises:
             TransduceError: a setting of text is set.
@@ -365,7 +365,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         }
 
     def adapt_model(self, config: ModelConfig, corpus: SeriesCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration with one series for each column."""
+        """Return the model's configuration with one series for each column of the tables."""
         return msgspec.structs.replace(config, num_series=len(corpus.columns))
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
@@ -423,7 +423,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     # --- the model folder ---
 
     def documents(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
-        """Return the task card, and the card of the series with their scale."""
+        """Return the task card, and the card of the series, as files of the model folder."""
         return {
             TASK_CARD: TaskCard(kind="time-series").text(),
             SERIES_CARD: series_card(corpus, resolved).text(),

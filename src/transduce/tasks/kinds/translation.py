@@ -113,7 +113,7 @@ class TranslationTask:
 
 
 class DevSet:
-    """A dev set of translation: it measures the loss on all pairs and scores translations of some."""
+    """A dev set of translation: it measures the loss on all pairs, and scores translations of some sentences."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class DevSet:
         )
 
     def _contributions(self, translations: list[str]) -> list[float]:
-        """Return the contribution of each sentence to the score that selects the best model; empty for the loss."""
+        """Return the sentences' shares in the score that selects the best model; empty if the loss selects it."""
         if self.best_by == "exact_match":
             pairs = zip(translations, self.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]
@@ -208,7 +208,12 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare, with the tag of back-translated sources unless a base model may lack that tag."""
+        """Return the text to prepare and, if it has back-translated pairs, the special token that marks their sources.
+
+        The token is left out if training starts from a base model (`init_from`), whose vocabulary may lack it.
+
+        The token is left out if training starts from a base model (`init_from`), whose vocabulary may lack it.
+        """
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
@@ -253,7 +258,7 @@ class Translation(TextKind):
         return TranslationTask(model, label_smoothing=training.label_smoothing, record=training.record)
 
     def validation(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> DevSet:
-        """Return the dev set: the loss of all pairs, and greedy translations of some."""
+        """Return the dev set: the loss of all pairs, and greedy translations of some sentences."""
         assert corpus.dev is not None
         translated = resolved.training.translate_dev
         dev = DevSet(
@@ -271,7 +276,7 @@ class Translation(TextKind):
         return dev
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations, which decode some dev sentences greedily, take as long as beam search of all."""
+        """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 

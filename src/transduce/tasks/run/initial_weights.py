@@ -75,7 +75,7 @@ def check_adaptation(settings: Settings) -> None:
 
 
 def check_frozen(settings: Settings) -> None:
-    """Refuse training settings that would change frozen embedding rows.
+    """Refuse training settings that would change frozen embedding rows (those initialized from word vectors).
 
     Raises:
         TransduceError: a setting would change frozen rows.
@@ -109,7 +109,7 @@ def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitiali
 
 
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
-    """Return whether the run stores its initial weights."""
+    """Return whether the run stores its initial weights in its folder, as it could not make them again on resuming."""
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
@@ -276,7 +276,7 @@ def prepare_initial_weights(
         folder: the run's folder; None: only update the choice log.
         resolved: the run's settings.
         tokenizer: the tokenizer; None for a task without text.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
         reinitialized: the weights that are not taken from the base model.
 
     Raises:

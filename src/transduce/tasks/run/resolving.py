@@ -17,11 +17,12 @@ from transduce.model.decoder import Decoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
-from transduce.tasks.corpus import RunCorpus
+from transduce.tasks.corpus import RunCorpus, languages_of
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind, TextKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import ModelSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
+from transduce.text.languages import TWO_LETTER_CODES, base_code
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -91,7 +92,7 @@ def resolve_model(
         settings: the user's settings.
         preset: name of the preset of sizes.
         tokens: properties of the tokenizer; None: a model of time series.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
         epochs: expected number of epochs, which determines dropout.
 
     Raises:
@@ -278,7 +279,9 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
             )
         return 0
     is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
-    if specified is None and is_small:
+    source, target = (None if code is None else base_code(code) for code in languages_of(settings.data))
+    is_of_languages = source != target and {source, target} <= TWO_LETTER_CODES
+    if specified is None and (is_small or not is_of_languages):
         return 0  # not worth a log entry
     choice = Choice(len(PLACEHOLDER_TOKENS), "translations copy placeholders, URLs, tags and long numbers")
     return choice_log.record("tokenizer.placeholders", specified, choice)  # type: ignore[no-any-return]
@@ -290,7 +293,7 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
     Args:
         settings: the user's settings.
         found: language codes of source and target.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
     """
     names = " ".join(language or "?" for language in found)
     reason = (
@@ -469,7 +472,7 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: C
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the choice log which backend will decode the model, and why no faster one does."""
+    """Add to the log of choices which backend will decode the model, and why no faster one does."""
     if config.kind not in ("transformer", "decoder"):
         return
     with torch.device("meta"):
@@ -526,7 +529,7 @@ def preflight(
         kind: the task.
         settings: the user's settings.
         machine: the machine that trains.
-        choice_log: the choice log.
+        choice_log: receives each chosen setting with its value and the reason.
 
     Returns:
         The settings, with values that the base model determines, and the base model, if there is one.

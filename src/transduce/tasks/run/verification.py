@@ -88,7 +88,11 @@ def verify_resume(request: RunRequest) -> ResumeReport:
 
 
 class _Verification:
-    """A check that trains up to three runs from one prepared folder: `stopped`, `whole`, and `again` if they differ."""
+    """A check that a run which is killed and resumed gets the same results as a run without interruption.
+
+    The runs start from one prepared folder: `stopped` is killed and resumed, `whole` runs through. If they differ,
+    `again` repeats `whole`, to find out whether training is repeatable at all on this machine.
+    """
 
     def __init__(self, request: RunRequest, folder: Path, display: ProgressDisplay) -> None:
         content, self.notes = _shortened(request.settings)
@@ -102,7 +106,7 @@ class _Verification:
         self.last, self.every = training.steps, training.save_every
 
     def report(self) -> ResumeReport:
-        """Run all training processes, compare their results and return a report."""
+        """Train the runs to compare in separate processes, compare their results and return a report."""
         killed, resumed, compared = self._stop_and_resume()
         self.display.say(f"Training again without interruption, to step {compared}.")
         self._train_until("whole", lambda run: _has_checkpoint(run, compared))
@@ -126,7 +130,7 @@ class _Verification:
         )
 
     def _stop_and_resume(self) -> tuple[int, int, int]:
-        """Return the last step before the kill, the step of its newest checkpoint, and the step to compare at."""
+        """Kill a run and resume it; return the last step before the kill, the checkpoint's step and the final step."""
         self.display.say("Training a run that is killed.")
         run = self._train_until("stopped", lambda run: _last_step(run) > self.every and _newest(run) > 0)
         killed, resumed = _last_step(run), _newest(run)
@@ -140,7 +144,7 @@ class _Verification:
         return killed, resumed, compared
 
     def _train_until(self, name: str, ready: Callable[[Path], bool]) -> Path:
-        """Run the command in a separate process, and kill it when `ready` returns True for the run's folder."""
+        """Run the training command in a separate process, and kill it when `ready` is true of the run's folder."""
         run = self.folder / name
         if not run.exists():
             shutil.copytree(self.folder / "prepared", run)

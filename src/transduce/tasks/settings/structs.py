@@ -160,7 +160,7 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Files of further text to learn the vocabulary from, such as text in the other language before pretraining."""
     placeholders: int | None = None
     """Number of placeholder tokens, from 0 to 8, with which a translation model learns to copy placeholders, URLs, tags
-    and numbers; None: 8, or 0 for a small corpus or vocabulary and for other tasks."""
+    and numbers; None: 8 for a translation between two known languages, or 0 for a small corpus or vocabulary."""
 
     def __post_init__(self) -> None:
         most = len(PLACEHOLDER_TOKENS)

@@ -147,7 +147,7 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return the kernel arguments with which each row attends only to the tokens of its own sequence."""
+    """Return the attention kernel's arguments with which each row attends only to the tokens of its own sequence."""
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
@@ -224,10 +224,10 @@ def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
 
 
 class CompiledModel:
-    """The compiled kernels of one model: `read` processes the input, and `step` runs a decoding step."""
+    """The compiled kernels of one model: `read` encodes the source or the prompt, and `step` runs a decoding step."""
 
     def __init__(self, model: PrepackedTransformer | PrepackedDecoder) -> None:
-        """Emit and compile the kernels `read` and `step` of a model."""
+        """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
         config, output = model.config, output_projection_of(model)
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
@@ -272,7 +272,7 @@ def _cache_dtype(model: PrepackedTransformer | PrepackedDecoder) -> torch.dtype:
 def _emitters(
     model: PrepackedTransformer | PrepackedDecoder, output: NativeVocabulary
 ) -> dict[str, Callable[[ModelEmitter], None]]:
-    """Return the functions that emit the kernels `read` and `step`."""
+    """Return the functions that emit the kernels `read` (encodes source or prompt) and `step` (a decoding step)."""
     if isinstance(model, PrepackedDecoder):
         return {"read": lambda w: emit_prompts(w, model), "step": lambda w: emit_prompt_step(w, model, output)}
     return {"read": lambda w: emit_encoder(w, model), "step": lambda w: emit_decoder_step(w, model, output)}

@@ -141,7 +141,7 @@ def search_kernel() -> CompiledKernel:
 
 
 class Fields:
-    """Named access to kernel arguments in memory, for emitted code."""
+    """An accessor of kernel arguments in memory by their names, for emitted code."""
 
     def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
         self.k = k
@@ -149,11 +149,11 @@ class Fields:
         self.names = names
 
     def get(self, name: str) -> Value:
-        """Load the kernel argument with this name."""
+        """Emit a load of the kernel argument with this name."""
         return self.k.load(self._at(name), I64)
 
     def set(self, name: str, value: Value) -> None:
-        """Store a value as the kernel argument with this name."""
+        """Emit a store of a value as the kernel argument with this name."""
         self.k.store(self.k.int64(value), self._at(name))
 
     def at(self, name: str, index: Value, kind: Any = F32) -> Value:
@@ -161,11 +161,11 @@ class Fields:
         return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
 
     def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Load element `index` of the array whose address is the argument `name`."""
+        """Emit a load of element `index` of the array whose address is the argument `name`."""
         return self.k.load(self.at(name, index, kind), kind)
 
     def swap(self, one: str, other: str) -> None:
-        """Exchange the values of two kernel arguments."""
+        """Emit an exchange of the values of two kernel arguments."""
         first, second = self.get(one), self.get(other)
         self.set(one, second)
         self.set(other, first)
@@ -191,7 +191,7 @@ def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
 
 
 def _write_record(k: KernelBuilder) -> None:
-    """Emit `record(numbers, place, row, token, value, ended)`, which stores a finished hypothesis if it is good enough.
+    """Emit `record(numbers, place, row, token, value, ended)`: store a finished hypothesis if it is among the best.
 
     The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
     input batch.
@@ -434,7 +434,7 @@ class NativeSearch:
         self._numbers = _Arguments(SearchArguments, **self._search_arguments())
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape of each array that starts with zeros."""
+        """Return the dtype and shape of each of the search's arrays that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
         lists = (torch.int32, (self.rows, self.capacity + 1))
         return {
@@ -456,7 +456,7 @@ class NativeSearch:
         }
 
     def _uninitialized_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return the dtype and shape of each array that may start uninitialized."""
+        """Return the dtype and shape of each of the search's arrays that may start uninitialized."""
         output, beam_size = self.state.output, self.bounds.beam_size
         history, finished = (self.rows, self.capacity), (self.sentences, self.slots, self.capacity)
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
@@ -507,7 +507,7 @@ class NativeSearch:
         return self._numbers["length"]
 
     def advance(self, steps: int) -> None:
-        """Run at most `steps` steps; returns early once all sentences are done."""
+        """Run at most `steps` search steps; return early once all sentences are done."""
         search: CompiledKernel = search_kernel()
         self._numbers["steps"] = steps
         while self._numbers["sentences"] and self._numbers["steps"] > 0:
@@ -563,11 +563,11 @@ class NativeSearch:
                 self._step[name] = address
 
     def _is_swapped(self) -> bool:
-        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps the two sets of buffers."""
+        """Return whether the `next_…` buffers hold the current hypotheses; each step swaps both sets of buffers."""
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
-        """Return, for each hypothesis, the list of its entries in the KV cache."""
+        """Return the list of KV cache entries of each hypothesis."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
@@ -576,7 +576,7 @@ class NativeSearch:
         return self._uninitialized.tensor(f"{next_}tokens"), self._uninitialized.tensor(f"{next_}values")
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Remove all but these sentences from the batch, between two steps."""
+        """Remove all sentences but these from the batch, between two search steps."""
         batch, width = len(staying), self._numbers["width"]
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
@@ -592,7 +592,7 @@ class NativeSearch:
     # --- kernel arguments ------------------------------------------------------------------------------------------
 
     def _step_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the decoder step."""
+        """Return the initial arguments of the decoder step that the search kernel calls."""
         state, addresses = self.state, self._addresses
         return {
             "rows": self.sentences,
@@ -616,7 +616,7 @@ class NativeSearch:
         }
 
     def _select_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of the selection."""
+        """Return the initial arguments of the kernel function that selects each sentence's best continuations."""
         beam_size, output = self.bounds.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
             "rows": self.sentences,

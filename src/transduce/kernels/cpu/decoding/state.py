@@ -38,10 +38,10 @@ _MIN_ENTRIES = 256  # minimum number of entries to allocate
 
 
 class KVCachePool:
-    """A pool of KV cache entries, one per token in any order; each hypothesis lists the entries of its tokens."""
+    """A pool of KV cache entries (one token's keys and values); each hypothesis lists the entries of its tokens."""
 
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
-        """Allocate capacity for some steps of `rows` hypotheses, and for `extra_entries` entries besides.
+        """Allocate KV cache entries for some steps of `rows` hypotheses, and `extra_entries` entries besides.
 
         `width` is 2 × G × K, the elements of an entry per layer.
         """
@@ -55,7 +55,7 @@ class KVCachePool:
             self.entries = self.entries.new_empty(layers, count, width)
 
     def has_capacity(self, count: int) -> bool:
-        """Return whether the pool has space for `count` more entries."""
+        """Return whether the pool has space for `count` more KV cache entries."""
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
@@ -165,7 +165,7 @@ class NativeSteps:
         return states, logits
 
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
+        """Run a decoding step; return the last layer's output, (B × W, D), and the logits, (B × W, V)."""
         rows = tokens.numel()
         self._ensure_capacity(rows)
         if rows > self.logits_buffer.shape[0]:
@@ -209,7 +209,7 @@ class NativeSteps:
         return x
 
     def _ensure_capacity(self, rows: int) -> None:
-        """Make sure that the lists and the pool suffice for another step of `rows` rows."""
+        """Make sure that the KV cache pool and the hypotheses' lists of its entries suffice for another step."""
         if self.position >= self.lists.shape[1]:
             more = torch.zeros(self.lists.shape[0], RESERVED_STEPS + self.position, dtype=torch.int32)
             self.lists = torch.cat([self.lists, more], dim=1)
@@ -221,7 +221,7 @@ class NativeSteps:
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
-        """Run the kernel `step` with the newest tokens, or the kernel `read`; the output is written to x (N, D)."""
+        """Run the kernel `step` on the newest tokens, or the kernel `read` on the input; x (N, D) gets the output."""
         compiled, rows, scores = self.compiled, x.shape[0], self._score_count()
         if self.scratch is None or not self.scratch.suffices(rows, scores):
             self.scratch = Scratch(compiled, rows, 2 * scores if is_step else scores)
@@ -259,7 +259,7 @@ class Scratch:
     """The scratch memory that the kernels `read` and `step` write intermediate results to."""
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
-        """Allocate scratch space for `rows` rows and `scores` attention scores."""
+        """Allocate scratch memory for `rows` rows and `scores` attention scores."""
         heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, FEED_FORWARD_ROWS)
@@ -277,7 +277,7 @@ class Scratch:
         self.addresses = self._arena.addresses
 
     def suffices(self, rows: int, scores: int) -> bool:
-        """Return whether the scratch space suffices for so many rows and scores."""
+        """Return whether the scratch memory suffices for so many rows and attention scores."""
         return rows <= self.rows and scores <= self.scores
 
 
@@ -355,7 +355,7 @@ class NativePromptState(NativeSteps):
     """
 
     def __init__(self, model: PrepackedDecoder, compiled: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
-        """Process the prompts prompt_ids (B, P) of these lengths (B,), at least 1."""
+        """Create a decoding state: process the prompts (B, P) of these lengths (B,), at least 1."""
         counts: list[int] = lengths.tolist()
         starts, tokens = offsets_of(counts), sum(counts)
         super().__init__(model, compiled, len(counts), extra_entries=tokens)
@@ -373,7 +373,7 @@ class NativePromptState(NativeSteps):
         self._after_prompt: Tensor | None = x.index_select(0, lengths.cumsum(0) - 1)  # (B, D)
 
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a step; returns the last layer's output, (B × W, D), and the logits, (B × W, V)."""
+        """Run a decoding step; return the last layer's output, (B × W, D), and the logits, (B × W, V)."""
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None
             return hidden, self.model.project(hidden)

@@ -92,7 +92,7 @@ class Weights:
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
-        """Return the index of a weight, which is appended on first use."""
+        """Return the index of a weight in the list that a kernel reads; a new weight is appended."""
         number = self._numbers.setdefault(tensor.data_ptr(), len(self.tensors))
         if number == len(self.tensors):
             self.tensors.append(tensor)
@@ -134,7 +134,7 @@ class ModelEmitter:
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
-        """Emit the embedding of each row's newest token, and append its pool entry to the row's list.
+        """Emit the embedding of each row's newest token, and append its KV cache entry to the row's list of entries.
 
         If ragged, each row is at its own position; otherwise all rows are at `position`.
         """
@@ -182,7 +182,7 @@ class ModelEmitter:
         return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
-        """Emit LayerNorm or RMSNorm of all rows."""
+        """Emit the call of the kernel for LayerNorm or RMSNorm of all rows."""
         k = self.k
         if isinstance(norm, nn.LayerNorm):
             name, epsilon, bias = "norm_layer", norm.eps, norm.bias
@@ -360,7 +360,7 @@ class ModelEmitter:
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
-        """Emit the output projection of x to logits."""
+        """Emit the vocabulary projection of x to logits."""
         k, pointers = self.k, self.pointers
         self.scale_output()
         self.gemm("store", output, self.quantize(pointers.x, output), pointers.logits)

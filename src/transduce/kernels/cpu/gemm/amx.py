@@ -174,7 +174,7 @@ class _Blocks:
         self.fetched = k.variable(none)  # bytes
 
     def write(self, rows: Value, ahead: Value, lines: Value) -> None:
-        """Emit the loop that multiplies blocks of rows."""
+        """Emit the loop that multiplies one block of rows after another by the block of 64 outputs."""
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)
         steps = k.build.sdiv(k.mul(self.place.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
@@ -222,7 +222,7 @@ class _Blocks:
             self._finish(start, k.add(start, each_step))
 
     def _finish(self, first: Value, last: Value) -> None:
-        """Emit the epilogue of rows [first, last) of the previous sub-block."""
+        """Emit the epilogue (bias, activation, store) of rows [first, last) of the previous sub-block."""
         k, tile, none = self.k, self.tile, self.k.int64(0)
         row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
         out = k.add(k.mul(row_before, self.place.stride), column)
@@ -246,7 +246,7 @@ class _Blocks:
             self._finish_row(args, row, k.element_pointer(sums, offset), starts)
 
     def _finish_row(self, args: MicroKernelArguments, row: Value, sums: Value, starts: list[Value]) -> None:
-        """Emit the epilogue of one row."""
+        """Emit the epilogue (bias, activation, store) of one row of sums."""
         k, tile, totals = self.k, self.tile, {}
         for vector, start in enumerate(starts):
             pointer = k.element_pointer(sums, vector * self.size)

@@ -235,7 +235,7 @@ class Packer:
         return self.k.build.shl(self.k.build.zext(value, self.k.ints), self.k.splat_int(16))
 
     def _join(self, values: list[Value]) -> Value:
-        """Join one vector of float32, or two of bfloat16, to a vector of pairs."""
+        """Join one vector of float32, or two of bfloat16, to a vector of pairs of 32 bits."""
         k = self.k
         if self.layout.kind == F32:
             return k.build.bitcast(values[0], k.ints)
@@ -392,7 +392,7 @@ class _Panels:
             self.finish_rows(first, last)
 
     def _fetch_rows(self, parts: list[Value], first: Value, last: Value) -> None:
-        """Prefetch the memory that the epilogue of the current tile will read."""
+        """Emit a prefetch of the memory that the epilogue of the current tile will read."""
         k = self.k
         with k.loop(first, k.minimum(last, k.mul(self.given.is_last_span, TILE_ROWS))) as row:
             self.is_last_span.fetch(self._offset_of(parts, row))
@@ -405,7 +405,7 @@ class _Panels:
         return k.mul(self.given.stride, k.add(start, row))
 
     def finish_rows(self, first: Value, last: Value) -> None:
-        """Emit the epilogue of rows [first, last) of the previous tile."""
+        """Emit the epilogue (such as bias and ReLU, and the store) of rows [first, last) of the previous tile."""
         k, none = self.k, self.k.int64(0)
         sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
         parts = [k.load_variable(variable, none) for variable in self.parts_made]
@@ -477,7 +477,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to the packed rows of one tile."""
+        """Return a pointer to the packed rows of the tile with this index."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 

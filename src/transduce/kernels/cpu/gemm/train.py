@@ -190,7 +190,7 @@ class GemmEmitter:
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
     def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
-        """Return the epilogue's arguments with its addresses moved to the tile's first element."""
+        """Return the epilogue's arguments, whose addresses are moved to the tile's first element."""
         k = self.k
         if not gemm.values:
             return ()
@@ -210,7 +210,7 @@ class GemmEmitter:
     # --- a tile ------------------------------------------------------------------------------------------------------
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the tile function for `layout.tile_rows` rows by some vectors of columns."""
+        """Emit the function that multiplies a tile of `layout.tile_rows` rows by some vectors of columns."""
         k, tile_rows = self.k, self.layout.tile_rows
         with k.function(tile_name(ending, vectors), *TILE_TYPES, *ENDINGS[ending]) as (
             left,
@@ -233,7 +233,7 @@ class GemmEmitter:
                     self._finish(ending, k.load_variable(total, k.splat(0.0)), out, offset, values)
 
     def _finish(self, ending: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
-        """Emit the epilogue of one vector of sums, at an offset in the result."""
+        """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result."""
         k = self.k
         if ending == "add":
             k.store(k.build.fadd(k.load_floats(out, offset), value), k.element_pointer(out, offset))
@@ -270,11 +270,11 @@ class GemmEmitter:
         return k.load_variable(masked, value)
 
     def _bits_of(self, value: Value) -> Value:
-        """Convert float32 to the bits of the result's element type."""
+        """Convert float32 to the bits of the element type of the GEMM's result."""
         return self.k.build.bitcast(value, self.k.ints) if self.layout.kind == F32 else self.k.to_bfloat16(value)
 
     def _clamp_below(self, value: Value, least: Value) -> Value:
-        """Replace elements below a bound by the bound; NaN remains NaN."""
+        """Emit the replacement of elements below a bound by the bound; NaN remains NaN."""
         floor = self.k.splat(least)
         return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
@@ -301,11 +301,11 @@ class GemmEmitter:
                 k.store(self._multiply_and_add(factor, column, k.load_variable(total, k.splat(0.0))), total)
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
-        """Return total + factor · column, element by element or pair by pair."""
+        """Emit total + factor · column for vectors, element by element or pair by pair."""
         return multiply_pairs(self.k, total, factor, column)
 
     def _bias(self, vectors: int, address: Value) -> list[Value]:
-        """Load the bias as initial sums; zeros if its address is 0."""
+        """Emit a load of the layer's bias as initial sums; zeros if the bias's address is 0."""
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(vectors)]
         with k.when(k.is_nonzero(address)):
@@ -314,7 +314,7 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Prefetch the part of the result to which the sums of a tile will be added."""
+        """Emit a prefetch of the part of the result to which the sums of a tile will be added."""
         k = self.k
         for row in range(rows):
             for vector in range(vectors):
@@ -347,7 +347,7 @@ class Float32GemmEmitter(GemmEmitter):
     thread_bytes = layout.block_bytes
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
-        """Return total + factor · column, element by element."""
+        """Emit total + factor · column for vectors of float32, element by element."""
         return self.k.madd(factor, column, total)
 
 

@@ -107,7 +107,8 @@ class AmxGemmEmitter(GemmEmitter):
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
         """Emit a loop over the thread's blocks of rows; code emitted in the body of `with` runs for each block.
 
-        If all pairs are one span, no partial sums are stored: a block has all columns, and as many rows as fit.
+        If one pass covers the whole summed dimension, no partial sums are stored: a block has all columns, and as many
+        rows as fit.
         """
         k, layout = self.k, self.layout
         first, last = self._own_tiles(gemm, thread, threads)
@@ -137,7 +138,7 @@ class AmxGemmEmitter(GemmEmitter):
         return self.k.build.sdiv(self.k.add(count, parts, -1), self.k.int64(parts))
 
     def _multiply_block(self, gemm: Gemm, block: _Block) -> None:
-        """Emit the multiplication of a block by one panel after another."""
+        """Emit the multiplication of a block of rows by one packed panel of columns after another."""
         k, panel = self.k, self.layout.panel
         (left, right), tiles = block.columns, k.build.sub(block.tiles.last, block.tiles.first)
         part_bytes = k.int64(amx.REGISTER_ROWS * amx.REGISTER_BYTES)
@@ -204,14 +205,14 @@ class AmxGemmEmitter(GemmEmitter):
         return ()
 
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
-        """Emit the function that multiplies all row tiles by a panel."""
+        """Emit the function that multiplies all row tiles by one packed panel of columns."""
         k = self.k
         with k.function(tile_name(ending, vectors), *PANEL_TYPES, *ENDINGS[ending]) as arguments:
             args, values = PanelArguments(*arguments[: len(PANEL_TYPES)]), arguments[len(PANEL_TYPES) :]
             starts = self._bias(AMX_VECTORS, values[0]) if ending == "bias" else [k.splat(0.0)] * AMX_VECTORS
 
             def fetch(offset: Value) -> None:
-                """Prefetch what the epilogue of a row reads, given its offset in the result."""
+                """Emit a prefetch of what the epilogue of a row reads, given the row's offset in the result."""
                 if ending == "add":
                     for vector in range(AMX_VECTORS):
                         k.prefetch(k.element_pointer(args.out, k.add(offset, vector * k.lanes)), to_write=True)
@@ -220,7 +221,7 @@ class AmxGemmEmitter(GemmEmitter):
                         k.prefetch(k.element_pointer(k.pointer(values[4]), k.build.sdiv(offset, k.int64(8)), I8))
 
             def finish(sums: Value, offset: Value) -> None:
-                """Emit the epilogue of a row, given its sums and its offset in the result."""
+                """Emit the epilogue of a row of sums, given the sums and the row's offset in the result."""
                 row_sums = (k.load_floats(sums, vector * k.lanes) for vector in range(AMX_VECTORS))
                 totals = [k.build.fadd(total, start) for total, start in zip(row_sums, starts, strict=True)]
                 self._finish_row(ending, totals, args.out, offset, values)
@@ -230,7 +231,7 @@ class AmxGemmEmitter(GemmEmitter):
     def _finish_row(
         self, ending: Epilogue, totals: list[Value], out: Value, offset: Value, values: list[Value]
     ) -> None:
-        """Emit the epilogue of one row of a panel's columns."""
+        """Emit the epilogue (such as bias and ReLU, and the store) of one row of a panel's columns."""
         k = self.k
         if ending != "bias":
             for vector, total in enumerate(totals):

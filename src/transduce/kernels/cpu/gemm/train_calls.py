@@ -110,7 +110,7 @@ class LinearKernelEmitter:
         self.multiplier = multiplier(k, "bias", "add")
 
     def write(self) -> None:
-        """Emit the kernels `forward` and `backward`."""
+        """Emit the kernels `forward` and `backward`, which compute a linear layer and its gradients."""
         k = self.k
         with kernel(k, "forward", len(ForwardArguments._fields)) as (numbers, thread, threads):
             self._forward(ForwardArguments(*numbers), thread, threads)
@@ -314,7 +314,7 @@ class PackedProjection:
         self._packed: list[Tensor | None] = [None, None]  # the packed weight for the forward and the backward pass
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits x · weightᵀ to `out`."""
+        """Write the logits, the product x · weightᵀ, to `out`."""
         weight, packed = self._packed_weight(0)
         _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
 
@@ -324,7 +324,7 @@ class PackedProjection:
         _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight if it is not packed yet (else None), and the tensor for the packed weight."""
+        """Return the weight to pack, or None if it is packed already, and the tensor for the packed weight."""
         packed = self._packed[number]
         if packed is not None:
             return None, packed
@@ -427,7 +427,7 @@ def _backward(
 
 @cache
 def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `forward` and `backward` of a tile."""
+    """Return the compiled kernels `forward` and `backward` of linear layers, for a GEMM tile."""
     k = new_builder("products", tile)
     LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, LinearKernelEmitter.names)

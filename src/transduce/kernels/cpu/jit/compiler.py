@@ -39,7 +39,7 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return the hash of these parts, which names a kernel in the cache of compiled code."""
+    """Return the hash of these parts (IR, processor, versions), which names a kernel in the cache of compiled code."""
     return _CHECKSUM("\0".join(map(str, parts)).encode()).hexdigest()
 
 
@@ -181,7 +181,7 @@ def find_integer_tile() -> Tile | None:
 
 
 def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
-    """Return whether this process may use the AMX instructions of a feature; requests the registers from the system."""
+    """Return whether this process may use an AMX feature, after requesting the tile registers from the system."""
     if not (features.get("amx-tile") and features.get(feature)) or not ("AMX" in limit or limit in _EVERY_ISA):
         return False
     request = getattr(torch.cpu, "_init_amx", None)
@@ -306,7 +306,7 @@ def find_openmp() -> Callable[..., None] | None:
     library = ctypes.CDLL(str(libraries[0]))
 
     def address(name: str) -> int:
-        """Return the address of a function of the library."""
+        """Return the address of a function of the OpenMP library."""
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     llvm.add_symbol("transduce_barrier", address("GOMP_barrier"))

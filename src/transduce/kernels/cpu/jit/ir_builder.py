@@ -27,7 +27,7 @@ class BFloat(ir.types.Type):  # type: ignore[misc, no-any-unimported, unused-ign
     null = "0.0"
 
     def _to_string(self) -> str:
-        """Return the type's name in LLVM's IR."""
+        """Return the name of LLVM's bfloat16 type in LLVM's IR."""
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
@@ -76,7 +76,7 @@ class KernelBuilder:
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Emit a call of an earlier function of this module."""
+        """Emit a call of a function that was emitted earlier in this LLVM module."""
         self.build.call(self.module.get_global(name), values)
 
     def call_address(self, address: Value, *values: Value) -> None:
@@ -143,7 +143,7 @@ class KernelBuilder:
             done(self.build.icmp_unsigned("==", self.load_variable(remaining, none), none))
 
     def _bits(self, conditions: Value) -> Value:
-        """Convert a vector of conditions to an integer with one bit per lane."""
+        """Emit the conversion of a vector of conditions to an integer with one bit per lane."""
         return self.build.bitcast(conditions, ir.IntType(self.lanes))
 
     @contextmanager
@@ -245,7 +245,7 @@ class KernelBuilder:
         return self._fold(values, self.build.fadd)
 
     def reduce_sums(self, vectors: list[Value]) -> Value:
-        """Emit the sums of lanes / 4 vectors at once, each added as by `total`, as a vector of lanes / 4 elements."""
+        """Emit the sums of lanes / 4 vectors at once, as a vector; each sum is added in the order of `reduce_sum`."""
         width, count = self.lanes, len(vectors)  # partial sums that remain of each vector
         while len(vectors) > 1:
             width //= 2
@@ -269,7 +269,7 @@ class KernelBuilder:
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """Reduce a vector to one element by repeatedly combining its halves."""
+        """Emit the reduction of a vector to one element by repeatedly combining its halves."""
         width = self.lanes
         while width > 1:
             width //= 2
@@ -398,13 +398,13 @@ class KernelBuilder:
         return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
-        """Allocate `UNROLLED_VECTORS` float32 vector accumulators for `each_vector`."""
+        """Emit `UNROLLED_VECTORS` float32 vectors, initially `start`, which the loop of `each_vector` accumulates."""
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(
         self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
     ) -> None:
-        """Combine a vector with accumulator `number` by the operation `join`."""
+        """Emit the combination of a vector with accumulator `number` by the operation `join`."""
         self.store(join(value, self.load_variable(variables[number], value)), variables[number])
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:

@@ -43,10 +43,10 @@ def round_up_to_cache_lines(count: int) -> int:
 
 
 class Arena:
-    """A block of memory with named arrays, which live as long as the arena."""
+    """A block of memory that holds arrays by name; the arrays live as long as the arena."""
 
     def __init__(self, arrays: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, zeroed: bool = False) -> None:
-        """Allocate arrays of these dtypes and shapes, zeroed or uninitialized."""
+        """Allocate the arena's arrays of these dtypes and shapes, zeroed or uninitialized."""
         self._arrays = arrays
         self._sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in arrays.items()}
         self._starts, end = {}, 0
@@ -61,7 +61,7 @@ class Arena:
         self._numbers: dict[str, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """Return an array as a tensor that shares the arena's memory."""
+        """Return the arena's array with this name as a tensor that shares the memory."""
         if name not in self._tensors:
             (dtype, shape), start = self._arrays[name], self._starts[name]
             self._tensors[name] = self._memory[start : start + self._sizes[name]].view(dtype).view(shape)
@@ -156,7 +156,7 @@ def process_stack() -> StackAllocator:
 
 
 class MemoryOffset(NamedTuple):
-    """A memory address given as an offset from a base address, which is known only when the steps run."""
+    """A memory address given as an offset from a base address, which is known only when the kernel calls run."""
 
     base: int
     """The index of the base among those passed to `CompiledSteps.run`."""
@@ -164,7 +164,7 @@ class MemoryOffset(NamedTuple):
     """The offset in bytes."""
 
     def advance(self, count: int) -> "MemoryOffset":
-        """Return the offset that lies `count` bytes later, from the same base."""
+        """Return the memory offset that lies `count` bytes later, from the same base address."""
         return MemoryOffset(self.base, self.bytes + count)
 
 
@@ -189,7 +189,7 @@ class MemoryPlan:
         return MemoryOffset(self.base, start)
 
     def free(self, offsets: Iterable[MemoryOffset]) -> None:
-        """Free memory for later kernel calls; offsets from another base are ignored."""
+        """Free scratch memory for later kernel calls; offsets from another base are ignored."""
         for offset in offsets:
             if offset.base == self.base:
                 del self._taken[offset.bytes]

@@ -68,7 +68,7 @@ _WIDEST = 128  # greatest head width
 
 
 def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
-    """Return whether `attend` takes heads of this width with so many keys, in x's dtype and on its device."""
+    """Return whether attention kernels take heads of this width and so many keys, in x's dtype and on its device."""
     tile = find_integer_tile()
     if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
         return False
@@ -83,7 +83,7 @@ def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num
 
 
 def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None) -> None:
-    """Raise ValueError unless the arguments' shapes and dtypes match; the machine code does not check bounds."""
+    """Raise ValueError unless the shapes and dtypes of attention's arguments match; kernels do not check bounds."""
     batch = len(projected)
     if memory is not None:
         fits = len(memory) == batch and memory.shape[2] == 2 * projected.shape[2] and memory.dtype == projected.dtype
@@ -142,7 +142,7 @@ class _Inputs(NamedTuple):
 
 
 def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
-    """Run the kernel `attend`, or `attend_backward`, which writes the gradients to `found`."""
+    """Run the kernel `attend`, or the kernel `attend_backward`, which writes the gradients to `found`."""
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
@@ -288,7 +288,7 @@ def _run_norm(
 
 
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """Return whether `linear` takes this input, this weight and these rows of it."""
+    """Return whether the kernels of `linear` take this input, this weight and these rows of the weight."""
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
@@ -378,7 +378,7 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row.
+    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row (that of padding).
 
     See `backend.TrainingKernels.add_rows_in_place`. Raises ValueError or IndexError if the arguments do not fit.
     """
@@ -405,7 +405,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `scatter` for a dtype."""
+    """Compile the kernel `scatter`, which adds rows to the rows of a table that ids select, for a dtype."""
     k = new_builder("scatter", tile)
     ScatterEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, ScatterEmitter.names)

@@ -76,7 +76,7 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """An enumeration of the base addresses of memory offsets, in the order in which `CompiledSteps.run` takes them."""
+    """An enumeration of the base addresses of a plan's memory offsets, in the order of `CompiledSteps.run`."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
@@ -192,7 +192,7 @@ class LayerPlan:
     """A plan of a layer's training: the kernel calls of both passes, and the memory that the calls need."""
 
     def __init__(self, shape: LayerShape) -> None:
-        """Plan the forward and backward passes of a layer of this shape."""
+        """Plan the kernel calls of the forward and backward passes of a layer of this shape."""
         kept, scratch, scratch_back = MemoryPlan(Base.KEPT), MemoryPlan(Base.TEMPORARY), MemoryPlan(Base.TEMPORARY)
         forward, backward = StepList(), StepList()
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
@@ -241,7 +241,7 @@ class _Part:
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
-        """Append the calls for norm(x + dropout(f(x))), or pre-norm x + dropout(f(norm(x)))."""
+        """Append the kernel calls for a sub-layer: norm(x + dropout(f(x))), or pre-norm x + dropout(f(norm(x)))."""
         shape = self.shape
         self.x = x
         self.norm_sums = self.kept.allocate(self.rows * 2 * _FLOAT)
@@ -263,7 +263,7 @@ class _Part:
         w.scratch.free([added])
 
     def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the forward calls of an attention sub-layer: the projections, then attention."""
+        """Append the forward kernel calls of an attention sub-layer: the projections, then attention."""
         inner, row_bytes = self.shape.inner, self.shape.inner * self.item_bytes
         if self.shape.reads_memory:
             self.projected = self.kept.allocate(self.rows * row_bytes)
@@ -278,14 +278,14 @@ class _Part:
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the forward call of the first linear layer of a feed-forward network, with ReLU."""
+        """Append the kernel call of the first linear layer of a feed-forward network, with ReLU."""
         inner = self.shape.inner
         self.inner = self.kept.allocate(self.rows * inner * self.item_bytes)
         self.positive = self.kept.allocate(self.rows * inner // 8)
         w.gemm(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
 
     def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward pass, from the output's gradient to those of x, the parameters and the encoder output."""
+        """Append the kernel calls of a sub-layer's backward pass: gradients of x, parameters and encoder output."""
         shape, scratch = self.shape, w.scratch
         by_sum = by_out
         if not shape.norm_is_before:
@@ -314,7 +314,7 @@ class _Part:
         scratch.free([by_before])
 
     def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward calls of an attention sub-layer: attention, then the projections."""
+        """Append the backward kernel calls of an attention sub-layer: attention, then the projections."""
         inner, reads_memory = self.shape.inner, self.shape.reads_memory
         query_rows = self._first(0, inner if reads_memory else 3 * inner)
         by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
@@ -332,13 +332,13 @@ class _Part:
         w.scratch.free([by_projected])
 
     def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the backward call of the first linear layer of a feed-forward network."""
+        """Append the kernel call of the backward pass of a feed-forward network's first linear layer."""
         w.gemm_backward(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
         w.scratch.free([by_inner])
 
 
 class _Writer:
-    """A writer that appends the kernel calls of one sub-layer to a list of steps, and allocates scratch memory."""
+    """A writer that appends the kernel calls of one sub-layer to a list, and allocates their scratch memory."""
 
     def __init__(self, part: _Part, steps: StepList, scratch: MemoryPlan) -> None:
         self.part, self.steps, self.scratch = part, steps, scratch
@@ -348,13 +348,13 @@ class _Writer:
         self._thread_bytes = part.layer.threads * self._multiplier.thread_bytes
 
     def norm(self, x: MemoryOffset, sums: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a call of the forward kernel of the sub-layer's norm."""
+        """Append a call of the kernel that computes the sub-layer's norm."""
         self.steps.add(self._norm_kernel(""), self._norm_arguments(x, sums, out))
 
     def norm_backward(
         self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
     ) -> None:
-        """Append a call of the norm's backward kernel, which also adds the gradient `kept` of x, if there is one."""
+        """Append a call of the norm's backward kernel; `kept`, a gradient of x by the residual connection, is added."""
         part = self.part
         shares = self.scratch.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
@@ -379,12 +379,12 @@ class _Writer:
         return NormArguments(x, *vectors, part.rows, part.layer.width, epsilon, sums, out, 0, 0, 0, 0, 0)
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
-        """Append a call that computes out = residual + dropout(x)."""
+        """Append a call of the dropout kernel that computes out = residual + dropout(x)."""
         drops = self.part.shape.drop_of_256
         self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
-        """Append a kernel call that computes out = other + x."""
+        """Append a call of the kernel that computes out = other + x."""
         self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
 
     def _drop(self, arguments: DropoutArguments) -> None:
@@ -399,7 +399,7 @@ class _Writer:
     def gemm(
         self, x: MemoryOffset, rows: int, matrix: _Matrix, out: MemoryOffset, *, positive: MemoryOffset | None = None
     ) -> None:
-        """Append a call that computes out = x · Wᵀ + b.
+        """Append a call of the kernel of a linear layer, out = x · Wᵀ + b.
 
         If `positive` is given, it applies ReLU and sets the bits of `positive` where the result is positive.
         """
@@ -426,7 +426,7 @@ class _Writer:
         *,
         is_open: MemoryOffset | None = None,
     ) -> None:
-        """Append a call of a linear layer's backward pass.
+        """Append a call of the kernel that computes a linear layer's backward pass.
 
         It writes the gradient of x, zero where `is_open` bits are 0, and adds the weight and bias gradients to their
         sums.
@@ -470,11 +470,11 @@ class _Writer:
         ) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
-        """Append a call of the forward pass of attention, on the sub-layer's projected queries, keys and values."""
+        """Append a call of the attention kernel, on the sub-layer's projected queries, keys and values."""
         self._attend("attend", context, None)
 
     def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
-        """Append a call of the backward pass of attention."""
+        """Append a call of the kernel that computes the backward pass of attention."""
         self._attend("attend_backward", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:

@@ -104,7 +104,7 @@ class UpdateEmitter:
         self.k = k
 
     def write(self) -> None:
-        """Emit the optimizer kernels that the attribute `names` lists."""
+        """Emit the optimizer kernels (such as `adam` and `apply`) that the attribute `names` lists."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._take)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):
@@ -151,9 +151,9 @@ class UpdateEmitter:
         inside: Value | None,
         work: Callable[[UpdateArguments, Value, Value | None], Value],
     ) -> None:
-        """Emit an update of the parameters by `work` and what follows an update.
+        """Emit an update of the parameters by `work`, and what every update ends with.
 
-        This clears gradients, and refreshes the moving average and the bfloat16 copy.
+        At the end of an update, gradients are cleared, and the moving average and the bfloat16 copy are refreshed.
         """
         k = self.k
         master = work(args, number, inside)
@@ -166,7 +166,7 @@ class UpdateEmitter:
             self._put(master, args.bfloat16_copy, number, inside, I16)
 
     def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · move of the parameters, and return the new parameters."""
+        """Emit the update master · shrink - rate · move of the master weights, and return the new parameters."""
         k = self.k
         before = self._get(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
@@ -197,7 +197,7 @@ class UpdateEmitter:
         return master
 
     def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Update a moment to β · moment + (1 - β) · new, and return it."""
+        """Emit the update of an Adam moment to β · moment + (1 - β) · new, and return it."""
         k = self.k
         before = self._get(address, number, inside)
         moment = k.madd(self._real(beta), k.build.fsub(before, new), new)
@@ -225,7 +225,7 @@ _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the optimizer kernels support these vectors of parameters."""
+    """Return whether the compiled optimizer kernels support these vectors of parameters."""
     working_fits = vectors.working is None or vectors.working.dtype == torch.bfloat16
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
@@ -282,7 +282,7 @@ def _run(
     move: Tensor | None = None,
     shrink: float = 1.0,
 ) -> None:
-    """Check the vectors and run the kernel `adam` or `apply`."""
+    """Check the vectors of an optimizer update, and run the kernel `adam` or `apply` on them."""
     count, bfloat16_copy = vectors.master.numel(), vectors.working
     for vector in (*vectors[:3], *moments):
         if vector is not None:
@@ -315,7 +315,7 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _WIDE
 
 @cache
 def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernels of `UpdateEmitter`."""
+    """Compile the optimizer kernels: Adam's update, momentum, and the application of an update."""
     k = new_builder("update", tile)
     UpdateEmitter(k).write()
     return compile_kernels(k, UpdateEmitter.names)
@@ -335,7 +335,7 @@ _SUMS = 4  # accumulators of a sum of squares
 
 
 class OrthogonalizeArguments(NamedTuple):
-    """Arguments of the kernel `orthogonalize`: addresses, unless stated otherwise."""
+    """Arguments of the kernel `orthogonalize` (Muon's matrices): addresses, unless stated otherwise."""
 
     matrices: Any
     """M addresses of bfloat16 matrices (R, C)."""
@@ -364,7 +364,7 @@ class OrthogonalizeArguments(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """One matrix, with its scratch space and the threads that process it."""
+    """A matrix that Muon orthogonalizes, with its scratch space and the threads that process it."""
 
     x: Value
     """The address of the matrix with F rows; transposed if R > C."""
@@ -381,7 +381,7 @@ class _Task(NamedTuple):
 
 
 class OrthogonalizeEmitter:
-    """An emitter of the kernel `orthogonalize`."""
+    """An emitter of the kernel `orthogonalize`, which orthogonalizes matrices by polynomials (Muon)."""
 
     names = ("orthogonalize",)
     """The kernel's name."""
@@ -391,7 +391,7 @@ class OrthogonalizeEmitter:
         self.multiplier = multiplier(k, "mix")
 
     def write(self) -> None:
-        """Emit the kernel `orthogonalize` and the functions that it calls."""
+        """Emit the kernel `orthogonalize`, which orthogonalizes Muon's matrices, and the functions that it calls."""
         k = self.k
         self._write_symmetric()
         self._write_mixed()
@@ -417,7 +417,7 @@ class OrthogonalizeEmitter:
                 k.call("one", numbers, matrix, scratch, thread, threads)
 
     def _make(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
-        """Emit the orthogonalization of the matrix with index `matrix`."""
+        """Emit the orthogonalization of the kernel's matrix number `matrix` by Muon's polynomials."""
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
@@ -470,7 +470,7 @@ class OrthogonalizeEmitter:
         )
 
     def _coefficients(self, args: OrthogonalizeArguments, number: int, shrink: Value) -> tuple[Value, Value, Value]:
-        """Return a, b and c of a polynomial in x xᵀ, adjusted for an x that must still be multiplied by `shrink`.
+        """Return a, b and c of one of Muon's polynomials in x xᵀ, for an x that must still be multiplied by `shrink`.
 
         They are the coefficients of I, x xᵀ and (x xᵀ)².
         """
@@ -480,7 +480,7 @@ class OrthogonalizeEmitter:
         return a, k.build.fmul(b, square), k.build.fmul(c, k.build.fmul(square, square))
 
     def _one_by_one(self, args: OrthogonalizeArguments, one: _Task, shrink: Value) -> None:
-        """Emit the polynomials applied to x one after another, as `muon._one_by_one` does."""
+        """Emit Muon's polynomials applied to the matrix x one after another, as `muon._one_by_one` does."""
         k, (gram, factor) = self.k, one.squares[:2]
         for number in range(POLYNOMIALS):
             if number:
@@ -492,7 +492,7 @@ class OrthogonalizeEmitter:
             self._replace(one, factor, other=one.x, factors=(k.build.fmul(scale, a), scale))
 
     def _by_gram_matrix(self, args: OrthogonalizeArguments, one: _Task, shrink: Value) -> None:
-        """Emit the polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does."""
+        """Emit Muon's polynomials evaluated on the Gram matrix x xᵀ, as `muon._by_gram_matrix` does."""
         k, (gram, product, *values) = self.k, one.squares
         scale, none = shrink, k.float32(0)
         for number, value in enumerate(values):
@@ -538,7 +538,7 @@ class OrthogonalizeEmitter:
         k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
 
     def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
-        """Emit a call that replaces x by f1 · other + f2 · factor · x, where `factors` is (f1, f2)."""
+        """Emit a call that replaces Muon's matrix x by f1 · other + f2 · factor · x, where `factors` is (f1, f2)."""
         k = self.k
         k.call("mixed", factor, one.x, other or k.int64(0), *factors, one.rows, one.columns, one.packed, *one.threads)
 
@@ -577,7 +577,7 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Describe a GEMM with the ending `mix`.
+        """Describe a GEMM with the epilogue `mix`, which combines the product with another matrix.
 
         Args:
             addresses: of the left operand, the packed right operand and the result.
@@ -597,7 +597,7 @@ class OrthogonalizeEmitter:
         )
 
     def _packer(self, thread: Value, threads: Value) -> Packer:
-        """Return a packer for the layout of the GEMM that the kernel uses."""
+        """Return a packer of matrices for the GEMMs of the kernel `orthogonalize`."""
         return self.multiplier.packer(self.k, self.multiplier.layout, thread, threads)
 
     def _mirror(self, out: Value, rows: Value, diagonal: Value, thread: Value, threads: Value) -> None:
@@ -663,7 +663,7 @@ def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
 
 
 def _suits(matrix: Tensor) -> bool:
-    """Return whether `orthogonalize_in_place` supports this matrix."""
+    """Return whether `orthogonalize_in_place` supports a matrix: its dtype, size and memory layout."""
     fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 

@@ -45,7 +45,7 @@ def attend(
     query, key, value, out, query_starts, query_counts, key_starts, key_counts, query_stride, key_stride, out_stride,
     scale, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute the context of one head (program axis 0) in one sentence (axis 1).
+    """Compute attention of one head (program axis 0) in one sentence (axis 1), and store the output.
 
     Queries, keys and values are rows with these strides, in elements; starts and counts are those of the sentences.
     """
@@ -131,7 +131,7 @@ def _append(pointers, k, v, exist, inner):
 
 @triton.jit
 def _apply_listed_mask(scores, entries, rows):
-    """Mask scores (Q, L) where a listed position's entry has no bit for the row."""
+    """Mask the scores (Q, L) of each hypothesis at listed positions whose entry has no bit for the hypothesis."""
     return tl.where(((entries[None, :] >> rows[:, None]) & 1) != 0, scores, _HIDDEN)
 
 

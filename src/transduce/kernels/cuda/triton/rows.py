@@ -69,7 +69,7 @@ def sum_rows(
 
 @triton.jit
 def add_rows(total, ids, part, factor, frozen_row, width, BLOCK: tl.constexpr):
-    """Add factor × a row of `part` to the row ids[n] of `total`, except to the frozen row."""
+    """Add factor × a row of `part` to the row ids[n] of `total`, except to the frozen row (that of padding)."""
     row, lanes = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     target_row = tl.load(ids + row)
     values = tl.load(part + row.to(tl.int64) * width + lanes, mask=lanes < width, other=0.0).to(tl.float32)
@@ -260,7 +260,7 @@ def apply_update(
     master, gradient, average, working, move, count, rate, kept,
     HAS_MOVE: tl.constexpr, HAS_AVERAGE: tl.constexpr, HAS_WORKING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Subtract rate × move, if there is a move, from a block of parameters, and refresh their average and copy."""
+    """Subtract rate × move, if passed, from a block of master weights; refresh moving average and bfloat16 copy."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     values = tl.load(master + offsets, mask=exist, other=0.0)

@@ -1,0 +1,265 @@
+"""Callbacks that follow a training run and may stop it, and trackers that send its events to other programs."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.training.events import TrainEvent, ValidationEvent
+
+# --- callbacks ---
+
+
+class RunStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The event at the start of a run, or of its continuation."""
+
+    folder: Path
+    """The run's folder."""
+    step: int
+    """The number of steps taken before; 0 for a new run."""
+    steps: int | None
+    """The number of steps planned; None: limited by time."""
+    settings: Mapping[str, Any]
+    """The complete settings of training, by their names."""
+
+
+class CheckpointEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The event after a checkpoint was written."""
+
+    step: int
+    """The step of the checkpoint."""
+    folder: Path
+    """The checkpoint's folder."""
+
+
+class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The event at the end of a run."""
+
+    step: int
+    """The number of steps taken."""
+    best_step: int | None
+    """The step of the best validation; None without one."""
+    best_value: float | None
+    """The value of the measure at the best validation."""
+    reason: str
+    """"finished", why training stopped before its last step, or the name of a signal."""
+
+
+class Callback:
+    """A base class of objects that follow a run; a subclass overrides the methods of the events that it needs.
+
+    A method that returns True stops the run after the current step, as if it had finished: it is saved and scored. With
+    several processes only the first one calls them. An exception in a method ends the run.
+    """
+
+    def on_start(self, event: RunStart) -> bool | None:
+        """Follow the start of a run, before its first step."""
+
+    def on_report(self, event: TrainEvent) -> bool | None:
+        """Follow a report on the last steps, every `training.report_every` steps."""
+
+    def on_validation(self, event: ValidationEvent) -> bool | None:
+        """Follow a validation on the dev set."""
+
+    def on_checkpoint(self, event: CheckpointEvent) -> bool | None:
+        """Follow a checkpoint."""
+
+    def on_end(self, event: RunEnd) -> bool | None:
+        """Follow the end of a run, before the best model is scored."""
+
+
+# --- trackers ---
+
+
+class Tracker(Callback):
+    """A base class of callbacks that log numbers to an experiment tracker.
+
+    A tracker that fails later than at the start, because its server is away for example, is reported once and then left
+    out: tracking never ends a run.
+    """
+
+    package: str
+    """The package that the tracker needs."""
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        """Create a tracker; `say` reports its failure, by default on standard error.
+
+        Raises:
+            TransduceError: the tracker's package is missing.
+        """
+        self._say = say or (lambda text: print(text, file=sys.stderr))
+        self._has_failed = False
+        try:
+            self._module: Any = importlib.import_module(self.package)
+        except ImportError:
+            raise TransduceError(
+                f"{type(self).__name__} needs the package {self.package}: run `pip install 'transduce[track]'`, or "
+                "leave it out."
+            ) from None
+
+    def on_start(self, event: RunStart) -> None:
+        """Start a run of the tracker with the settings as its parameters.
+
+        Raises:
+            TransduceError: the tracker cannot start a run.
+        """
+        try:
+            self.begin(self._module, event)
+        except Exception as error:  # of any kind: it is another program's
+            raise TransduceError(
+                f"{type(self).__name__} could not start a run ({error}): set the tracker up, or leave it out."
+            ) from error
+
+    def on_report(self, event: TrainEvent) -> None:
+        """Log the numbers of a report under `train/`."""
+        self._log("train", event)
+
+    def on_validation(self, event: ValidationEvent) -> None:
+        """Log the scores of a validation under `dev/`."""
+        self._log("dev", event)
+
+    def on_end(self, event: RunEnd) -> None:
+        """End the tracker's run."""
+        self._try(lambda: self.finish(event))
+
+    def begin(self, module: Any, event: RunStart) -> None:
+        """Start a run with the tracker's package."""
+        raise NotImplementedError
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Log numbers by name at a step."""
+        raise NotImplementedError
+
+    def finish(self, event: RunEnd) -> None:
+        """End the run."""
+        raise NotImplementedError
+
+    def _log(self, kind: str, event: TrainEvent | ValidationEvent) -> None:
+        values = msgspec.to_builtins(event)
+        values |= values.pop("scores", {})
+        numbers = {
+            f"{kind}/{name}": float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+        }
+        self._try(lambda: self.log(numbers, event.step))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        if self._has_failed:
+            return
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001  (of any kind: it is another program's)
+            self._has_failed = True
+            self._say(f"{type(self).__name__} failed and is left out from here on: {error}.")
+
+
+class WandbTracker(Tracker):
+    """A tracker that logs a run to Weights & Biases; set $WANDB_MODE to "offline" to send nothing."""
+
+    package = "wandb"
+
+    def __init__(self, project: str = "transduce", say: Callable[[str], None] | None = None, **options: Any) -> None:
+        """Create a tracker; `options` are passed to `wandb.init`, such as `name`, `mode` and `dir`."""
+        super().__init__(say)
+        self._options = {"project": project} | options
+        self._run: Any = None
+
+    def begin(self, module: Any, event: RunStart) -> None:
+        """Start a run whose name is that of the run's folder."""
+        named = {"name": event.folder.name, "config": dict(event.settings)}
+        self._run = module.init(**named | self._options)
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Log numbers at a step."""
+        self._run.log(numbers, step=step)
+
+    def finish(self, event: RunEnd) -> None:
+        """Store the best step and the reason, and end the run."""
+        self._run.summary.update({"best_step": event.best_step, "best_value": event.best_value})
+        self._run.finish()
+
+
+class TrackioTracker(Tracker):
+    """A tracker that logs a run to trackio, which keeps it on this machine; `trackio show` draws it."""
+
+    package = "trackio"
+
+    def __init__(self, project: str = "transduce", say: Callable[[str], None] | None = None, **options: Any) -> None:
+        """Create a tracker; `options` are passed to `trackio.init`."""
+        super().__init__(say)
+        self._options = {"project": project} | options
+
+    def begin(self, module: Any, event: RunStart) -> None:
+        """Start a run whose name is that of the run's folder."""
+        module.init(**{"name": event.folder.name, "config": dict(event.settings), "embed": False} | self._options)
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Log numbers at a step."""
+        self._module.log(numbers, step=step)
+
+    def finish(self, event: RunEnd) -> None:  # noqa: ARG002
+        """End the run."""
+        self._module.finish()
+
+
+class MlflowTracker(Tracker):
+    """A tracker that logs a run to MLflow, by default to $MLFLOW_TRACKING_URI."""
+
+    package = "mlflow"
+
+    def __init__(
+        self, experiment: str = "transduce", tracking_uri: str | None = None, say: Callable[[str], None] | None = None
+    ) -> None:
+        """Create a tracker; `tracking_uri` is a server or a folder (None: MLflow's default)."""
+        super().__init__(say)
+        self._experiment, self._tracking_uri = experiment, tracking_uri
+
+    def begin(self, module: Any, event: RunStart) -> None:
+        """Start a run whose name is that of the run's folder."""
+        if self._tracking_uri is not None:
+            module.set_tracking_uri(self._tracking_uri)
+        module.set_experiment(self._experiment)
+        module.start_run(run_name=event.folder.name)
+        module.log_params({name: str(value)[:250] for name, value in event.settings.items() if value is not None})
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Log numbers at a step."""
+        self._module.log_metrics(numbers, step=step)
+
+    def finish(self, event: RunEnd) -> None:
+        """End the run; a signal marks it as killed."""
+        self._module.end_run("KILLED" if event.reason.startswith("SIG") else "FINISHED")
+
+
+class TensorBoardTracker(Tracker):
+    """A tracker that links a run's TensorBoard files into a common folder; each run writes its own in any case."""
+
+    package = "transduce"
+
+    def __init__(self, folder: str | Path, say: Callable[[str], None] | None = None) -> None:
+        """Create a tracker; `folder` is the folder that TensorBoard shows."""
+        super().__init__(say)
+        self._folder = Path(folder)
+
+    def begin(self, module: Any, event: RunStart) -> None:  # noqa: ARG002
+        """Link the folder `tensorboard` of the run under the run's name."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        link = self._folder / event.folder.name
+        if not link.exists():
+            os.symlink((event.folder / "tensorboard").absolute(), link, target_is_directory=True)
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        """Do nothing, since the run writes its own files."""
+
+    def finish(self, event: RunEnd) -> None:
+        """Do nothing, since the run closes its own files."""
+
+
+TRACKERS: dict[str, type[Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker, "trackio": TrackioTracker}
+"""The trackers that `--track` starts, by name."""

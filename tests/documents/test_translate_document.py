@@ -1,0 +1,152 @@
+"""`transduce.translate_document` and `transduce translate` with documents: files, resuming, and mistakes."""
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import transduce
+from transduce.commands.main import main
+from transduce.documents.formats import read_document
+from transduce.documents.limits import LOCAL_LIMITS
+from transduce.documents.translate import portions, target_path, write_translated
+from transduce.documents.units import DocumentSettings, UnitKind
+from transduce.errors import TransduceError
+from transduce.inference.translator import Translator
+
+SRT = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n"
+QUICK = ["--beam-size", "1", "--max-length", "8", "--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+class InterruptedWorkError(Exception):
+    """Raised by a translator that stops in the middle."""
+
+
+def test_an_interrupted_translation_is_resumed(tmp_path: Path) -> None:
+    content = "".join(f"{'word ' * 50}{number}\n" for number in range(400)).encode()
+    document = read_document("a.txt", content, DocumentSettings(), LOCAL_LIMITS)
+    assert len(list(portions(document.units))) > 3
+    calls = 0
+
+    def translate(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise InterruptedWorkError
+        return [text.upper() for text in texts]
+
+    target = tmp_path / "b.txt"
+    with pytest.raises(InterruptedWorkError):
+        write_translated(document, target, translate, identity=b"1")
+    assert not target.exists()
+    with pytest.raises(TransduceError, match="pass --resume to continue"):
+        write_translated(document, target, translate, identity=b"1")
+    with pytest.raises(TransduceError, match="started with another document, model or settings"):
+        write_translated(document, target, translate, identity=b"2", resume=True)
+    with (tmp_path / "b.txt.partial").open("ab") as file:
+        file.write(b'["cut')  # as after a crash
+    calls = 10
+    write_translated(document, target, translate, identity=b"1", resume=True)
+    assert target.read_bytes() == content.upper()
+    assert calls == 10 + len(list(portions(document.units))) - 2
+    assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
+
+
+def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path) -> None:
+    sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
+    source, target = tmp_path / "film.srt", tmp_path / "film.en.srt"
+    source.write_bytes(SRT.format(sentence).encode())
+    assert main(["translate", str(trained), str(source), "--out", str(target), *QUICK]) == 0
+    assert "1 text in" in capsys.readouterr().err
+    lines = target.read_bytes().decode().split("\r\n")
+    assert lines[:2] == ["1", "00:00:01,000 --> 00:00:02,000"]
+    assert lines[2] not in ("", sentence)
+    assert main(["translate", str(trained), str(source), *QUICK]) == 0
+    assert capsys.readouterr().out.split("\n")[2].strip() == lines[2]
+
+
+def test_python_translates_a_document(translator: Translator, toy_corpus: Path, tmp_path: Path) -> None:
+    sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
+    source = tmp_path / "film.srt"
+    source.write_bytes(SRT.format(sentence).encode())
+    progress: list[tuple[int, int]] = []
+    path = transduce.translate_document(translator, source, progress=lambda *counts: progress.append(counts))
+    assert path == tmp_path / f"film.{translator.target_language}.srt"
+    assert path.read_bytes() == SRT.format(translator(sentence).text).encode()
+    assert progress == [(len(sentence), len(sentence))]
+    with pytest.raises(TransduceError, match="is the document itself"):
+        transduce.translate_document(translator, source, source)
+
+
+def test_names_of_translations() -> None:
+    assert target_path(Path("a/b.c.docx"), "de") == Path("a/b.c.de.docx")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.txt", SRT.format("x"), [], "a.txt looks like SubRip subtitles: pass --format srt, or --format txt"),
+        ("a.zh", "<!DOCTYPE html><p>x", [], "a.zh looks like HTML: pass --format html, or --format txt"),
+        ("a.rtf", "x", [], "a.rtf is named .rtf, which cannot be translated: convert it to one of .txt"),
+        ("a.txt", "%PDF-1.7", [], "a.txt is PDF, which cannot be translated"),
+        ("a.srt", SRT.format("x"), ["--workers", "2"], "`--workers` applies to lines of text, not to documents"),
+        ("a.srt", SRT.format("x"), ["--out", "b.vtt"], "b.vtt would be vtt by its name, but the document stays srt"),
+        ("a.txt", "x", ["--columns", "x"], "`--columns` applies to documents, but the input is lines of text"),
+        ("a.csv", "a,b\n1,2\n", [], "Name the columns to translate by `columns`"),
+        ("a.docx", "x", ["--out", "b.docx"], "its content is not an archive"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    capsys: Capture, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str,
+    options: list[str], message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(content, "utf-8")
+    assert main(["translate", str(trained), name, *options, *QUICK]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+
+
+def test_an_archive_needs_a_file_to_write(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.epub", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("mimetype"), "application/epub+zip")
+    assert main(["translate", str(trained), str(tmp_path / "a.epub"), *QUICK]) == 2
+    assert "name the file to write by --out" in capsys.readouterr().err
+
+
+def test_documents_on_standard_input_are_refused(
+    capsys: Capture, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(SRT.format("x").encode())))
+    assert main(["translate", str(trained), *QUICK]) == 2
+    assert "Standard input looks like SubRip subtitles" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_one_sentence() -> None:
+    code = (
+        "import sys; sys.modules['lxml'] = sys.modules['markdown_it'] = None\n"
+        "from transduce.documents.translate import translate_upload\n"
+        "for name in ('a.md', 'a.json'):\n"
+        '    try: print(translate_upload(b\'{"a": "b"}\', name, lambda texts, kind: list(texts)))\n'
+        "    except ValueError as error: print(error)\n"
+    )
+    source = Path(__file__).resolve().parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(source)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split("\n")[:2] == [
+        "This needs the package markdown_it, which is not installed: pip install 'transduce[documents]'.",
+        'b\'{"a": "b"}\'',
+    ]

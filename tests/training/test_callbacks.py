@@ -1,0 +1,161 @@
+"""Callbacks see every event of a run, may stop it, and trackers log it offline."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from transduce.errors import TransduceError
+from transduce.tasks.train import train
+from transduce.training.callbacks import (
+    Callback,
+    CheckpointEvent,
+    MlflowTracker,
+    RunEnd,
+    RunStart,
+    TensorBoardTracker,
+    WandbTracker,
+)
+from transduce.training.events import TrainEvent, ValidationEvent
+
+
+@pytest.fixture
+def settings(toy_settings: dict[str, Any]) -> dict[str, Any]:
+    return toy_settings | {"training.steps": 12, "training.validate_every": 6, "training.save_every": 6}
+
+
+def run(out: Path, settings: dict[str, Any], *callbacks: Callback) -> Any:
+    return train(out=out, settings=settings, callbacks=callbacks, device="cpu", threads=1)
+
+
+class Recorder(Callback):
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.stop_at = stop_at
+
+    def on_start(self, event: RunStart) -> None:
+        assert event.settings["seed"] == 1
+        self.seen.append(("start", event.step))
+
+    def on_report(self, event: TrainEvent) -> bool:
+        self.seen.append(("report", event.step))
+        return event.step == self.stop_at
+
+    def on_validation(self, event: ValidationEvent) -> None:
+        assert event.bleu is not None
+        self.seen.append(("validation", event.step))
+
+    def on_checkpoint(self, event: CheckpointEvent) -> None:
+        assert (event.folder / "state.json").is_file()
+        self.seen.append(("checkpoint", event.step))
+
+    def on_end(self, event: RunEnd) -> None:
+        self.seen.append((event.reason, event.step))
+
+
+def test_a_callback_sees_every_event(settings: dict[str, Any], tmp_path: Path) -> None:
+    recorder = Recorder()
+    run(tmp_path / "m", settings | {"training.report_every": 5}, recorder)
+    assert recorder.seen == [
+        ("start", 0),
+        ("report", 5),
+        ("validation", 6),
+        ("checkpoint", 6),
+        ("report", 10),
+        ("report", 12),
+        ("validation", 12),
+        ("checkpoint", 12),
+        ("finished", 12),
+    ]
+
+
+def test_a_callback_stops_the_run_which_resumes_as_if_it_had_not(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = settings | {"training.report_every": 5}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole, settings)
+    result = run(parts, settings, Recorder(stop_at=10))
+    assert (result.reason, result.step, result.best_step) == ("stopped by Recorder", 10, 6)
+    assert (parts / "dev_score.json").is_file()
+    train(out=parts, resume=True, device="cpu", threads=1)
+    assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
+
+
+def test_what_is_no_callback_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        TransduceError, match=r"`callbacks` must be a list of objects of classes derived from transduce"
+    ):
+        run(tmp_path / "m", settings, WandbTracker)  # type: ignore[arg-type]
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def log(_: dict[str, float], step: int) -> None:
+        calls.append(step)
+        raise OSError("no route to host")
+
+    module = SimpleNamespace(init=lambda **_: SimpleNamespace(log=log, finish=lambda: calls.append(-1)))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    said: list[str] = []
+    assert run(tmp_path / "m", settings, WandbTracker(say=said.append)).reason == "finished"
+    assert len(calls) == 1
+    assert said == ["WandbTracker failed and is left out from here on: no route to host."]
+
+
+def test_a_tracker_without_its_package_is_refused_up_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(
+        TransduceError, match=r"WandbTracker needs the package wandb: run `pip install 'transduce\[track\]"
+    ):
+        WandbTracker()
+
+
+def test_weights_and_biases_offline(settings: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run(tmp_path / "m", settings, WandbTracker(mode="offline", dir=str(tmp_path)))
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    (log,) = folder.glob("*.wandb")
+    assert b"dev/bleu" in log.read_bytes()
+
+
+def test_mlflow_in_a_folder(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "m", settings, MlflowTracker(tracking_uri=(tmp_path / "runs").as_uri()))
+    (metric,) = (tmp_path / "runs").glob("*/*/metrics/dev/bleu")
+    events = [json.loads(line) for line in (tmp_path / "m" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    expected = [(event["step"], event["bleu"]) for event in events if event["event"] == "validation"]
+    rows = [line.split() for line in metric.read_text("utf-8").splitlines()]
+    assert [(int(row[2]), pytest.approx(float(row[1]))) for row in rows] == expected
+
+
+def test_trackio_on_this_machine(settings: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    code = (
+        "import json, sys, transduce\n"
+        "settings, out = json.loads(sys.argv[1]), sys.argv[2]\n"
+        "transduce.train(out=out, settings=settings, callbacks=[transduce.TrackioTracker()], device='cpu', threads=1)\n"
+    )
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "t"), "HF_HUB_OFFLINE": "1"}
+    subprocess: Any = importlib.import_module("subprocess")
+    command = [sys.executable, "-c", code, json.dumps(settings), str(tmp_path / "m")]
+    sources = str(Path(__file__).resolve().parents[2] / "src")
+    done = subprocess.run(
+        command, env=environment | {"PYTHONPATH": sources}, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "TrackioTracker failed" not in done.stderr
+    assert any(b"dev/bleu" in path.read_bytes() for path in (tmp_path / "t").rglob("*") if path.is_file())
+
+
+def test_a_folder_of_tensorboard_has_the_run_under_its_name(settings: dict[str, Any], tmp_path: Path) -> None:
+    run(tmp_path / "m", settings, TensorBoardTracker(tmp_path / "all"))
+    assert list((tmp_path / "all" / "m").glob("events.out.tfevents.*"))
