@@ -106,7 +106,7 @@ def test_a_line_out_for_every_line_in(
     lines = captured.out.split(b"\n")
     assert lines.pop() == b""
     assert len(lines) == len(texts) + 2
-    assert all((lines[n] == b"") >= (not text.strip()) for n, text in enumerate(texts))
+    assert all((not lines[n].strip()) >= (not text.strip()) for n, text in enumerate(texts))
     assert lines[list(ODD).index("one character")]
     assert lines[-1].decode("utf-8") is not None
     assert b"Traceback" not in captured.err
