@@ -158,6 +158,7 @@ def _ass_lines(start: int, text: str) -> Iterator[tuple[int, str]]:
 # --- utterances ---
 
 _DASH = re.compile(r"\s*(?:(?:[-–—‐−]|>>+)\s*)")
+_LAST_LINE = re.compile(r"[.!?…。！？؟।][\"”』」)\]]*\s*$")
 _MUSIC = re.compile(r"[♪♫#]")
 _SENTENCE_END = re.compile(r"[.!?…。！？؟।:：;；\"”』」)\]]\s*$")
 
@@ -178,11 +179,11 @@ class _Segment(NamedTuple):
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Return the segments of a cue; a line that starts with a dash starts a segment."""
+    """Return the segments of a cue: a line that begins with a dash, or follows the end of a sentence, starts one."""
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
-        if is_new or len(groups[-1]) == _MAX_LINES:
+        if is_new or len(groups[-1]) == _MAX_LINES or _LAST_LINE.search(syntax.tags.sub("", groups[-1][-1][1])):
             groups.append([line])
         else:
             groups[-1].append(line)
