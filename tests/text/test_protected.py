@@ -28,6 +28,7 @@ def found(text: str, *patterns: str) -> list[str]:
         ),
         ("{% if a %}x{{ b | c }}{# d #}", ["{% if a %}", "{{ b | c }}", "{# d #}"]),
         ("访问https://example.com/a_b?x=1看看。", ["https://example.com/a_b?x=1"]),
+        ("%shttps://a.example/b", ["https://a.example/b"]),
         ("See (https://en.wikipedia.org/wiki/A_(b)).", ["https://en.wikipedia.org/wiki/A_(b)"]),
         ("Ask me@x.org, or a.b+c@d.co.uk.", ["me@x.org", "a.b+c@d.co.uk"]),
         ("Look at www.example.com/x, example.com.", ["www.example.com/x", "example.com"]),

@@ -55,7 +55,7 @@ def _any_of(words: str) -> str:
 _KINDS = {
     "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
-    "url": rf"(?:(?<![A-Za-z_])(?:https?|ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
+    "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
     rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
     "mail": r"(?<![A-Za-z0-9_.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
     r"(?:\.[A-Za-z0-9-]++)++",
