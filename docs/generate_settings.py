@@ -32,6 +32,7 @@ TYPES = {
     "training.lora_projections": "list of these",
     "task.series.columns": "list of strings",
     "search.forbidden": "list of strings",
+    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`",
     "search.generate.forbidden_ids": "list of integers",
 }
 

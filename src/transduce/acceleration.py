@@ -49,7 +49,8 @@ __all__ = [
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
 
 try:
-    from transduce.kernels.cuda.graphs import is_recording, why_no_triton
+    from transduce.kernels.cuda.available import why_no_triton
+    from transduce.kernels.cuda.graphs import is_recording
     from transduce.kernels.prepacked import PrepackedModel, quantize
     from transduce.kernels.select import (
         compiled_state,

@@ -5,7 +5,7 @@ import contextlib
 import importlib.util
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from transduce.inspection.interventions import Comparison, Head, Intervention, i
 from transduce.inspection.page import render_live_page
 from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.sentence_view import Inspection
+from transduce.model_folder.read import read_directions
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.languages import canonical
@@ -208,13 +209,17 @@ def load_models(options: argparse.Namespace) -> tuple[list[ServedModel], list[Se
         if task_of(folder) == "language-model":
             generators.append(_load_generator(folder, options))
             continue
-        translator = load_translator(str(folder), options)
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
-        model = ServedModel(translator, search=search, languages=languages, profiles=profiles)
-        pair = canonical(model.source_language), canonical(model.target_language)
-        model.use(glossaries.pop(None, None) or glossaries.pop(pair, None))
-        models.append(model)
+        of_folder: list[ServedModel] = []
+        for translator, pair in _translators(folder, languages, options):
+            model = ServedModel(translator, search=search, languages=pair, profiles=profiles)
+            if of_folder:  # translators of one folder share their weights
+                model.access = of_folder[0].access
+            codes = canonical(model.source_language), canonical(model.target_language)
+            model.use(glossaries.pop(None, None) or glossaries.pop(codes, None))
+            of_folder.append(model)
+        models += of_folder
     if glossaries:
         raise TransduceError(
             f"A glossary must belong to a served model, but none translates {_pairs(glossaries)}: set the languages of "
@@ -237,6 +242,20 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> ServedGenerato
     precision, device, threads = options.precision, options.device, options.threads
     generator = load_generator(folder, precision=precision, device=device, threads=threads)
     return ServedGenerator(folder.resolve().name, generator)
+
+
+def _translators(
+    folder: Path, languages: tuple[str, str] | None, options: argparse.Namespace
+) -> Iterator[tuple[Translator, tuple[str, str] | None]]:
+    """Yield a translator for each language pair of a folder, with the pair; all share the model's weights."""
+    directions = read_directions(folder)
+    if not directions:
+        yield load_translator(str(folder), options), languages
+        return
+    wanted = directions if languages is None else (languages,)
+    first = load_translator(str(folder), argparse.Namespace(**vars(options), target_language=wanted[0][1]))
+    for source, target in wanted:
+        yield first.for_target(target), (source, target)
 
 
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:

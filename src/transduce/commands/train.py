@@ -13,6 +13,7 @@ from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.run.run import RunRequest
 from transduce.tasks.settings.reading import put_setting, read_settings
 from transduce.tasks.train import train_in_stages
+from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS
 from transduce.training.choices import PRESETS
 
@@ -99,6 +100,11 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     add("--prepared", metavar="DIR", help="output of `transduce prepare`, instead of files")
     add("--dev-source", nargs="+", metavar="FILE", help="dev set (default: a part of the training pairs)")
     add("--dev-target", nargs="+", metavar="FILE", help="target side of the dev set")
+    for option, text in (
+        ("--corpus", "one of several corpora with their own languages; can be repeated, instead of --source"),
+        ("--dev-corpus", "the dev set of one of several corpora, in any order"),
+    ):
+        add(option, nargs=2, action="append", metavar=("SOURCE", "TARGET"), help=text)
     add(
         "--columns",
         nargs=2,
@@ -159,6 +165,10 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
         value = getattr(options, option)
         if value is not None:
             put_setting(content, name, value)
+    if options.corpus:
+        put_setting(content, "data.corpora", _corpora(options.corpus, options.dev_corpus or []))
+    elif options.dev_corpus:
+        raise TransduceError("--dev-corpus belongs to --corpus, but none is named: use --dev-source and --dev-target.")
     if options.precision != "auto":
         put_setting(content, "training.precision", options.precision)
     return RunRequest(
@@ -170,3 +180,26 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
         threads=options.threads,
         started_at=STARTED_AT,
     )
+
+
+def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, list[str]]]:
+    """Return the tables of `data.corpora`; dev sets belong to the corpora whose languages their suffixes show.
+
+    Raises:
+        TransduceError: a dev set belongs to no corpus.
+    """
+    tables: list[dict[str, list[str]]] = []
+    waiting = [(tuple(map(language_of, files)), files) for files in dev]
+    for files in corpora:
+        table = {"source": files[:1], "target": files[1:]}
+        languages = tuple(map(language_of, files))
+        own = [pair for pair in waiting if pair[0] == languages]
+        if own:
+            waiting.remove(own[0])
+            table |= {"dev_source": own[0][1][:1], "dev_target": own[0][1][1:]}
+        tables.append(table)
+    if waiting:
+        raise TransduceError(
+            f"--dev-corpus {' '.join(waiting[0][1])} belongs to no --corpus of the same languages: check the suffixes."
+        )
+    return tables

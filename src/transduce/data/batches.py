@@ -125,7 +125,7 @@ class Batch:
 
     def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
         """Return a copy in which the longest source and the longest target are longer by a number of tokens."""
-        sides = []
+        sides = list[NDArray[np.int64]]()
         for side, pad_id in zip((self.source, self.target), pad_ids, strict=True):
             grown = np.pad(side, ((0, 0), (0, tokens)), constant_values=pad_id)
             longest = (side != pad_id).sum(axis=1).argmax()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transduce.atomic_io import write_file
 from transduce.data.holdout import Candidate, choose_held_out, is_held_out, join_candidates, source_keys
 from transduce.data.id_files import SideWriter
-from transduce.data.parts import CORPUS_FORMAT_VERSION, HELD_OUT_NAMES, Column, CorpusCard, Part, TakenBlock
+from transduce.data.parts import CORPUS_FORMAT_VERSION, Column, CorpusCard, Part, TakenBlock, held_out_names
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
@@ -146,7 +146,22 @@ class _Merging:
             source=source_writer.card(),
             target=target_writer.card(),
             filters=self._report,
+            directions=list(self._request.files.directions),
+            file_pairs=self._pairs_of_files(),
+            held_out_pairs=[len(self._held_of(file)) for file in range(len(self._request.files.directions))],
         )
+
+    def _held_of(self, file: int) -> list[Candidate]:
+        """Return the held-out pairs of a file."""
+        return [held for held in self._held if self._segments[held.block].block.file == file]
+
+    def _pairs_of_files(self) -> list[int]:
+        """Return the number of remaining pairs of each file, in a corpus of several language pairs."""
+        counts = [0 for _ in self._request.files.directions]
+        for segment in self._segments if counts else ():
+            stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
+            counts[segment.block.file] += int(stays.sum())
+        return counts
 
     def _drop_duplicates(self) -> None:
         digests = self._column("digests")
@@ -214,10 +229,13 @@ class _Merging:
         return f"{segment.block.path}:{segment.block.first_line + int(self._rows[number])}"
 
     def _write_held_out(self, folder: Path) -> None:
-        if self._held:
-            sides = ([held.source for held in self._held], [held.target for held in self._held])
-            for name, texts in zip(HELD_OUT_NAMES, sides, strict=True):
-                write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
+        files: list[int | None] = [*range(len(self._request.files.directions))] or [None]
+        for file in files:
+            held = self._held if file is None else self._held_of(file)
+            if held:
+                sides = ([each.source for each in held], [each.target for each in held])
+                for name, texts in zip(held_out_names(file), sides, strict=True):
+                    write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
 
 
 def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:

@@ -24,7 +24,7 @@ from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
 from transduce.text.filters import PairFilter, pair_digest
-from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, tokenizes_words_independently
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token, tokenizes_words_independently
 
 # --- tokenization of many sentences, each word only once if the vocabulary permits ---
 # Nine of ten words of a corpus have occurred before. Looking a word up takes a tenth of the time of tokenizing it.
@@ -127,7 +127,12 @@ class _Numbers(dict[str, int]):
 
 CORPUS_FORMAT_VERSION = 1
 CORPUS_CARD_NAME = "corpus.json"
-HELD_OUT_NAMES = ("held_out.source.txt", "held_out.target.txt")
+
+
+def held_out_names(file: int | None = None) -> tuple[str, str]:
+    """Return the names of the held-out source and target; `file` is an index in a corpus of several language pairs."""
+    number = "" if file is None else f"{file + 1}."
+    return f"held_out.{number}source.txt", f"held_out.{number}target.txt"
 
 
 class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -139,6 +144,12 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     source: SideCard
     target: SideCard
     filters: FilterReport
+    directions: list[tuple[str, str]] = []
+    """Source and target language of each file, in a corpus of several language pairs."""
+    file_pairs: list[int] = []
+    """The number of pairs of each file, in a corpus of several language pairs."""
+    held_out_pairs: list[int] = []
+    """The number of held-out pairs of each file, in a corpus of several language pairs."""
 
 
 def write_card(card: CorpusCard, folder: Path) -> None:
@@ -265,6 +276,8 @@ class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     path: str
     first_line: int
     kept: int
+    file: int = 0
+    """The index of the block's file in the corpus."""
 
 
 class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -373,6 +386,9 @@ class _Preparation:
         self._tag = (
             tokenizer.source.id(BACK_TRANSLATED) if tokenizer.source.has_special_token(BACK_TRANSLATED) else None
         )
+        targets = [target for _, target in request.files.directions]
+        self._language_ids = [tokenizer.source.id(language_token(target)) for target in targets]
+        """The token of each file's target language, in a corpus of several language pairs."""
 
     def column_names(self) -> list[Column]:
         """Return the names of the per-pair columns that merging needs."""
@@ -396,18 +412,27 @@ class _Preparation:
         by_machine = block.path in self._request.files.back_translated
         if self._hold_out is not None:
             # The side written by a person decides whether a pair overlaps with the dev set.
-            keys = source_keys(targets if by_machine else sources)
+            keys = source_keys(targets if by_machine else sources) ^ self._direction_key(block.file)
             if not by_machine:
                 self._hold_out.offer(block, rows, keys, kept)
             columns["keys"] = keys[kept]
         if self._request.filters.drop_duplicates:
             digests = b"".join(map(pair_digest, sources, targets))
-            columns["digests"] = np.frombuffer(digests, np.dtype("<u8"))[kept]
+            columns["digests"] = np.frombuffer(digests, np.dtype("<u8"))[kept] ^ self._direction_key(block.file)
         if columns:
             columns["rows"] = np.array(rows, np.uint16)[kept]
-        self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum())))
+        self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum()), block.file))
         source, target = source.select(kept), target.select(kept)
-        return Kept(source if self._tag is None or not by_machine else source.with_prefix(self._tag), target, columns)
+        if self._tag is not None and by_machine:
+            source = source.with_prefix(self._tag)
+        if self._language_ids:
+            source = source.with_prefix(self._language_ids[block.file])
+        return Kept(source, target, columns)
+
+    def _direction_key(self, file: int) -> np.uint64:
+        """Return a mask that makes the hash keys of equal sources differ between language pairs."""
+        directions = self._request.files.directions
+        return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
         """Return the rows of a block of pairs whose texts pass the filters."""

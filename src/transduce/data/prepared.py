@@ -2,19 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.atomic_io import atomic_folder
-from transduce.data.batches import Run, permutation
+from transduce.data.batches import CHUNK_PAIRS, Run, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.id_files import IdRun, SideCard, SideReader
 from transduce.data.merging import merge_parts
-from transduce.data.parts import CORPUS_CARD_NAME, HELD_OUT_NAMES, CorpusCard, Part, PartRequest, read_card, write_card
+from transduce.data.parts import CORPUS_CARD_NAME, CorpusCard, Part, PartRequest, held_out_names, read_card, write_card
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
@@ -26,6 +27,8 @@ from transduce.text.corpus import PairBlock, PairReader
 
 # Makes this random choice independent of the orders of batches.
 _SAMPLE = 5
+# Likewise the choice of pairs that a corpus repeats.
+_REPEATS = 6
 
 
 def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> CorpusFiles:
@@ -112,8 +115,15 @@ class PreparedCorpus:
     @property
     def held_out(self) -> CorpusFiles | None:
         """The held-out dev pairs as text files; None if there are none."""
-        source, target = (str(self.folder / name) for name in HELD_OUT_NAMES)
-        return CorpusFiles(source=(source,), target=(target,)) if self.filters.held_out else None
+        if not self.filters.held_out:
+            return None
+        files = [file for file, pairs in enumerate(self.card.held_out_pairs) if pairs]
+        names = [held_out_names(file) for file in files] or [held_out_names()]
+        return CorpusFiles(
+            source=tuple(str(self.folder / source) for source, _ in names),
+            target=tuple(str(self.folder / target) for _, target in names),
+            directions=tuple(self.card.directions[file] for file in files),
+        )
 
     @property
     def statistics(self) -> CorpusStatistics:
@@ -148,6 +158,81 @@ class PreparedCorpus:
         """
         self._source.verify()
         self._target.verify()
+
+
+class RepeatedCorpus(PreparedCorpus):
+    """A prepared corpus whose files are repeated: an epoch contains the pairs of some files more often than others.
+
+    A file's factor of 2.5 means that an epoch contains each pair twice, and a fixed random half of the pairs once more.
+    """
+
+    def __init__(self, corpus: PreparedCorpus, factors: Sequence[float], seed: int = 0) -> None:
+        """Create a corpus from a prepared one of several files.
+
+        Args:
+            corpus: the prepared corpus.
+            factors: how often an epoch contains each pair of a file, at least 1, in the order of the files.
+            seed: chooses the pairs that are contained once more than the others.
+        """
+        super().__init__(corpus.folder, corpus.card)
+        self._runs: list[Run] = []
+        """Ranges of pairs of the prepared corpus whose concatenation is this corpus."""
+        start = 0
+        for file, (pairs, factor) in enumerate(zip(corpus.card.file_pairs, factors, strict=True)):
+            self._runs += [(start, start + pairs)] * int(factor)
+            self._runs += _sample_of_runs(start, pairs, round((factor - int(factor)) * pairs), seed, file)
+            start += pairs
+        self._runs = [run for run in self._runs if run[0] < run[1]]
+        self._starts = np.concatenate(([0], np.cumsum([stop - start for start, stop in self._runs])))
+        self.pairs = int(self._starts[-1])
+        self.source_tokens, self.target_tokens = (
+            int(lengths.sum(dtype=np.int64)) for lengths in super().read_run_lengths(self._runs)
+        )
+
+    def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
+        """Yield the language pair of each file, with a range of this corpus that has each of its pairs once."""
+        start = 0
+        for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=True):
+            if pairs:
+                first = int(self._starts[self._runs.index((start, start + pairs))])
+                yield direction, first, first + pairs
+            start += pairs
+
+    @override
+    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
+        return self.read_runs([(start, stop)])
+
+    @override
+    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
+        return super().read_runs(self._prepared_runs(runs))
+
+    @override
+    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        return super().read_run_lengths(self._prepared_runs(runs))
+
+    def _prepared_runs(self, runs: Sequence[Run]) -> list[Run]:
+        """Return the ranges of the prepared corpus that make up ranges of this corpus."""
+        result: list[Run] = []
+        for start, stop in runs:
+            first = int(np.searchsorted(self._starts, start, side="right")) - 1
+            while start < stop:
+                end = min(stop, int(self._starts[first + 1]))
+                shift = self._runs[first][0] - int(self._starts[first])
+                result.append((start + shift, end + shift))
+                start, first = end, first + 1
+        return result
+
+
+def _sample_of_runs(start: int, pairs: int, wanted: int, seed: int, file: int) -> list[Run]:
+    """Return ranges with `wanted` of a file's pairs, chosen at random in chunks of `CHUNK_PAIRS`."""
+    runs: list[Run] = []
+    for chunk in permutation(-(-pairs // CHUNK_PAIRS), seed, _REPEATS, file).tolist():
+        first = chunk * CHUNK_PAIRS
+        size = min(CHUNK_PAIRS, pairs - first, wanted)
+        wanted -= size
+        if size > 0:
+            runs.append((start + first, start + first + size))
+    return sorted(runs)
 
 
 def prepare(

@@ -179,7 +179,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Return the segments of a cue: a line that begins with a dash, or follows the end of a sentence, starts one."""
+    """Return the segments of a cue; a line that begins with a dash or follows a sentence's end starts a new segment."""
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())

@@ -383,7 +383,7 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
 
 
 def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
-    """Return a sentence if BLEU and chrF disagree on the better system or on significance; else an empty list."""
+    """Return a list with one sentence if BLEU and chrF disagree on the better system or on significance."""
     if bleu.is_real and chrf.is_real and bleu.difference * chrf.difference < 0.0:
         return ["BLEU and chrF disagree: each prefers another system."]
     if bleu.is_real != chrf.is_real:

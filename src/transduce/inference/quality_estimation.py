@@ -326,7 +326,7 @@ def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> No
 
 
 def plural(reason: str) -> str:
-    """Return the plural of a description that `describe_wrong_language` returned."""
+    """Return a description from `describe_wrong_language` with a plural verb: "look English, not Chinese"."""
     verb, rest = reason.split(" ", 1)
     return f"{_PLURALS[verb]} {rest}"
 

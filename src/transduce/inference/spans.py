@@ -421,7 +421,10 @@ def align_spans(
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
-    """Return the spans that were copied unchanged; not all of them if this is another alternative."""
+    """Return the pairs of spans in source and translation whose text was copied unchanged.
+
+    The stored spans refer to the best alternative; in another alternative, some pairs may be missing.
+    """
     return [
         (source, target)
         for source, target in each.protected
@@ -430,7 +433,7 @@ def _copied(each: Translation) -> list[tuple[Span, Span]]:
 
 
 def _with_copies(each: Translation, source: Span, target: Span) -> Span:
-    """Return the span of a translation, with the spans that were copied from inside its source span."""
+    """Return a translation's span, extended by the copies of protected spans inside the source span."""
     pairs = _copied(each)
     own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
     if not own:

@@ -106,6 +106,7 @@ class Translator:
         self.text = text or TextSettings()
         self.datastore = None if datastore is None else datastore.for_single_model(self.models)
         special_tokens = len(tokenizer.source.with_special_tokens([]))
+        self.max_source_tokens = max_source_tokens
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
@@ -117,6 +118,26 @@ class Translator:
         pair = f"{self.source_language or 'source'} → {self.target_language or 'target'}"
         count = [f"{len(self.models)} models"] if len(self.models) > 1 else []
         return summary("Translator", self.model, pair, *count, self.precision, str(self.device))
+
+    def for_target(self, language: str) -> "Translator":
+        """Return a translator to another target language, which shares the models and their memory.
+
+        Raises:
+            TransduceError: the model was not trained for several target languages, or not for this one.
+        """
+        translator = Translator(
+            self.model,
+            self.tokenizer.for_target(language),
+            source_language=self.source_language,
+            target_language=language,
+            search=self.search,
+            ensemble=self.models[1:],
+            max_source_tokens=self.max_source_tokens,
+            datastore=self.datastore,
+            text=self.text,
+        )
+        translator.training_lines = self.training_lines
+        return translator
 
     @property
     def transformer(self) -> Transformer:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from transduce.kernels.cuda.graphs import why_no_triton
+from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.prepacked import (
     PREPACKABLE,

@@ -370,7 +370,8 @@ class Component(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output: computed by the backend in use, or by `forward` if there is none."""
-        if (kernels := _BACKEND.get()) is not None:
+        # `torch.compile` can trace a class attribute, but no context variable.
+        if _InUse.backend is not None and (kernels := _BACKEND.get()) is not None:
             return kernels.execute(self, *args, **kwargs)
         # A copy of `nn.Module.__call__`, whose additional Python frame is noticeable in decoding.
         if self._compiled_call_impl is not None:

@@ -149,6 +149,8 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
     Raises:
         TransduceError: the model has no language tags, or lacks a tag for a language.
     """
+    if content.directions:
+        return _with_direction(content, source, target)
     if source is None and target is None:
         return content
     tokenizer = content.tokenizer
@@ -166,6 +168,26 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
         target_language=target or content.manifest.target_language,
     )
     return ModelFolder(content.model, tokenizer.for_languages(source, target), manifest)
+
+
+def _with_direction(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
+    """Return a model of several language pairs for one of them, or for a pair of languages it knows from others."""
+    targets = dict.fromkeys(target_language for _, target_language in content.directions)
+    if target is None and len(targets) > 1:
+        raise TransduceError(
+            f"The model translates to {', '.join(targets)}: choose one by `target_language` (--target-language)."
+        )
+    target = target or next(iter(targets))
+    sources = dict.fromkeys(from_language for from_language, to_language in content.directions if to_language == target)
+    if source is not None and source not in {from_language for from_language, _ in content.directions}:
+        names = ", ".join(dict.fromkeys(from_language for from_language, _ in content.directions))
+        raise TransduceError(f"The model translates from {names}, but not from {source}: choose one of them.")
+    manifest = msgspec.structs.replace(
+        content.manifest,
+        source_language=source or (next(iter(sources)) if len(sources) == 1 else None),
+        target_language=target,
+    )
+    return ModelFolder(content.model, content.tokenizer.for_target(target), manifest, content.directions)
 
 
 # --- ensembles ---

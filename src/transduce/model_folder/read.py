@@ -1,6 +1,6 @@
 """Read a model folder: configuration, weights, tokenizer, and the manifest that `write.py` wrote."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +45,7 @@ TOKENIZER_CARD = "tokenizer_settings.json"
 VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKENIZER_FILE)
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
+DIRECTIONS = "directions.json"
 
 _MAX_SHOWN = 20
 
@@ -69,6 +70,28 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     model: M
     tokenizer: Tokenizer
     manifest: Manifest
+    directions: tuple[tuple[str, str], ...] = ()
+    """The pairs of source and target language that a model of several language pairs was trained for."""
+
+
+class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of directions.json."""
+
+    directions: list[tuple[str, str]]
+
+
+def directions_text(directions: Iterable[tuple[str, str]]) -> str:
+    """Return the text of directions.json, which lists the language pairs of a model."""
+    return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
+
+
+def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
+    """Return the language pairs of a model folder for several; an empty tuple for one pair.
+
+    Raises:
+        TransduceError: the file is damaged.
+    """
+    return tuple(read_json(folder, DIRECTIONS, _Directions).directions) if (folder / DIRECTIONS).is_file() else ()
 
 
 # The command that uses each kind of model, for error messages.
@@ -102,7 +125,7 @@ def read_encoder_decoder_folder(folder: Path) -> ModelFolder[EncoderDecoder]:
     content = read_any_model_folder(folder)
     if not isinstance(content.model, Transformer | Recurrent):
         raise _other_kind(folder, content.model.config, "a model with an encoder and a decoder")
-    return ModelFolder(content.model, content.tokenizer, content.manifest)
+    return ModelFolder(content.model, content.tokenizer, content.manifest, read_directions(folder))
 
 
 def read_decoder_folder(folder: Path) -> ModelFolder[Decoder]:

@@ -44,9 +44,26 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
                 f"{getattr(data, name)[0]} holds both sides, but target file {target[0]} is specified: leave that out."
             )
         converted[name] = paths
+    if data.corpora:
+        return _with_corpora(data, converted)
     if data.languages is None and languages and _are_languages(languages[0]):
         data = msgspec.structs.replace(data, languages=languages[0])
     return msgspec.structs.replace(data, **converted)
+
+
+def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
+    """Return the settings of several corpora with the converted files in place of the original ones."""
+    files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
+    corpora = tuple(
+        msgspec.structs.replace(
+            corpus,
+            source=tuple(next(files) for _ in corpus.source),
+            dev_source=tuple(next(dev_files) for _ in corpus.dev_source),
+            languages=corpus.direction,
+        )
+        for corpus in data.corpora
+    )
+    return msgspec.structs.replace(data, corpora=corpora, source=(), target=(), dev_source=(), dev_target=())
 
 
 def _are_languages(names: tuple[str, str]) -> bool:

@@ -16,7 +16,7 @@ from transduce.atomic_io import is_special_file, write_file
 from transduce.data.batches import Batch
 from transduce.data.holdout import HoldOutSettings, source_keys
 from transduce.data.parts import CORPUS_CARD_NAME
-from transduce.data.prepared import PreparedCorpus, prepare, write_sample
+from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare, write_sample
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -30,7 +30,7 @@ from transduce.tasks.prepared_folder import (
     tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.text.corpus import CorpusFiles, Pair, PairBlock, PairReader, read_pairs
+from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, content_sha256, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
@@ -358,6 +358,8 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     """The source sentences of the dev set."""
     dev_targets: Sequence[str]
     """The target sentences of the dev set."""
+    dev_directions: Sequence[tuple[str, str]] = ()
+    """The language pair of each sentence of the dev set, in a run with several; sentences of a pair are adjacent."""
 
     @property
     def pairs(self) -> int:
@@ -636,17 +638,33 @@ def _task_corpus(
             else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
             "--dev-target, or prepare it again."
         )
-    pairs = [] if dev is None else [pair for pair in read_pairs(dev) if is_decodable(pair.source + pair.target)]
+    pairs, dev_directions = _read_dev(dev)
     return TaskCorpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
-        prepared=prepared,
+        prepared=RepeatedCorpus(prepared, data.repetitions(prepared.card.file_pairs)) if data.corpora else prepared,
         languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
         filters=text.filters,
         dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
+        dev_directions=dev_directions,
     )
+
+
+def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]]]:
+    """Return the decodable pairs of a dev set, and their language pairs if there are several."""
+    pairs, directions = list[Pair](), list[tuple[str, str]]()
+    for block in () if dev is None else PairReader(dev):
+        decodable = [
+            pair
+            for pair in map(block.pair, range(len(block.sources)))
+            if pair.source not in (MALFORMED, HEADER) and is_decodable(pair.source + pair.target)
+        ]
+        pairs += decodable
+        if dev is not None and dev.directions:
+            directions += [dev.directions[block.file]] * len(decodable)
+    return pairs, directions
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
@@ -672,7 +690,7 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
 
 def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
     """Return the languages, as specified or from the files' suffixes."""
-    if data.languages is not None:
-        return data.languages
+    if data.languages is not None or data.corpora:
+        return data.languages or (None, None)
     source = language_of(data.source[0]) if data.target else None
     return source, language_of(data.target[0]) if data.target else None

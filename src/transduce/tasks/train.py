@@ -83,6 +83,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     monolingual: Files | None = None,
     distill_from: Files | None = None,
     back_translated: Files | None = None,
+    corpora: Sequence[Mapping[str, Any]] | None = None,
     languages: tuple[str, str] | None = None,
     task: str | None = None,
     init_from: str | Path | None = None,
@@ -115,6 +116,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
         back_translated: files of `source` that a machine wrote by translating their targets back.
+        corpora: several corpora with their own languages, instead of `source` and `target`: mappings with the keys of
+            `[[data.corpora]]`, such as ``{"source": ["a.en"], "target": ["a.de"]}``.
         languages: source and target language; None: by the files' suffixes.
         task: the task; None: "translation". docs/tasks.md describes the data of each task.
         init_from: the folder of a base model, whose weights and tokenizer training starts from.
@@ -149,6 +152,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.monolingual": _paths(monolingual, "monolingual"),
         "data.distill_from": _paths(distill_from, "distill_from"),
         "data.back_translated": _paths(back_translated, "back_translated"),
+        "data.corpora": None if corpora is None else list(map(dict, corpora)),
         "data.columns": None if columns is None else list(columns),
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,

@@ -53,6 +53,10 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """True if a line of a table that has other than two columns is an error; otherwise it is skipped and counted."""
     back_translated: tuple[str, ...] = ()
     """Files in `source` that were translated by a machine from targets written by people."""
+    directions: tuple[tuple[str, str], ...] = ()
+    """Source and target language of each file of `source`, for a corpus of several language pairs; empty: one pair. The
+    token of the target language starts every source sentence.
+    """
 
     @property
     def is_text_alone(self) -> bool:
@@ -75,6 +79,8 @@ class PairBlock(NamedTuple):
     """The line of the first pair in its file, from 1."""
     sources: list[str]
     targets: list[str]
+    file: int = 0
+    """The index of the file in `CorpusFiles.source`."""
 
     def pair(self, row: int) -> Pair:
         """Return the pair at a row of the block, with its file and line number."""
@@ -108,13 +114,13 @@ class PairReader:
         files = self._files
         _check_sides(files)
         if files.target:
-            for source, target in zip(files.source, files.target, strict=True):
-                yield from self._read_two_files(source, target)
+            for file, (source, target) in enumerate(zip(files.source, files.target, strict=True)):
+                yield from self._read_two_files(source, target, file)
         else:
-            for path in files.source:
-                yield from self._read_pair_file(path, _pair_format(path, files.format))
+            for file, path in enumerate(files.source):
+                yield from self._read_pair_file(path, _pair_format(path, files.format), file)
 
-    def _read_two_files(self, source: str, target: str) -> Iterator[PairBlock]:
+    def _read_two_files(self, source: str, target: str, file: int) -> Iterator[PairBlock]:
         line = 1
         with self._open(source) as left, self._open(target) as right:
             while True:
@@ -128,31 +134,31 @@ class PairReader:
                 if not source_lines:
                     break
                 if isinstance(sides[0], list) and isinstance(sides[1], list):
-                    yield PairBlock(self.blocks, source, line, sides[0], sides[1])
+                    yield PairBlock(self.blocks, source, line, sides[0], sides[1], file)
                 line = self._count_block(line, source_lines)
             self.checksums |= {source: left.checksum, target: right.checksum}
         if line == 1:
             raise _empty(source)
 
-    def _read_pair_file(self, path: str, format: Format) -> Iterator[PairBlock]:
+    def _read_pair_file(self, path: str, format: Format, file: int) -> Iterator[PairBlock]:
         line = 1
-        layout = find_layout(path, self._files.languages) if format == "tsv" else TableLayout()
+        layout = find_layout(path, self._languages(file)) if format == "tsv" else TableLayout()
         if layout.is_quoted:
             self.notes.quoted_files.append(path)
-        with self._open(path) as file:
+        with self._open(path) as stream:
             while True:
                 if self._wanted(self.blocks):
-                    lines = file.read(BLOCK_LINES)
+                    lines = stream.read(BLOCK_LINES)
                     count = len(lines)
                     if lines:
-                        sources, targets = self._split(lines, path, line, layout if format == "tsv" else None)
-                        yield PairBlock(self.blocks, path, line, sources, targets)
+                        sources, targets = self._split(lines, line, layout if format == "tsv" else None, file)
+                        yield PairBlock(self.blocks, path, line, sources, targets, file)
                 else:
-                    count = file.skip(BLOCK_LINES)
+                    count = stream.skip(BLOCK_LINES)
                 if not count:
                     break
                 line = self._count_block(line, count)
-            self.checksums[path] = file.checksum
+            self.checksums[path] = stream.checksum
         if line == 1:
             raise _empty(path)
 
@@ -166,15 +172,19 @@ class PairReader:
         self.pairs += count
         return line + count
 
+    def _languages(self, file: int) -> tuple[str, str] | None:
+        return self._files.directions[file] if self._files.directions else self._files.languages
+
     def _split(
-        self, lines: list[str], path: str, first_line: int, layout: "TableLayout | None"
+        self, lines: list[str], first_line: int, layout: "TableLayout | None", file: int
     ) -> tuple[list[str], list[str]]:
         """Split lines that hold a pair each into sources and targets; without a `layout` the lines are JSON."""
         sources, targets = [], []
+        path, languages = self._files.source[file], self._languages(file)
         for number, text in enumerate(lines, first_line):
             where = f"{path}:{number}"
             if layout is None:
-                source, target = _object(text, where, self._files.languages, self.notes)
+                source, target = _object(text, where, languages, self.notes)
             elif number == 1 and layout.has_header:
                 source = target = HEADER
             else:

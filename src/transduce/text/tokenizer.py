@@ -1,5 +1,6 @@
 """The tokenizer of a model: a vocabulary for the source side and one for the target side, often the same."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,16 @@ class Tokenizer:
             return Vocabulary(train_model(read_lines, settings, adjust=adjust), nfc=settings.nfc)
 
         return cls(learn(0, 1)) if settings.joint else cls(learn(0), learn(1))
+
+    def for_target(self, language: str) -> "Tokenizer":
+        """Return a tokenizer whose source sentences start with the token of a target language.
+
+        Raises:
+            TransduceError: the vocabulary has no token for the language.
+        """
+        tokenizer = copy.copy(self)
+        tokenizer.source = self.source.for_target(language)
+        return tokenizer
 
     @property
     def fingerprint(self) -> str:

@@ -1,5 +1,6 @@
 """A vocabulary: one sentencepiece model that converts sentences to token ids and back."""
 
+import copy
 import re
 import unicodedata
 import warnings
@@ -49,8 +50,14 @@ CLS, SEP, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]")
 BACK_TRANSLATED = "<back-translated>"
 """The token that starts each back-translated source (Caswell et al. 2019, "Tagged Back-Translation")."""
 
+_LANGUAGE_TOKEN = re.compile(r">>(.+)<<")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode
+
+
+def language_token(language: str) -> str:
+    """Return the token that starts a source sentence to be translated to a language, spelled as OPUS models do."""
+    return f">>{language}<<"
 
 
 class Vocabulary:
@@ -102,6 +109,27 @@ class Vocabulary:
         except FileNotFoundError:
             raise TransduceError(f"{path} does not exist: a tokenizer needs it, copy it again.") from None
         return cls(content, nfc=nfc, name=str(path))
+
+    def for_target(self, language: str) -> "Vocabulary":
+        """Return a copy whose sentences start with the token of a target language.
+
+        Raises:
+            TransduceError: the vocabulary has no token for the language.
+        """
+        token = language_token(language)
+        if not self.has_special_token(token):
+            raise TransduceError(
+                f"The model translates to {', '.join(self.target_languages) or 'one language'}, but not to {language}."
+            )
+        vocabulary = copy.copy(self)
+        vocabulary.before = (self.id(token),)
+        return vocabulary
+
+    @property
+    def target_languages(self) -> tuple[str, ...]:
+        """The languages that the vocabulary has tokens for, in a model that translates between several languages."""
+        pieces = map(self.piece, range(self.size))
+        return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, pieces) if match)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a sentence without the end symbol."""

@@ -39,7 +39,10 @@ class SplitModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model for the doctor to examine, as functions and token ids."""
+    """A model for the doctor to examine, as functions and token ids.
+
+    Only fields without a default are required; the doctor skips checks that need a missing field.
+    """
 
     name: str
     module: nn.Module

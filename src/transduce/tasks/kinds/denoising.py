@@ -125,11 +125,8 @@ class Denoising(TextKind):
         """Return the dev set, which measures the loss of all dev lines."""
         return DevSet(
             config=resolved.model,
-            tokenizer=corpus.tokenizer,
-            sources=(),
-            references=(),
+            directions=(),
             batches=self._dev_batches(corpus, resolved),
-            target_language=None,
             dtype=model_dtype(resolved),
             device=placement.device,
         )

@@ -6,7 +6,7 @@ they work on.
 
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
@@ -97,7 +97,7 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
     return f"{nothing}; `transduce.load` opens it{for_others}."
 
 
-def front_matter(languages: tuple[str | None, str | None], pipeline_tag: str) -> str:
+def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
     """Return the front matter that Hugging Face reads: the languages and the model's pipeline tag."""
     codes = [code for code in languages if code]
     lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
@@ -185,7 +185,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, measured: str, hint: str, card: str, scores: msgspec.Struct, files: Mapping[str, bytes] | None = None
+        cls, measured: str, hint: str, card: str, scores: object, files: Mapping[str, bytes] | None = None
     ) -> "Outcome":
         """Return an outcome whose files are the model card, the dev scores (dev_score.json) and the files passed."""
         own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
@@ -230,6 +230,8 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    accepts_several_directions: ClassVar[bool] = False
+    """True if a run may have corpora of several language pairs (`data.corpora`)."""
     uses_placeholders: ClassVar[bool] = False
     """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
@@ -250,6 +252,8 @@ class TaskKind(ABC, Generic[C]):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.task_settings and value != getattr(defaults, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.corpora and not self.accepts_several_directions:
+            raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.accepts_back_translations:
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
@@ -424,8 +428,9 @@ class TaskKind(ABC, Generic[C]):
     def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
         """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
         texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
+        codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
         parts = [
-            f"{front_matter(corpus.languages, texts.pipeline_tag)}\n# {texts.title}",
+            f"{front_matter(tuple(codes) or corpus.languages, texts.pipeline_tag)}\n# {texts.title}",
             f"{texts.model}{f', weights of step {step:,}' if step else ''}.",
             f"    {texts.usage}",
         ]
@@ -490,19 +495,20 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
         )
 
-    def files(source: tuple[str, ...], target: tuple[str, ...]) -> CorpusFiles:
+    def files(source: tuple[str, ...], target: tuple[str, ...], directions: tuple[tuple[str, str], ...]) -> CorpusFiles:
         return CorpusFiles(
             source=source,
             target=target,
             format=data.format,
             languages=data.languages,
             strict=data.strict_format,
+            directions=directions,
         )
 
-    training = files(data.source, data.target)
+    training = files(data.source, data.target, data.directions)
     return TaskText(
         files=msgspec.structs.replace(training, back_translated=data.back_translated),
-        dev=files(data.dev_source, data.dev_target) if data.dev_source else None,
+        dev=files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None,
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),
     )

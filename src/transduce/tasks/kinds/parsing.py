@@ -32,6 +32,7 @@ from transduce.tasks.kinds.translation import DevSet, Translation, dev_batches
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.sentencepiece_model import read_pieces
+from transduce.text.tokenizer import Tokenizer
 from transduce.text.trees import (
     MARK,
     Tree,
@@ -59,10 +60,10 @@ F1: Final = "f1"
 class ParsingDevSet:
     """A dev set of parsing: the loss on all trees, and the bracket F1 of greedy parses of the first sentences."""
 
-    def __init__(self, inner: DevSet, references: Sequence[Tree]) -> None:
+    def __init__(self, inner: DevSet, tokenizer: Tokenizer, references: Sequence[Tree]) -> None:
         self.inner = inner
         assert isinstance(inner.model, Transformer)
-        self.parser = Parser(inner.model, inner.translator.tokenizer, search=SearchSettings(beam_size=1))
+        self.parser = Parser(inner.model, tokenizer, search=SearchSettings(beam_size=1))
         self.references = references
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
@@ -144,15 +145,12 @@ class Parsing(Translation):
         assert corpus.dev is not None
         inner = DevSet(
             config=resolved.model,
-            tokenizer=corpus.tokenizer,
-            sources=[],
-            references=[],
+            directions=(),
             batches=dev_batches(corpus.dev),
-            target_language=None,
             dtype=model_dtype(resolved),
             device=placement.device,
         )
-        return ParsingDevSet(inner, dev_trees(corpus)[: resolved.training.translate_dev])
+        return ParsingDevSet(inner, corpus.tokenizer, dev_trees(corpus)[: resolved.training.translate_dev])
 
     def describe_size(self, corpus: TaskCorpus) -> str:
         """Return the size of the corpus as text: its number of trees."""

@@ -7,9 +7,10 @@ Legend: B batch, S source length, T target length.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from statistics import fmean
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.id_files import IdRun
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
-from transduce.data.prepared import PreparedCorpus
+from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
@@ -30,6 +31,7 @@ from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decode
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
+from transduce.model_folder.read import DIRECTIONS, directions_text
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
@@ -49,7 +51,7 @@ from transduce.text.languages import learn_profiles
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
-from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary
+from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -112,18 +114,47 @@ class TranslationTask:
         )
 
 
+class DevDirection(NamedTuple):
+    """The dev sentences of one language pair that are translated at each validation."""
+
+    source_language: str | None
+    target_language: str | None
+    tokenizer: Tokenizer
+    """The tokenizer for the direction; in a run with several, it adds the token of the target language."""
+    sources: Sequence[str]
+    references: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"{self.source_language} → {self.target_language}"
+
+
+def dev_directions(corpus: TaskCorpus, most: int | None = None) -> list[DevDirection]:
+    """Return the dev sentences of each language pair, at most `most` in all."""
+    if not corpus.dev_directions:
+        source, target = corpus.languages
+        return [DevDirection(source, target, corpus.tokenizer, corpus.dev_sources[:most], corpus.dev_targets[:most])]
+    directions = dict.fromkeys(corpus.dev_directions)
+    each = None if most is None else -(-most // len(directions))
+    groups = []
+    for source, target in directions:
+        rows = [row for row, pair in enumerate(corpus.dev_directions) if pair == (source, target)][:each]
+        sides = ([side[row] for row in rows] for side in (corpus.dev_sources, corpus.dev_targets))
+        groups.append(DevDirection(source, target, corpus.tokenizer.for_target(target), *sides))
+    return groups
+
+
 class DevSet:
-    """A dev set of translation: it measures the loss on all pairs, and scores translations of some sentences."""
+    """A dev set of translation: it measures the loss on all pairs and scores translations of some.
+
+    With several language pairs, each is scored by itself, and the models are compared by the mean of the scores.
+    """
 
     def __init__(
         self,
         *,
         config: ModelConfig,
-        tokenizer: Tokenizer,
-        sources: Sequence[str],
-        references: Sequence[str],
+        directions: Sequence[DevDirection],
         batches: Sequence[Batch],
-        target_language: str | None,
         dtype: torch.dtype,
         device: str,
         longest_source: int = DEFAULT_MAX_SOURCE,
@@ -133,13 +164,15 @@ class DevSet:
         self.task = TranslationTask(self.model, label_smoothing=0.0)
         search = SearchSettings(beam_size=1)
         unsplit = TextSettings(split_sentences="never")
-        self.translator = Translator(
-            self.model, tokenizer, search=search, max_source_tokens=longest_source, text=unsplit
-        )
-        self.sources = list(sources)
-        self.references = list(references)
+        self.directions = [
+            (
+                each,
+                Translator(self.model, each.tokenizer, search=search, max_source_tokens=longest_source, text=unsplit),
+            )
+            for each in directions
+            if each.sources
+        ]
         self.batches = batches
-        self.target_language = target_language
         self.best_by: BestBy = "bleu"
         """The measure whose noise is estimated."""
 
@@ -149,7 +182,7 @@ class DevSet:
         self.model.load_state_dict(weights)
         loss = self._loss()
         event = ValidationEvent(step=step, loss=loss, perplexity=math.exp(min(loss, 100.0)))
-        if self.sources:
+        if self.directions:
             event = self._translate(event)
         return msgspec.structs.replace(event, validation_seconds=time.monotonic() - started_at)
 
@@ -160,35 +193,52 @@ class DevSet:
         return total / max(1, sum(loss.tokens for loss in losses))
 
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
+        samples, contributions = list[tuple[str, str, str]](), list[float]()
+        reports: dict[str, ScoreReport] = {}
         with temporary_inference_copy(self.model):
-            translations = [t.text for t in self.translator.translate(self.sources, self.translator.search)]
-        report = score(translations, self.references, target_language=self.target_language)
+            for direction, translator in self.directions:
+                translations = [t.text for t in translator.translate(list(direction.sources), translator.search)]
+                reports[str(direction)] = score(
+                    translations, direction.references, target_language=direction.target_language
+                )
+                samples += zip(direction.sources, direction.references, translations, strict=True)
+                contributions += self._contributions(direction, translations)
+        sentences, right = (
+            sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_match")
+        )
+        scores = {"exact_match": right / sentences}
+        if len(reports) > 1:
+            scores |= {f"bleu {name}": report.bleu.value for name, report in reports.items()}
+            scores |= {f"chrf {name}": report.chrf.value for name, report in reports.items()}
         # Show other samples at each validation, but the same ones in every run.
-        contributions = self._contributions(translations)
-        shown = {(event.step // 7 + shift) % len(self.sources) for shift in (0, 1, 2)}
+        shown = {(event.step // 7 + shift) % len(samples) for shift in (0, 1, 2)}
         return msgspec.structs.replace(
             event,
-            bleu=report.bleu.value,
-            chrf=report.chrf.value,
-            signature=report.bleu.signature,
-            scores={"exact_match": report.exact_match / report.sentences},
-            perfect=report.exact_match == report.sentences >= _MANY_SENTENCES,
-            samples=[(self.sources[n], self.references[n], translations[n]) for n in sorted(shown)],
+            bleu=fmean(report.bleu.value for report in reports.values()),
+            chrf=fmean(report.chrf.value for report in reports.values()),
+            signature=next(iter(reports.values())).bleu.signature,
+            scores=scores,
+            perfect=right == sentences >= _MANY_SENTENCES,
+            samples=[samples[number] for number in sorted(shown)],
             standard_error=standard_error(contributions),
             contributions=contributions,
         )
 
-    def _contributions(self, translations: list[str]) -> list[float]:
-        """Return the sentences' shares in the score that selects the best model; empty if the loss selects it."""
+    def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
+        """Return each sentence's contribution to the score that selects the best model; empty for the loss."""
         if self.best_by == "exact_match":
-            pairs = zip(translations, self.references, strict=True)
+            pairs = zip(translations, direction.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]
         names: dict[BestBy, MetricName] = {"bleu": "BLEU", "chrf": "chrF"}
         if self.best_by not in names:
             return []
-        return score_contributions(
-            names[self.best_by], translations, self.references, target_language=self.target_language
+        contributions = score_contributions(
+            names[self.best_by], translations, direction.references, target_language=direction.target_language
         )
+        # The mean over all sentences becomes the mean of the directions' scores.
+        sentences = sum(len(each.sources) for each, _ in self.directions)
+        factor = sentences / (len(self.directions) * len(direction.sources))
+        return [factor * value for value in contributions] if len(self.directions) > 1 else contributions
 
 
 class Translation(TextKind):
@@ -201,6 +251,7 @@ class Translation(TextKind):
     measures: ClassVar[tuple[str, ...]] = ("loss", "bleu", "chrf", "exact_match")
     writes_translations = True
     accepts_back_translations = True
+    accepts_several_directions = True
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
@@ -208,15 +259,16 @@ class Translation(TextKind):
         return pairs_of_files(data)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
-        """Return the text to prepare and, if it has back-translated pairs, the special token that marks their sources.
+        """Return the text to prepare, with the tokens of target languages and of back-translated sources.
 
-        The token is left out if training starts from a base model (`init_from`), whose vocabulary may lack it.
-
-        The token is left out if training starts from a base model (`init_from`), whose vocabulary may lack it.
+        The token of back-translated sources is left out if training starts from a base model (`init_from`), whose
+        vocabulary may lack it.
         """
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
-        return msgspec.structs.replace(text, marks=(*text.marks, BACK_TRANSLATED)) if tagged else text
+        languages = dict.fromkeys(target for _, target in text.files.directions)
+        marks = (*text.marks, *map(language_token, languages), *([BACK_TRANSLATED] if tagged else []))
+        return msgspec.structs.replace(text, marks=marks)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
         """Return a preset's sizes; recurrent models have at most two layers on each side, as more are hard to train."""
@@ -263,17 +315,19 @@ class Translation(TextKind):
         translated = resolved.training.translate_dev
         dev = DevSet(
             config=resolved.model,
-            tokenizer=corpus.tokenizer,
-            sources=corpus.dev_sources[:translated],
-            references=corpus.dev_targets[:translated],
+            directions=dev_directions(corpus, translated),
             batches=dev_batches(corpus.dev),
-            target_language=corpus.languages[1],
             dtype=model_dtype(resolved),
             device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
         )
         dev.best_by = resolved.training.best_by
         return dev
+
+    def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
+        """Return the file that lists the language pairs of the model, if there are several."""
+        directions = dict.fromkeys(resolved.data.directions)
+        return {DIRECTIONS: directions_text(directions)} if directions else {}
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
         """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
@@ -286,12 +340,13 @@ class Translation(TextKind):
         name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
         variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
         among = ", back-translated ones among them" if resolved.data.back_translated else ""
+        directions = ", ".join(f"{one} → {other}" for one, other in dict.fromkeys(resolved.data.directions))
         return CardTexts(
-            f"{source or 'source'} → {target or 'target'}",
+            directions or f"{source or 'source'} → {target or 'target'}",
             "translation",
             f"{name} of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} ({variant}), "
             f"trained by transduce on {corpus.pairs:,} sentence pairs{among}",
-            "transduce translate THIS_FOLDER < in.txt > out.txt",
+            f"transduce translate THIS_FOLDER{_target_option(resolved.data)} < in.txt > out.txt",
             "Scores on the dev set",
         )
 
@@ -300,14 +355,34 @@ class Translation(TextKind):
     ) -> Outcome:
         """Score the best model on the dev set with the run's search settings, and write the final model card."""
         translator = open_translator(
-            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
+            placement.folder,
+            precision=resolved.training.precision,
+            device=placement.device,
+            threads=placement.threads,
+            target_language=corpus.dev_directions[0][1] if corpus.dev_directions else None,
         )
-        report = score_dev(translator, corpus, resolved)
-        measured = f"Dev set, {count_noun(report.sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{report}"
-        card = self.card(corpus, resolved, step, report)
+        reports = score_dev(translator, corpus, resolved)
+        several = len(reports) > 1
+        shown = "\n".join(f"{name}\n{report}" if several else str(report) for name, report in reports.items())
+        if several:
+            shown += (
+                f"\nMean of {len(reports)} directions: BLEU {fmean(each.bleu.value for each in reports.values()):.2f}, "
+                f"chrF {fmean(each.chrf.value for each in reports.values()):.2f}"
+            )
+        sentences = sum(report.sentences for report in reports.values())
+        measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {resolved.search.beam_size}:\n{shown}"
         return Outcome.of(
-            measured, f"Try: transduce translate {placement.folder}", card, report, _text_measurements(corpus)
+            measured,
+            f"Try: transduce translate {placement.folder}{_target_option(resolved.data)}",
+            self.card(corpus, resolved, step, shown),
+            reports if several else next(iter(reports.values())),
+            _text_measurements(corpus),
         )
+
+
+def _target_option(data: DataSettings) -> str:
+    """Return the option with which `transduce translate` uses a model of several directions; else an empty text."""
+    return f" --target-language {data.directions[0][1]}" if data.directions else ""
 
 
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
@@ -316,23 +391,38 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     A translator splits texts into sentences unless the lines have several, and a service detects the language of its
     input with the profiles.
     """
-    (source, target), prepared = corpus.languages, corpus.prepared
+    prepared, skipped = corpus.prepared, len(corpus.dev_directions[:1])
     step = max(1, corpus.pairs // _MEASURED_RUNS)
     runs = [(start, min(start + _MEASURED_LINES, corpus.pairs)) for start in range(0, corpus.pairs, step)]
     lines = _decoded(
-        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, corpus.pairs)])[0], corpus.tokenizer.source
+        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, corpus.pairs)])[0],
+        corpus.tokenizer.source,
+        skipped,
     )
     longest = prepared.statistics.source_percentiles[2]
-    files = {LINES_FILE: TrainingLines.measure(lines, source, tokens=longest).content()}
-    if source is not None and target is not None and source != target:
-        sides = prepared.read(0, min(corpus.pairs, _PROFILE_PAIRS))
-        texts = map(_decoded, sides, (corpus.tokenizer.source, corpus.tokenizer.target))
-        files[PROFILES_FILE] = learn_profiles(dict(zip((source, target), texts, strict=True))).content()
+    files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=longest).content()}
+    texts: dict[str, list[str]] = {}
+    for (source, target), start, stop in _ranges_of_directions(corpus):
+        sides = prepared.read(start, min(stop, start + _PROFILE_PAIRS))
+        texts.setdefault(source, []).extend(_decoded(sides[0], corpus.tokenizer.source, skipped))
+        texts.setdefault(target, []).extend(_decoded(sides[1], corpus.tokenizer.target))
+    if len(texts) > 1:
+        files[PROFILES_FILE] = learn_profiles(texts).content()
     return files
 
 
-def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
-    return [vocabulary.decode(ids.tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
+def _decoded(run: IdRun, vocabulary: Vocabulary, skipped: int = 0) -> list[str]:
+    """Return the texts of a run of sentences without the first tokens of each, such as a target language's token."""
+    return [vocabulary.decode(ids[skipped:].tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
+
+
+def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Yield each pair of known languages with the range of its pairs in the corpus."""
+    source, target = corpus.languages
+    if source is not None and target is not None:
+        yield (source, target), 0, corpus.pairs
+    if isinstance(corpus.prepared, RepeatedCorpus):
+        yield from corpus.prepared.ranges()
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
@@ -341,17 +431,20 @@ def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
     return [plan.batch(0, position) for position in range(len(plan))]
 
 
-def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> ScoreReport:
-    """Score translations of the dev set with the run's search settings."""
+def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, ScoreReport]:
+    """Score translations of the dev set with the run's search settings, for each language pair."""
     search = resolved.search
-    hypotheses = [t.text for t in translator.translate(list(corpus.dev_sources), search)]
-    return score(
-        hypotheses,
-        corpus.dev_targets,
-        target_language=corpus.languages[1],
-        decoding={
-            "beam_size": search.beam_size,
-            "length_penalty": search.length_penalty,
-            "precision": translator.precision,
-        },
-    )
+    decoding: dict[str, str | int | float | bool] = {
+        "beam_size": search.beam_size,
+        "length_penalty": search.length_penalty,
+        "precision": translator.precision,
+    }
+    reports = {}
+    for direction in dev_directions(corpus):
+        target = direction.target_language if corpus.dev_directions else None
+        directed = translator if target is None else translator.for_target(target)
+        hypotheses = [t.text for t in directed.translate(list(direction.sources), search)]
+        reports[str(direction)] = score(
+            hypotheses, direction.references, target_language=direction.target_language, decoding=decoding
+        )
+    return reports

@@ -1,6 +1,7 @@
 """Check the settings of a run up front (preflight), and resolve those that the user left open, with reasons."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,14 @@ from transduce.tasks.corpus import RunCorpus, languages_of
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import C, TaskKind, TextKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
-from transduce.tasks.settings.structs import ModelSettings, ResolvedSettings, Settings, TaskSettings, VocabularySettings
+from transduce.tasks.settings.structs import (
+    DataSettings,
+    ModelSettings,
+    ResolvedSettings,
+    Settings,
+    TaskSettings,
+    VocabularySettings,
+)
 from transduce.text.languages import TWO_LETTER_CODES, base_code
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
@@ -295,11 +303,30 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
         found: language codes of source and target.
         choice_log: receives each chosen setting with its value and the reason.
     """
+    if settings.data.corpora:
+        directions = ", ".join(f"{source} → {target}" for source, target in dict.fromkeys(settings.data.directions))
+        choice_log.record(
+            "data.corpora", None, Choice(directions, "each corpus's languages; one model learns them all")
+        )
+        return
     names = " ".join(language or "?" for language in found)
     reason = (
         "the files' suffixes" if all(found) else "unknown from the files' suffixes: pass `--languages`, for BLEU too"
     )
     choice_log.record("data.languages", names if settings.data.languages else None, Choice(names, reason))
+
+
+def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: ChoiceLog) -> None:
+    """Log how often an epoch contains the pairs of each corpus, in a run with several.
+
+    Args:
+        pairs: the number of pairs of each file of `data.source`.
+        data: the data settings.
+        choice_log: the choice log.
+    """
+    factors = zip(data.directions, pairs, data.repetitions(pairs), strict=True)
+    shown = ", ".join(f"{source} → {target}: {count:,} × {factor:.3g}" for (source, target), count, factor in factors)
+    choice_log.record("data.temperature", None, Choice(data.temperature, f"an epoch has {shown}"))
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:

@@ -41,6 +41,7 @@ from transduce.tasks.run.resolving import (
     as_settings,
     explain_decoding,
     explain_languages,
+    explain_sampling,
     keep_base_config,
     predict_epochs,
     preflight,
@@ -193,6 +194,8 @@ class Run:
             account.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
         if self.kind.writes_translations:
             explain_languages(settings, corpus.languages, account)
+        if settings.data.corpora:
+            explain_sampling(corpus.prepared.card.file_pairs, settings.data, account)
         if base_config is not None:
             store_base_config(folder, base_config)
         resolved = self._resolve(settings, corpus, base_config, account)

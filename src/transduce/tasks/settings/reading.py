@@ -37,6 +37,8 @@ def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
 def _toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None) + "}"
     # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
@@ -184,6 +186,8 @@ def _plain(value: Any) -> Any:
     """Convert NumPy scalars to Python numbers, and paths to strings, so that TOML can hold them."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
@@ -225,7 +229,13 @@ def _checked(content: Mapping[str, Any]) -> Settings:
         if isinstance(error.__cause__, TransduceError):
             raise error.__cause__ from None
         _, _, location = str(error).partition(" - at `$.")
-        raise TransduceError(_wrong_value(location.partition("[")[0].rstrip("`").split("."), content)) from error
+        raise TransduceError(_wrong_value(_path_of(location), content)) from error
+
+
+def _path_of(location: str) -> list[str]:
+    """Return the keys to a wrong value from msgspec's location; an index stays only in an array of tables."""
+    keys = location.rstrip("`").split(".")
+    return [*keys[:-1], keys[-1].partition("[")[0]]
 
 
 def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
@@ -239,9 +249,12 @@ def _refuse_infinite(content: Mapping[str, Any], prefix: str) -> None:
 
 def _wrong_value(path: Sequence[str], content: Any) -> str:
     hint: Any = Settings
-    for name in path:
+    for step in path:
+        name, _, index = step.rstrip("]").partition("[")
         hint = get_type_hints(struct_of(hint) or Settings)[name]
         content = content[name]
+        if index and (entry := _entry_struct(hint)) is not None:
+            hint, content = entry, content[int(index)]
     expected, value = _kinds(hint), str(content)
     intended = _OTHER_NAMES.get(value.lower())
     close_names = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
@@ -278,6 +291,14 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
         inner = struct_of(hints[key])
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown_keys(value, inner, (*path, key))
+        for table in value if isinstance(value, list | tuple) else ():
+            if isinstance(table, Mapping) and (entry := _entry_struct(hints[key])) is not None:
+                _refuse_unknown_keys(table, entry, (*path, key))
+
+
+def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
+    """Return the settings struct of the tables in an array of tables, or None."""
+    return next(filter(None, map(struct_of, get_args(hint))), None) if get_origin(hint) is tuple else None
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Define the settings of a run: the tables of a settings file, and resolved settings with nothing left to choose."""
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -23,7 +24,7 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.noise import NoiseSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
-from transduce.text.languages import valid_language
+from transduce.text.languages import language_of, valid_language
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.training.choices import PRESETS
@@ -31,6 +32,10 @@ from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # --- tables of a settings file ---
 # A value of None means that the setting is chosen from the corpus and the machine.
+
+
+# Maximum of how often an epoch contains a pair.
+_MAX_REPEATS = 100
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,6 +85,63 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 _URL = re.compile("[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # a `Path` has dropped the second slash
 
 
+class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The text of one language pair in a run with several: a `[[data.corpora]]` table of a settings file."""
+
+    source: tuple[str, ...] = ()
+    """Training text: the source side, line by line; or files of pairs (.tsv, .jsonl)."""
+    target: tuple[str, ...] = ()
+    """The translations of `source`, line by line: as many files, in the same order."""
+    dev_source: tuple[str, ...] = ()
+    """The source side of the dev set; if no corpus has one, a part of the training pairs is held out."""
+    dev_target: tuple[str, ...] = ()
+    """The target side of the dev set."""
+    languages: tuple[str, str] | None = None
+    """Source and target language; None: the suffixes of the files."""
+    weight: float = 1.0
+    """By how much more often than by the number of its pairs the corpus is sampled."""
+    upsample: float | None = None
+    """How often an epoch contains each pair, at least 1; None: by `weight` and `data.temperature`."""
+
+    def __post_init__(self) -> None:
+        name = " ".join(self.source[:1]) or "one"
+        if not self.source:
+            raise TransduceError("Each table of `data.corpora` needs a `source`, but one has none: name its files.")
+        for code in self.languages or ():
+            if not valid_language(code):
+                raise TransduceError(f"`languages` must be language codes such as zh or en, but one is `{code}`.")
+        if not 0.0 < self.weight <= _MAX_REPEATS:
+            raise TransduceError(
+                f"`weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.weight:g} for {name}."
+            )
+        if self.upsample is not None and not 1.0 <= self.upsample <= _MAX_REPEATS:
+            raise TransduceError(f"`upsample` must be from 1 to {_MAX_REPEATS}, but is {self.upsample:g} for {name}.")
+        if bool(self.target) != bool(self.dev_target) and self.dev_source and self.dev_target:
+            raise TransduceError(f"The dev set of {name} must have the form of its training text: name the same sides.")
+
+    @property
+    def direction(self) -> tuple[str, str]:
+        """The source and target language, as specified or from the files' suffixes.
+
+        Raises:
+            TransduceError: the suffixes are no languages.
+        """
+        if self.languages is not None:
+            return self.languages
+        source = language_of(self.source[0]) if self.target else None
+        target = language_of(self.target[0]) if self.target else None
+        if source is None or target is None:
+            raise TransduceError(
+                f"Each corpus of several needs its two languages, but the names of {' and '.join(self._first_files)} "
+                'show none: add `languages = ["en", "de"]` to its table.'
+            )
+        return source, target
+
+    @property
+    def _first_files(self) -> tuple[str, ...]:
+        return (*self.source[:1], *self.target[:1])
+
+
 class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The files of the corpus: `data.*` in a settings file."""
 
@@ -125,10 +187,19 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     languages: tuple[str, str] | None = None
     """Source and target language; None: the suffixes of the files."""
 
+    corpora: tuple[DirectionSettings, ...] = ()
+    """Several corpora with their own languages, each a `[[data.corpora]]` table, instead of `source` and `target`. The
+    model learns all directions; a token of the target language starts each source sentence."""
+
+    temperature: float = 2.0
+    """With `corpora`: 1 samples each corpus by its number of pairs; higher values sample small corpora more often, by
+    the number of pairs to the power of 1 / temperature."""
+
     filters: FilterSettings = FilterSettings()
     """Which pairs are left out."""
 
     def __post_init__(self) -> None:
+        self._join_corpora()
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
@@ -145,6 +216,65 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 )
         if self.dev_target and not self.dev_source:
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
+
+    def _join_corpora(self) -> None:
+        """Set `source`, `target` and the dev files to those of all corpora, so that all readers of files find them.
+
+        Raises:
+            TransduceError: the corpora contradict each other or other settings.
+        """
+        if not 1.0 <= self.temperature <= 100.0:
+            raise TransduceError(f"`data.temperature` must be from 1 to 100, but is {self.temperature:g}.")
+        if not self.corpora:
+            return
+        if len({bool(corpus.target) for corpus in self.corpora}) > 1:
+            raise TransduceError(
+                "All tables of `data.corpora` must have the same form, but some have a `target` and some do not: write "
+                "two files for each pair of languages, or one file of pairs for each."
+            )
+        for name in ("source", "target", "dev_source", "dev_target"):
+            joined = tuple(path for corpus in self.corpora for path in getattr(corpus, name))
+            if getattr(self, name) not in ((), joined):
+                raise TransduceError(f"`data.{name}` and `data.corpora` both name files: leave one of them out.")
+            msgspec.structs.force_setattr(self, name, joined)
+        for name in ("languages", "back_translated", "monolingual", "distill_from", "prepared"):
+            if getattr(self, name):
+                raise TransduceError(
+                    f"`data.{name}` is for one pair of languages, but `data.corpora` names several corpora: leave it "
+                    "out."
+                )
+        if self.dev_source and not all(corpus.dev_source for corpus in self.corpora):
+            raise TransduceError(
+                "Either all tables of `data.corpora` have a dev set or none does, but only some have one: add the "
+                "others, or leave them out."
+            )
+
+    @property
+    def directions(self) -> tuple[tuple[str, str], ...]:
+        """The language pair of each file of `source`, in a run with several corpora."""
+        return tuple(corpus.direction for corpus in self.corpora for _ in corpus.source)
+
+    @property
+    def dev_directions(self) -> tuple[tuple[str, str], ...]:
+        """The language pair of each file of `dev_source`, in a run with several corpora."""
+        return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
+
+    def repetitions(self, pairs: Sequence[int]) -> list[float]:
+        """Return how often an epoch contains each pair of a file of `source`, given the files' numbers of pairs.
+
+        Corpora are sampled in proportion to weight · pairs^(1 / temperature); the least repeated one counts once.
+        """
+        sizes = iter(pairs)
+        counts = [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
+        shares = [
+            corpus.weight * max(1, count) ** (1 / self.temperature - 1)
+            for corpus, count in zip(self.corpora, counts, strict=True)
+        ]
+        factors = [
+            corpus.upsample or min(float(_MAX_REPEATS), share / min(shares))
+            for corpus, share in zip(self.corpora, shares, strict=True)
+        ]
+        return [factor for corpus, factor in zip(self.corpora, factors, strict=True) for _ in corpus.source]
 
 
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

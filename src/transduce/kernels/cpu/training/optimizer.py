@@ -197,7 +197,7 @@ class UpdateEmitter:
         return master
 
     def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Emit the update of an Adam moment to β · moment + (1 - β) · new, and return it."""
+        """Emit the update of a moment or momentum to β · moment + (1 - β) · new, and return it."""
         k = self.k
         before = self._get(address, number, inside)
         moment = k.madd(self._real(beta), k.build.fsub(before, new), new)

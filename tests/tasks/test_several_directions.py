@@ -1,0 +1,274 @@
+"""Train one model for several language pairs: corpora, tokens of target languages, sampling, scores per direction."""
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import transduce
+from transduce.commands.main import build_parser, main
+from transduce.commands.serve import load_models
+from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare
+from transduce.errors import TransduceError
+from transduce.tasks.settings.reading import make_settings, to_toml
+from transduce.text import CorpusFiles, FilterSettings, Tokenizer
+from transduce.text.corpus import read_pairs
+from transduce.text.sentencepiece_model import TokenizerSettings
+
+WORDS = ("sun", "moon", "star", "rain", "wind", "snow", "tree", "leaf", "bird", "fish")
+_GERMAN = ("sonne", "mond", "stern", "regen", "sturm", "schnee", "baum", "blatt", "vogel", "fisch")
+_CZECH = ("slunce", "mesic", "hvezda", "dest", "vitr", "snih", "strom", "list", "ptak", "ryba")
+IN_GERMAN, IN_CZECH = (dict(zip(WORDS, words, strict=True)) for words in (_GERMAN, _CZECH))
+
+
+def sentences(count: int, first: int = 0) -> list[str]:
+    """Return different sentences of three words, at most 1,000 from the first on."""
+    numbers = [number * 387 % 1_000 for number in range(first, first + count)]
+    return [" ".join(WORDS[number // base % len(WORDS)] for base in (100, 10, 1)) for number in numbers]
+
+
+def translate_words(lines: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """Return the lines with each word replaced."""
+    return [" ".join(words[word] for word in line.split()) for line in lines]
+
+
+def write(path: Path, lines: Sequence[str]) -> str:
+    """Write lines to a file and return its path."""
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]]]:
+    """Return two corpora, English to German and to Czech, of which the second is much smaller."""
+    folder = tmp_path_factory.mktemp("text")
+    tables = []
+    for language, words, count in (("de", IN_GERMAN, 800), ("cs", IN_CZECH, 300)):
+        source, dev = sentences(count), sentences(40, first=900)
+        tables.append(
+            {
+                "source": [write(folder / f"train-{language}.en", source)],
+                "target": [write(folder / f"train.{language}", translate_words(source, words))],
+                "dev_source": [write(folder / f"dev-{language}.en", dev)],
+                "dev_target": [write(folder / f"dev.{language}", translate_words(dev, words))],
+                "languages": ["en", language],
+            }
+        )
+    return tables
+
+
+SETTINGS: dict[str, Any] = {
+    "preset": "tiny",
+    "model.d_model": 64,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "training.batch_tokens": 512,
+    "training.validate_every": 100,
+    "tokenizer.vocabulary_size": 320,
+    "model.dropout": 0.0,
+    "data.filters.max_length_ratio": 20.0,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(corpora: list[dict[str, list[str]]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a model that was trained on both corpora."""
+    out = tmp_path_factory.mktemp("run") / "model"
+    transduce.train(corpora=corpora, out=out, steps=300, settings=SETTINGS, threads=1, precision="fp32")
+    return out
+
+
+def test_one_model_translates_into_the_language_that_is_asked_for(trained: Path) -> None:
+    lines = sentences(20, first=940)
+    for language, words in (("de", IN_GERMAN), ("cs", IN_CZECH)):
+        translator = transduce.load(trained, task="translation", target_language=language)
+        assert (translator.source_language, translator.target_language) == ("en", language)
+        right = [one.text == other for one, other in zip(translator(lines), translate_words(lines, words), strict=True)]
+        assert sum(right) >= 16
+
+
+def test_translators_of_several_directions_share_the_model(trained: Path) -> None:
+    german = transduce.load(trained, task="translation", target_language="de")
+    czech = german.for_target("cs")
+    assert czech.model is german.model
+    assert czech.target_language == "cs"
+    assert czech("sun").text == transduce.load(trained, task="translation", target_language="cs")("sun").text
+    assert german("sun").text != czech("sun").text
+
+
+def test_each_direction_has_its_own_dev_score(trained: Path) -> None:
+    events = [json.loads(line) for line in (trained / "metrics.jsonl").read_text("utf-8").splitlines()]
+    last = [event for event in events if event["event"] == "validation"][-1]
+    german, czech = (last["scores"][f"bleu en → {language}"] for language in ("de", "cs"))
+    assert last["bleu"] == pytest.approx((german + czech) / 2)
+    reports = json.loads((trained / "dev_score.json").read_text("utf-8"))
+    assert [reports[f"en → {language}"]["sentences"] for language in ("de", "cs")] == [40, 40]
+    assert [reports[f"en → {language}"]["target_language"] for language in ("de", "cs")] == ["de", "cs"]
+
+
+def test_a_model_of_several_directions_needs_the_target_language(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TransduceError, match="translates to de, cs: choose one by `target_language`"):
+        transduce.load(trained)
+    with pytest.raises(TransduceError, match="translates to de, cs, but not to fr"):
+        transduce.load(trained, target_language="fr")
+    with pytest.raises(TransduceError, match="translates from en, but not from de"):
+        transduce.load(trained, source_language="de", target_language="cs")
+    assert main(["translate", str(trained), "--target-language", "cs", "/dev/null"]) == 0
+    capsys.readouterr()
+
+
+def test_a_model_of_one_direction_has_no_others(tmp_path: Path, corpora: list[dict[str, list[str]]]) -> None:
+    source, target = corpora[0]["source"], corpora[0]["target"]
+    out, pair = tmp_path / "m", ("en", "de")
+    transduce.train(source=source, target=target, languages=pair, out=out, steps=1, settings=SETTINGS, threads=1)
+    translator = transduce.load(out, task="translation")
+    with pytest.raises(TransduceError, match="translates to one language, but not to cs"):
+        translator.for_target("cs")
+
+
+def test_a_run_of_several_directions_resumes_exactly(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
+    settings = SETTINGS | {
+        "training.validate_every": 10,
+        "training.schedule": "constant",
+        # By default these depend on the number of steps.
+        "training.warmup_steps": 5,
+        "training.weight_decay": 0.01,
+        "training.average_decay": 0.5,
+        "training.learning_rate": 0.003,
+    }
+
+    def losses(out: Path, steps: int, *, resume: bool = False) -> list[float]:
+        more: dict[str, Any] = {"resume": True} if resume else {"corpora": corpora, "settings": settings}
+        transduce.train(out=out, steps=steps, threads=1, precision="fp32", **more)
+        events = map(json.loads, (out / "metrics.jsonl").read_text("utf-8").splitlines())
+        return [event["loss"] for event in events if event["event"] == "validation"]
+
+    losses(tmp_path / "parts", 10)
+    assert losses(tmp_path / "parts", 20, resume=True) == losses(tmp_path / "whole", 20)
+
+
+def test_without_dev_sets_each_direction_has_held_out_pairs(
+    corpora: list[dict[str, list[str]]], tmp_path: Path
+) -> None:
+    tables = [{name: table[name] for name in ("source", "target", "languages")} for table in corpora]
+    out = tmp_path / "model"
+    transduce.train(corpora=tables, out=out, steps=1, settings=SETTINGS, threads=1)
+    corpus = PreparedCorpus.open(out / "corpus")
+    german, czech = corpus.card.held_out_pairs
+    assert german > czech > 0
+    assert corpus.card.file_pairs == [800 - german, 300 - czech]
+    held_out = corpus.held_out
+    assert held_out is not None
+    assert held_out.directions == (("en", "de"), ("en", "cs"))
+    for path, words in zip(held_out.target, (IN_GERMAN, IN_CZECH), strict=True):
+        assert set(Path(path).read_text("utf-8").split()) <= set(words.values())
+
+
+def test_the_token_of_the_target_language_starts_each_source(
+    corpora: list[dict[str, list[str]]], tmp_path: Path
+) -> None:
+    files = CorpusFiles(
+        source=tuple(table["source"][0] for table in corpora),
+        target=tuple(table["target"][0] for table in corpora),
+        directions=(("en", "de"), ("en", "cs")),
+    )
+    settings = TokenizerSettings(vocabulary_size=320, user_symbols=(">>de<<", ">>cs<<"))
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
+    assert tokenizer.source.target_languages == ("de", "cs")
+    corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=20.0), tmp_path / "corpus")
+    source, _ = corpus.read(0, corpus.pairs)
+    starts = Counter(tokenizer.source.piece(id) for id in source.ids[source.offsets[:-1]].tolist())
+    assert starts == {">>de<<": 800, ">>cs<<": 300}
+    asked = tokenizer.for_target("cs").source
+    first = sentences(1)[0]
+    assert (
+        asked.with_special_tokens(asked.encode(first)) == source.ids[source.offsets[800] : source.offsets[801]].tolist()
+    )
+
+
+def test_small_corpora_are_repeated(corpora: list[dict[str, list[str]]], tmp_path: Path) -> None:
+    files = CorpusFiles(
+        source=tuple(table["source"][0] for table in corpora),
+        target=tuple(table["target"][0] for table in corpora),
+        directions=(("en", "de"), ("en", "cs")),
+    )
+    settings = TokenizerSettings(vocabulary_size=320, user_symbols=(">>de<<", ">>cs<<"))
+    tokenizer = Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
+    corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=20.0), tmp_path / "corpus")
+    repeated = RepeatedCorpus(corpus, [1.0, 2.5])
+    assert repeated.pairs == 800 + 750
+    texts = Counter[tuple[int, ...]]()
+    source, target = repeated.read(0, repeated.pairs)
+    for number in range(repeated.pairs):
+        texts[tuple(source.ids[source.offsets[number] : source.offsets[number + 1]].tolist())] += 1
+    assert sorted(texts.values()) == [1] * 800 + [2] * 150 + [3] * 150
+    assert repeated.target_tokens == len(target.ids)
+    # Any division into runs gives the same pairs.
+    lengths = repeated.read_run_lengths([(0, 790), (790, 1_111), (1_111, repeated.pairs)])[0]
+    assert lengths.tolist() == source.lengths.tolist()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "weights", "expected"),
+    [(1.0, (1.0, 1.0), [1.0, 1.0]), (100.0, (1.0, 1.0), [1.0, 3.9]), (1.0, (1.0, 2.0), [1.0, 2.0])],
+)
+def test_sampling_follows_temperature_and_weight(
+    temperature: float, weights: tuple[float, float], expected: list[float]
+) -> None:
+    corpora = [
+        {"source": ["a.en"], "target": ["a.de"], "weight": weights[0]},
+        {"source": ["b.en"], "target": ["b.cs"], "weight": weights[1]},
+    ]
+    data = make_settings({"data": {"corpora": corpora, "temperature": temperature}}).data
+    assert data.repetitions([4_000, 1_000]) == pytest.approx(expected, rel=0.02)
+
+
+def test_corpora_survive_the_settings_file() -> None:
+    corpora = [{"source": ["a.en"], "target": ["a.de"]}, {"source": ["b.en"], "target": ["b.cs"], "upsample": 2.0}]
+    settings = make_settings({"data": {"corpora": corpora}})
+    assert settings.data.source == ("a.en", "b.en")
+    assert settings.data.directions == (("en", "de"), ("en", "cs"))
+    assert make_settings(tomllib.loads(to_toml(settings))) == settings
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"corpora": [{"target": ["a.de"]}]}, "data.corpora.*source"),
+        ({"corpora": [{"source": ["a.txt"], "target": ["b.txt"]}]}, "needs its two languages"),
+        ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "wieght": 2}]}, "no setting `data.corpora.wieght`"),
+        ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "weight": 0}]}, "`weight` must be above 0"),
+        ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "source": ["c.en"]}, "both name files"),
+        ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "monolingual": ["c.de"]}, "one pair of languages"),
+        ({"temperature": 0.5}, "`data.temperature` must be from 1"),
+    ],
+)
+def test_contradictory_corpora_are_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        _ = make_settings({"data": data}).data.directions
+
+
+def test_corpora_of_the_command_line_find_their_dev_sets(
+    corpora: list[dict[str, list[str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [["--corpus", *table["source"], *table["target"]] for table in corpora]
+    dev = [["--dev-corpus", *table["dev_source"], *table["dev_target"]] for table in reversed(corpora)]
+    arguments = [argument for group in (*pairs, *dev) for argument in group]
+    assert main(["train", *arguments, "--out", str(tmp_path / "m"), "--dry-run", "--steps", "5"]) == 0
+    assert "en → de: 800 × 1, en → cs: 300 × 1.63" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_server_offers_every_direction_of_a_model(trained: Path) -> None:
+    options = build_parser("serve").parse([str(trained), "--threads", "1"])
+    models, _ = load_models(options)
+    assert [(model.source_language, model.target_language) for model in models] == [("en", "de"), ("en", "cs")]
+    assert models[0].translator.model is models[1].translator.model
+    assert models[0].access is models[1].access
+    (one,), _ = load_models(build_parser("serve").parse([f"en:cs={trained}", "--threads", "1"]))
+    assert one.translator("sun").text == models[1].translator("sun").text
