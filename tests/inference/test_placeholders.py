@@ -112,6 +112,13 @@ def test_streams_prefixes_and_glossaries_keep_spans(either: Translator) -> None:
     assert termed.text.count("%s") == 1
 
 
+def test_a_required_phrase_that_is_a_span_is_written_once(either: Translator) -> None:
+    span = [Span(3, 8)]
+    search = SearchSettings(beam_size=2)
+    (found,) = either.translate(["我喜欢today。"], search, phrases=[["today"]], protected=[span])
+    assert found.text.count("today") == 1
+
+
 def test_explicit_spans_replace_those_that_are_found(translator: Translator) -> None:
     source = "我喜欢苹果 {name}。"
     (translation,) = translator.translate([source], SearchSettings(), protected=[[Span(3, 5)]])

@@ -176,7 +176,10 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
     prefix_ids = part.prefix
     if tokens and part.prefix:
         prefix_ids = _without_bare_spaces(tokenizer.target.encode(prefix), tokenizer.target)
-    return MaskedPart(part, part._replace(text=written, ids=ids, prefix=prefix_ids, protected=()), tuple(slots))
+    literals = {text[slice(*span)] for span in spans}
+    phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in literals)
+    masked = part._replace(text=written, ids=ids, prefix=prefix_ids, phrases=phrases, protected=())
+    return MaskedPart(part, masked, tuple(slots))
 
 
 def _with_brackets(span: Span, text: str) -> Span:
