@@ -157,7 +157,7 @@ def _markdown(text: str) -> list[Any]:
     from markdown_it import MarkdownIt
 
     front = re.match(r"---\r?\n.*?\r?\n---\r?\n", text, re.DOTALL)
-    body = text[front.end() if front else 0 :]
+    body = text[front.end() if front else 0 :].replace("[^", "(^")  # CommonMark would read footnotes as links
     blocks: list[Any] = [front[0] if front else ""]
     for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(body):
         is_code = token.type in ("fence", "code_block")

@@ -258,7 +258,7 @@ def _steps(url: str) -> int:
 
 
 def hostile(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
-    """Send sixty hostile requests, and more to the addresses of the web page."""
+    """Send 68 hostile requests, and more to the addresses of the web page."""
     model = write_random_model(folder / "small", large=False)
     with gated("--open", "--set", "read_seconds=5") as server:
         rows = _hostile(server, ("de", "en"), serving_hostile.hostile_requests(), "hostile requests")

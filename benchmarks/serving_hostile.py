@@ -1,4 +1,4 @@
-"""Send sixty hostile requests to a server, which must answer each with 4xx and a JSON error, or disconnect.
+"""Send 68 hostile requests to a server, which must answer each with 4xx and a JSON error, or disconnect.
 
     python benchmarks/serving_hostile.py http://127.0.0.1:5000
 
@@ -6,9 +6,11 @@
 """
 
 import gzip
+import io
 import json
 import socket
 import sys
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -136,7 +138,7 @@ _MULTIPART = "multipart/form-data; boundary=b"
 
 
 def hostile_requests(megabytes: int = 30) -> list[Hostile]:
-    """Return all sixty requests; the largest have this many megabytes."""
+    """Return all 68 requests; the largest have this many megabytes."""
     return [
         *_large(megabytes * _MEGABYTE),
         *_compressed(),
@@ -144,7 +146,39 @@ def hostile_requests(megabytes: int = 30) -> list[Hostile]:
         *_wrong_json(),
         *_wrong_forms(),
         *_wrong_http(),
+        *_wrong_uploads(),
     ]
+
+
+def _wrong_uploads() -> list[Hostile]:
+    entity = b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><xliff version="1.2"><file><body/></file></xliff>'
+    return [
+        Hostile("a ZIP bomb as .docx", _upload("a.docx", _zip({"word/document.xml": bytes(300 * _MEGABYTE)}))),
+        Hostile("ten thousand files as .docx", _upload("a.docx", _zip({f"word/{n}": b"" for n in range(10_000)}))),
+        Hostile("a path out of the archive", _upload("a.docx", _zip({"../../etc/passwd": b"a"}))),
+        Hostile("an external entity", _upload("a.xliff", entity)),
+        Hostile("deeply nested JSON", _upload("a.json", b"[" * 100_000)),
+        Hostile("a program", _upload("../../a.exe", b"MZ")),
+        Hostile("a document without a name", _upload("", b"a")),
+        Hostile("half an archive", _upload("a.epub", _zip({"mimetype": b"application/epub+zip"})[:40])),
+    ]
+
+
+def _upload(name: str, content: bytes) -> Callable[[], Iterator[bytes]]:
+    fields = "".join(
+        f'--b\r\nContent-Disposition: form-data; name="{field}"\r\n\r\n{code}\r\n'
+        for field, code in (("source", "de"), ("target", "en"))
+    )
+    head = f'{fields}--b\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    return _post(head.encode() + content + b"\r\n--b--\r\n", _MULTIPART, "/translate_file")
+
+
+def _zip(files: dict[str, bytes]) -> bytes:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return written.getvalue()
 
 
 def _large(size: int) -> list[Hostile]:

@@ -30,3 +30,7 @@ def import_extra(package: str, extra: str) -> Any:
         raise TransduceError(
             f"This needs the package {error.name}, which is not installed: pip install 'transduce[{extra}]'."
         ) from None
+
+
+class WrongLanguageWarning(UserWarning):
+    """A warning that a text to translate seems not to be in the model's source language."""

@@ -55,6 +55,14 @@ def test_speakers_stay_apart_and_lines_of_one_are_joined() -> None:
     assert fake.texts == ["What do you say?", "Nothing.", "Good."]
 
 
+def test_lines_that_are_sentences_stay_lines() -> None:
+    fake = Fake()
+    assert srt(fake, "I do not\nknow.\nAsk Maria!", "Good.") == SRT.format(
+        first="I DO NOT KNOW.\nASK MARIA!", second="GOOD."
+    )
+    assert fake.texts == ["I do not know.", "Ask Maria!", "Good."]
+
+
 def test_tags_follow_their_words_and_outer_tags_stay() -> None:
     fake = Fake('nicht <g id="2">jetzt</g> gehen!')
     result = srt(fake, "{\\an8}<i>go not <b>now</b>!</i>", "1, 2.")

@@ -137,15 +137,22 @@ def test_unknown_characters_are_copied_and_words_stay_whole(translator: Translat
     assert translation.text.count("龘龘") == 1
 
 
+def test_unknown_characters_beside_protected_spans_are_copied(translator: Translator) -> None:
+    (translation,) = translator.translate(["我喜欢{name}龘龘😀。"], SearchSettings())
+    assert all(translation.text.count(each) == 1 for each in ("{name}", "龘龘", "😀"))
+    source = translation.source
+    assert [source[slice(*one)] for one, _ in translation.protected] == ["{name}", "龘龘", "😀"]
+
+
 def test_the_words_of_the_source_keep_their_tokens(with_tokens: Translator) -> None:
     """Training has no token of a lone space before a placeholder."""
     tokenizer = with_tokens.tokenizer
     tokens = placeholder_tokens(tokenizer)
     assert tokens == PLACEHOLDER_TOKENS
     for text, masked in (
-        ("我喜欢 {name} 和书", "我喜欢<placeholder-1>和书"),
-        ("I like {name} and books", "I like<placeholder-1> and books"),
-        ("{name} is here", "<placeholder-1> is here"),
+        ("我喜欢 {name} 他书", "我喜欢<placeholder-1>他书"),
+        ("I like {name} apples", "I like<placeholder-1> apples"),
+        ("{name} eats fish", "<placeholder-1> eats fish"),
     ):
         ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(text))
         part = Part(text, 0, 0, ids, protected=tuple(find_protected(text)))

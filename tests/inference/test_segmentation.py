@@ -1,5 +1,6 @@
 """Texts are divided into sentences and layout, and the layout of the source survives in the translation."""
 
+import time
 from typing import Any
 
 import pytest
@@ -122,6 +123,15 @@ def test_the_identity_changes_nothing_but_spaces(text: str, splits: bool) -> Non
     assert "".join(written(segmented).split()).replace("。", ".") == "".join(text.split()).replace("。", ".")
     for sentence in segmented.sentences:
         assert sentence.text == text[sentence.offsets[0] : sentence.offsets[-1]]
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 500_000, "a" + " " * 500_000 + "b", "😆" * 200_000, "\t" * 50_000, "- " * 100_000]
+)
+def test_long_layout_takes_linear_time(text: str) -> None:
+    started_at = time.monotonic()
+    assert written(segment(text)) == text
+    assert time.monotonic() - started_at < 20
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:

@@ -194,9 +194,10 @@ def test_protected_spans_are_left_out_of_the_alignment(translator: Translator) -
     copied = msgspec.structs.replace(
         Translation.of("老师{x}吃鱼。", "the teacher {x} eat fish ."), protected=((Span(2, 5), Span(12, 15)),)
     )
-    ((place, all_of_it),) = translator.locate([copied], [[(6, 7), (0, 8)]])
+    ((place, all_of_it, copy),) = translator.locate([copied], [[(6, 7), (0, 8), (2, 5)]])
     assert (place.start, place.end) == (plain[0].start + 4, plain[0].end + 4)
     assert (all_of_it.start, all_of_it.end) == (0, len(copied.text))
+    assert (copy.start, copy.end) == (12, 15)
 
 
 def test_parts_of_another_alternative_are_found(translator: Translator) -> None:

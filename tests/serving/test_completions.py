@@ -91,6 +91,14 @@ def test_where_a_translation_ends(fields: dict[str, Any], text: str, reason: str
     assert reply["usage"]["completion_tokens"] == tokens
 
 
+def test_a_text_in_another_language_is_reported_in_a_header(live: Any) -> None:
+    text = "We have had no time today at all."
+    warning = "Text 1 looks English, not German: its translation may be nonsense."
+    assert chat(live, text).headers["transduce-warning"] == warning
+    asked = {"model": "de-en", "prompt": text, "stream": False}
+    assert live.ask("POST", "/api/generate", asked).headers["transduce-warning"] == warning
+
+
 def test_a_translation_that_the_model_cut_says_so(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     decode = model.translate

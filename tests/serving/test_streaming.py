@@ -72,7 +72,7 @@ def test_what_is_refused_at_once_has_its_status(serve: Any, gated_model: Any, wa
         assert live.translate(stream=True).status == 503
         model.open()
         assert held.reply().status == 200
-        assert events(live, q="") == [("result", {"translatedText": ""})]
+        assert events(live, q=[""]) == [("result", {"translatedText": [""]})]
 
 
 def test_what_goes_wrong_later_is_an_event(serve: Any, gated_model: Any) -> None:

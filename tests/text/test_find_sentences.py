@@ -94,7 +94,10 @@ def test_no_sentence_ends_in_a_protected_span(text: str) -> None:
     assert all(any(start <= span.start and span.end <= end for start, end in found) for span in protected)
 
 
-@pytest.mark.parametrize("piece", ["Go. ", "走。", "Dr. ", "a ", "。", "? ", "... ", '"', "1. ", "« », ", "hm? hm. "])
+@pytest.mark.parametrize(
+    "piece",
+    ["Go. ", "走。", " ", "!", "!)", "\t", "…x", "Dr. ", "a ", "。", "? ", "... ", '"', "1. ", "« », ", "hm? hm. "],
+)
 def test_long_texts_take_linear_time(piece: str) -> None:
     started_at = time.monotonic()
     spans = find_sentences(piece * 20_000)

@@ -7,6 +7,7 @@ import keyword
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, WrongLanguageWarning
 
 STARTED_AT = time.monotonic()
 """The time at which the command started, before it imported what it needs."""
@@ -118,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         with renamed_warnings_on_stderr():
+            warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run(arguments)
     except TransduceError as error:
         sys.stderr.write(f"transduce: {error}\n")

@@ -37,6 +37,7 @@ _OF_LINES: dict[str, object] = {
     "prefix": "",
     "must_contain": [],
     "redecode": False,
+    "join_lines": False,
     "n_best": None,
 }
 """Options that apply to lines of text only, and their values if they are not set."""
@@ -183,7 +184,7 @@ class _UnitWarnings:
     """A collector of warnings about the texts of a document, which are numbered from 1."""
 
     def __init__(self, source_language: str | None, target_language: str | None) -> None:
-        self._warnings = LineWarnings(source_language, target_language)
+        self._warnings = LineWarnings(source_language, target_language, noun="text")
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -199,7 +200,7 @@ class _UnitWarnings:
 
 @contextlib.contextmanager
 def _progress_bar(document: Document, name: str) -> Iterator[Callable[[Sequence[Unit]], None]]:
-    """Show a progress bar on a terminal; yield a function that receives the units that are finished."""
+    """Show a progress bar on a terminal; yield a function that receives the texts (units) that are finished."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

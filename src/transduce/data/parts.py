@@ -259,7 +259,7 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A block that a part contains, with the number of the block's pairs that were kept."""
+    """A block of pairs that a part of the corpus contains, with the number of its pairs that were kept."""
 
     number: int
     path: str

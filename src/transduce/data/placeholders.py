@@ -309,7 +309,7 @@ def _edge(
     operation: str,
     generator: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return the positions at the start or the end of both sides; the end is before or after the last punctuation."""
+    """Return where in both sides a placeholder is put at the start or the end, before or after the last punctuation."""
     if operation == "start":
         return 0, 0
     before_punctuation = generator.random() < 0.5

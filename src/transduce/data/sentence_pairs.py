@@ -431,7 +431,7 @@ class SentencePairPlan:
     def _assemble(
         self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
     ) -> SentencePairBatch:
-        """Return rows padded to the longest one, with masked tokens; a process without rows gets one without labels."""
+        """Return rows with masked tokens, padded to the longest; a process without rows gets a row without labels."""
         pad = self._settings.pad_id
         width = max(len(row.ids) for row in rows)
         ids, types = (np.full((len(rows), width), fill, np.int64) for fill in (pad, 0))

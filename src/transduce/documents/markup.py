@@ -178,7 +178,7 @@ _Part = str | Token | int
 
 
 class _Planner:
-    """Divides one document into texts."""
+    """A planner that divides one HTML or XML document into texts to translate."""
 
     def __init__(self, document: str, settings: MarkupSettings, *, spaced: bool) -> None:
         self.settings = settings

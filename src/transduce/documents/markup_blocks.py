@@ -86,7 +86,7 @@ class Mark:
 
 
 class Block(NamedTuple):
-    """A text with inline tags."""
+    """A text with inline tags: its plain text, and the marks that stand for the tags."""
 
     tokens: Sequence[Token]
     before: str

@@ -82,7 +82,7 @@ class _Styles:
                 self._parents[name] = parent
 
     def has_no_effect(self, element: Any) -> bool:
-        """Return whether the style of an element changes nothing."""
+        """Return whether the style of an element changes nothing about how text looks."""
         return element.get(f"{_TEXT}style-name", "") in self._without_effect
 
     def is_code(self, element: Any) -> bool:

@@ -158,6 +158,7 @@ def _ass_lines(start: int, text: str) -> Iterator[tuple[int, str]]:
 # --- utterances ---
 
 _DASH = re.compile(r"\s*(?:(?:[-–—‐−]|>>+)\s*)")
+_LAST_LINE = re.compile(r"[.!?…。！？؟।][\"”』」)\]]*\s*$")
 _MUSIC = re.compile(r"[♪♫#]")
 _SENTENCE_END = re.compile(r"[.!?…。！？؟।:：;；\"”』」)\]]\s*$")
 
@@ -178,11 +179,11 @@ class _Segment(NamedTuple):
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Return the segments of a cue; a line that starts with a dash starts a segment."""
+    """Return the segments of a cue; a line that begins with a dash or follows a sentence's end starts a new segment."""
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
         is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
-        if is_new or len(groups[-1]) == _MAX_LINES:
+        if is_new or len(groups[-1]) == _MAX_LINES or _LAST_LINE.search(syntax.tags.sub("", groups[-1][-1][1])):
             groups.append([line])
         else:
             groups[-1].append(line)
@@ -239,7 +240,7 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
 
 
 def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
-    """Return two lines without an end tag at the end of the first that the start of the second opens again."""
+    """Return two lines without a tag that the end of the first closes and the start of the second opens again."""
     closing = next((match for match in syntax.tags.finditer(one) if match["end"] and match.end() == len(one)), None)
     opening = syntax.tags.match(other)
     if closing and opening and closing["name"] == opening["name"] and not opening["end"] and opening[0] in one:

@@ -346,7 +346,10 @@ def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, s
 
 
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
-    """Estimate the size of a test set that would decide; the standard error falls with the square root of its size."""
+    """Return a clause with the size of a test set on which the difference would be significant.
+
+    The standard error falls with the square root of the test set's size.
+    """
     if differing < MIN_DIFFERING:
         return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {MIN_DIFFERING} cannot decide"
     needed = sentences * (STANDARD_ERRORS * standard_error / difference) ** 2
@@ -380,7 +383,7 @@ def _decoding_lines(decoding: Mapping[str, Mapping[str, str | int | float | bool
 
 
 def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
-    """Return a sentence if BLEU and chrF disagree on the better system or on significance; else an empty list."""
+    """Return a list with one sentence if BLEU and chrF disagree on the better system or on significance."""
     if bleu.is_real and chrf.is_real and bleu.difference * chrf.difference < 0.0:
         return ["BLEU and chrF disagree: each prefers another system."]
     if bleu.is_real != chrf.is_real:

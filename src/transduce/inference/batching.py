@@ -38,7 +38,7 @@ _PART_STRIDE = 999_999_937
 
 
 class Part(NamedTuple):
-    """A unit of decoding: a sentence of a text, or a part of a long one."""
+    """A unit of decoding: a sentence of a text, or a part of a long sentence."""
 
     text: str
     """The part's text."""
@@ -250,7 +250,7 @@ class PartsObserver:
         return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
-        """Record the translations of a batch's parts for reports of their texts."""
+        """Record the translations of a finished batch's parts, which reports on the progress of their texts contain."""
         if isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
@@ -273,7 +273,7 @@ class PartsObserver:
             observer.after_text(text, *self._compose(text))
 
     def _compose(self, text: int) -> tuple[str, str]:
-        """Return the final start of a text's translation, and the draft that continues it."""
+        """Return the final part of a text's translation, and a draft: that part and the best continuation so far."""
         segmented, final = self._texts[text], ""
         writer = LayoutWriter(segmented)
         for part in range(len(segmented.sentences)):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from transduce.inference.bulk_files import Portion
-from transduce.inference.quality_estimation import describe_wrong_language
+from transduce.inference.quality_estimation import describe_wrong_language, plural
 from transduce.model_folder.read import MANIFEST, Manifest
 from transduce.model_folder.safety import read_json
 from transduce.text.sentences import find_lost_sentences
@@ -41,7 +41,7 @@ class LineWarnings:
         """Return the text of the warnings, one line each, the most frequent language first; empty if there are none."""
         by_count = sorted(self._other_language.items(), key=lambda entry: -len(entry[1]))
         warnings = [
-            f"warning: {self._lines(numbers)} {reason if len(numbers) == 1 else _plural(reason)}: the "
+            f"warning: {self._lines(numbers)} {reason if len(numbers) == 1 else plural(reason)}: the "
             "translation is then fluent nonsense; use a model that reads this language.\n"
             for reason, numbers in by_count
         ]
@@ -98,9 +98,3 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
         return source, target
     manifest = read_json(folder, MANIFEST, Manifest)
     return source or manifest.source_language, target or manifest.target_language
-
-
-def _plural(reason: str) -> str:
-    verb, rest = reason.split(" ", 1)
-    plural = {"looks": "look", "is": "are"}[verb]
-    return f"{plural} {rest}"

@@ -117,12 +117,32 @@ def _odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
     """Return the protected spans of a part, among them the characters that the vocabulary lacks."""
-    unknown = [] if _odd_ids(tokenizer.source).isdisjoint(part.ids) else find_unknown(part.text, tokenizer.source)
+    if _odd_ids(tokenizer.source).isdisjoint(part.ids):
+        return list(part.protected)
+    unknown = [
+        piece
+        for run in find_unknown(part.text, tokenizer.source)
+        for piece in _outside(run, part.protected)
+        if not all(map(_is_punctuation, part.text[piece.start : piece.end]))
+    ]
     return merge_spans(part.protected, unknown)
 
 
+def _outside(run: Span, spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield the parts of a run outside of spans that are in order and disjoint."""
+    start = run.start
+    for span in spans:
+        if span.end <= start or span.start >= run.end:
+            continue
+        if start < span.start:
+            yield Span(start, span.start)
+        start = span.end
+    if start < run.end:
+        yield Span(start, run.end)
+
+
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part with its protected spans replaced; None if it has none.
+    """Return a part of a text with its protected spans replaced; None if it has no protected spans.
 
     Args:
         part: a part of a text.

@@ -10,9 +10,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
+from warnings import warn
 
 import msgspec
 
+from transduce.errors import WrongLanguageWarning
 from transduce.inference.translation import Translation
 from transduce.text.files import count_noun
 from transduce.text.glossary import Glossary
@@ -305,6 +307,30 @@ def describe_wrong_language(source: str, source_language: str | None) -> str | N
     return f"is in {other}, not in {expected}" if is_description else f"looks {other}, not {expected}"
 
 
+_MAX_CHECKED_TEXTS = 100
+_MAX_SHOWN_CHARACTERS = 60
+_PLURALS = {"looks": "look", "is": "are"}
+
+
+def warn_wrong_language(texts: Sequence[str], source_language: str | None) -> None:
+    """Warn of texts that are clearly not in the source language; only the first 100 texts are checked."""
+    reasons = ((text, describe_wrong_language(text, source_language)) for text in texts[:_MAX_CHECKED_TEXTS])
+    found = [(text, reason) for text, reason in reasons if reason is not None]
+    if found:
+        text, reason = found[0]
+        others = f" and {len(found) - 1} of the texts behind it" if len(found) > 1 else ""
+        shown = text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
+        described = plural(reason) if others else reason
+        message = f"{shown!r}{others} {described}: the translation is then fluent nonsense."
+        warn(message, WrongLanguageWarning, stacklevel=3)
+
+
+def plural(reason: str) -> str:
+    """Return a description from `describe_wrong_language` with a plural verb: "look English, not Chinese"."""
+    verb, rest = reason.split(" ", 1)
+    return f"{_PLURALS[verb]} {rest}"
+
+
 def describe_lost_sentences(source: str, text: str) -> str | None:
     """Return "1 sentence of 2" for a translation that surely has fewer sentences than its source; else None."""
     lost = find_lost_sentences(source, text)
@@ -435,7 +461,7 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the positions of the tokens that spell the texts, and of each next token.
+    """Return the positions of the tokens that spell some texts, and of the token that follows each text.
 
     The next token counts too, because it is often improbable after a forced one.
     """

@@ -90,7 +90,7 @@ class Retriever:
     """
 
     def __init__(self, voters: Sequence[RetrievalCandidates], card: DatastoreCard) -> None:
-        """Create the candidates of a batch; each sentence needs at least one candidate."""
+        """Create the search for a batch from the retrieval candidates of each sentence, at least one per sentence."""
         self._voters, self._card = list(voters), card
 
     def keep_sentences(self, rows: Tensor) -> None:

@@ -109,10 +109,8 @@ _ITEM_NUMBER = re.compile(r"(?:\d{1,3}(?:[.)](?!\d)|[、）])|[(（]\d{1,3}[)）
 # In some languages a number with a full stop is also an ordinal: "5. Mai".
 _ORDINAL = re.compile(r"\d{1,3}\.\s+(?:Jan|Feb|Mär|Mar|Apr|Mai|May|Jun|Jul|Aug|Sep|Okt|Oct|Nov|De[zc])", re.IGNORECASE)
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
-_TABS = re.compile(r"\s*\t\s*")
 _EMOJI = "\u2190-\u21ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufe0f\u200d"
-_EMOJI_BEFORE = re.compile(rf"[\s{_EMOJI}]+")
-_EMOJI_AFTER = re.compile(rf"[\s{_EMOJI}]+$")
+_EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
 
 class Segmenter:
@@ -196,9 +194,9 @@ class Segmenter:
             yield Span(0, len(text))
             return
         start = 0
-        for match in _TABS.finditer(text):
-            yield Span(start, match.start())
-            start = match.end()
+        while (end := text.find("\t", start)) >= 0:
+            yield Span(start, end)
+            start = end + 1
         yield Span(start, len(text))
 
     def _sentences(self, text: str, body: Span, protected: Sequence[Span]) -> Iterator[Span]:
@@ -293,12 +291,12 @@ def _stripped(text: str, span: Span, protected: Sequence[Span]) -> Span:
 def _without_emoji(text: str, span: Span, protected: Sequence[Span]) -> Span:
     """Return a span without the emoji and the spaces at its ends, or the same span if nothing else is in it."""
     start, end = span
-    if (match := _EMOJI_BEFORE.match(text, start, end)) is not None:
+    if (match := _EMOJI_OR_SPACES.match(text, start, end)) is not None:
         start = match.end()
     if start == end:
         return span
-    if (found := _EMOJI_AFTER.search(text[start:end])) is not None:
-        end = start + found.start()
+    while _EMOJI_OR_SPACES.match(text, end - 1, end):
+        end -= 1
     return _widened(Span(start, end), span, protected)
 
 

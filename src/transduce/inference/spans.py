@@ -411,8 +411,39 @@ def align_spans(
         for n, span in zip(inner, map(target.widen, target_spans), strict=True):
             moved, previous = Span(span.start + offset, span.end + offset), targets[number][n]
             targets[number][n] = moved if previous is None else Span(previous.start, moved.end)
-    ends = [Span(len(each.text), len(each.text)) for each in translations]
-    return [[span or end for span in marked] for marked, end in zip(targets, ends, strict=True)]
+    return [
+        [
+            _with_copies(each, Span(*source), span or Span(len(each.text), len(each.text)))
+            for source, span in zip(marked, own, strict=True)
+        ]
+        for each, marked, own in zip(translations, spans, targets, strict=True)
+    ]
+
+
+def _copied(each: Translation) -> list[tuple[Span, Span]]:
+    """Return the pairs of spans in source and translation whose text was copied unchanged.
+
+    The stored spans refer to the best alternative; in another alternative, some pairs may be missing.
+    """
+    return [
+        (source, target)
+        for source, target in each.protected
+        if each.source[slice(*source)] == each.text[slice(*target)]
+    ]
+
+
+def _with_copies(each: Translation, source: Span, target: Span) -> Span:
+    """Return a translation's span, extended by the copies of protected spans inside the source span."""
+    pairs = _copied(each)
+    own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
+    if not own:
+        return target
+    removed = [Span(span.start - source.start, span.end - source.start) for span, _ in pairs]
+    rest = _strip(each.source[slice(*source)], removed).text
+    edges = [*own, target] if any(map(is_word_character, rest)) else own
+    hull = Span(min(span.start for span in edges), max(span.end for span in edges))
+    others = [copy for _, copy in pairs if copy not in own]
+    return target if any(hull.start <= copy.start < hull.end for copy in others) else hull
 
 
 def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:
@@ -482,23 +513,19 @@ class _Stripped(NamedTuple):
     """For each character, its offset in the text with the protected spans; and the length of that text."""
 
     def narrow(self, span: Span) -> Span:
-        """Return the span of the stripped text that corresponds to a span of the text."""
+        """Return the span of the text without protected spans that corresponds to a span of the full text."""
         start, end = (bisect_left(self.offsets, edge) for edge in span)
         return Span(start, min(end, len(self.text)))
 
     def widen(self, span: Span) -> Span:
-        """Return the span of the text that corresponds to a span of the stripped text."""
+        """Return the span of the full text that corresponds to a span of the text without protected spans."""
         end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
         return Span(self.offsets[span.start], end)
 
 
 def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripped]:
     """Return one part's source and translation without the spans that were copied from one to the other."""
-    pairs = [
-        (source, target)
-        for source, target in each.protected
-        if each.source[slice(*source)] == each.text[slice(*target)]  # not so in other alternatives
-    ]
+    pairs = _copied(each)
     sides = ([source for source, _ in pairs], [target for _, target in pairs])
     stripped = [
         _strip(text[slice(*bounds)], [Span(s.start - bounds.start, s.end - bounds.start) for s in spans])

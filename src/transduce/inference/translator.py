@@ -42,6 +42,7 @@ from transduce.inference.glossary_search import (
 )
 from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
+from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
@@ -221,6 +222,9 @@ class Translator:
             search: search settings; None: the translator's defaults. The arguments above override them.
             text_settings: settings for texts; None: the translator's defaults.
 
+        Warns:
+            WrongLanguageWarning: a text seems not to be in the source language.
+
         Raises:
             TransduceError: an option is out of range.
         """
@@ -228,6 +232,7 @@ class Translator:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         settings = override_search(checked_search(search or self.search), options, sampling)
         sentences = as_texts(text)
+        warn_wrong_language(sentences, self.source_language)
         required = [as_phrases(phrases)] * len(sentences)
         translations = self.translate(
             sentences,

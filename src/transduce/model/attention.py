@@ -405,7 +405,7 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Attend: (B, H, Q, K), (B, H, L, K), (B, H, L, V) to (B, H, Q, V); arguments are those of `attend`."""
+        """Compute attention by this score function, to outputs (B, H, Q, V); arguments are those of `attend`."""
         if self.vector is None:
             query = query if self.matrix is None else query @ self.matrix
             if not self.hard:
@@ -473,12 +473,12 @@ class Window(NamedTuple):
 
     @property
     def block(self) -> int:
-        """The number b of positions of a block."""
+        """The number b of positions in a block, since attention in a window is computed block by block."""
         return block_length(self.radius)
 
 
 def block_length(radius: int) -> int:
-    """Return the number of positions of a block for a radius."""
+    """Return the number of positions in a block of attention in a window, for the window's radius."""
     return max(radius, _MIN_BLOCK)
 
 

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 class UpdatedVectors(NamedTuple):
-    """The vectors that one optimizer update changes: master weights, their average and copies, of equal length."""
+    """The vectors that an optimizer update changes: master weights, moving average and copies, of equal length."""
 
     master: Tensor
     gradient: Tensor
@@ -282,7 +282,7 @@ class TrainingKernels(Protocol):
         rate: float = 0.0,
         shrink: float = 1.0,
     ) -> None:
-        """Add an update that Adam did not make to the master weights, then update their average and bfloat16 copy.
+        """Add an update that Adam did not make to the master weights; refresh their moving average and bfloat16 copy.
 
         Args:
             vectors: the vectors to change.

@@ -398,7 +398,7 @@ class _Describer:
         return kind
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
-        """Return the description of a model; `facts` holds the wrappers and parametrizations of its modules."""
+        """Return the description of a model; `facts` holds properties of its modules, such as wrappers."""
         kind, config = _computed_class(model), self.get(model, "config")
         if kind not in _STACKS_OF:
             raise UnknownError(f"the model is of class {type(model).__name__}")

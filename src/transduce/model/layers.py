@@ -208,7 +208,7 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine two masks without the first keys that no query's window reaches; also return the first key's index."""
+    """Combine a mask and a window mask without the first keys, which no query reaches; also return their number."""
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
     allowed = near.allowed[..., first:]

@@ -291,7 +291,7 @@ class Recurrent(VocabularyModel):
         return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """Return the input of `project`, (B, length, D), for a decoder whose inputs are its own best tokens."""
+        """Return the states (the input of `project`), (B, length, D), of a decoder that reads its own best tokens."""
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
         tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
@@ -318,7 +318,7 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the input of `project`, (B, T, D), for inputs that follow those in the cache."""
+        """Return the decoder's states (the input of `project`), (B, T, D), for inputs that follow the cached ones."""
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
         return self._run(x, memory, memory_mask, cache, trace)
@@ -441,7 +441,7 @@ class RecurrentState(DecodingState):
         self.cache = model.new_cache()
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the input of `project` after each hypothesis' newest token, (B, W) to (B, W, D)."""
+        """Return the decoder's states (the input of `project`) after the newest tokens, (B, W) to (B, W, D)."""
         return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
     @override

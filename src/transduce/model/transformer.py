@@ -64,7 +64,7 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D) to (B, T, D); no mask: the look-ahead mask."""
+        """Return the output of the decoder's last layer, (B, T, D), for embedded inputs; mask None: look-ahead mask."""
         self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
@@ -134,7 +134,7 @@ class Ancestry:
 
 
 class MemoryDecoder(Protocol):
-    """The methods of `Transformer` that `MemoryState` uses."""
+    """An interface with the methods of `Transformer` that `MemoryState` uses."""
 
     def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
         """Return the memory (B, S, D) and the mask that hides its padding."""

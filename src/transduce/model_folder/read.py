@@ -208,7 +208,7 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 
 def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> tuple[Built, Manifest]:
-    """Read the model and manifest of a folder that transduce wrote."""
+    """Read the model and manifest of a folder that this package wrote."""
     if was_saved_by_transformers(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "

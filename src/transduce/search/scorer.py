@@ -63,7 +63,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class TextObserver(Observer, Protocol):
-    """An observer that also follows texts of several sentences."""
+    """An observer of a search that also follows the translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
         """Observe the translation of a text of several sentences, or of one with layout, after a step.

@@ -336,7 +336,7 @@ class BatchObserver:
                 job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Report the progress of a text of several sentences."""
+        """Report the progress of a text with several sentences to the text's job."""
         job, index = self.batch.sentences[text]
         if isinstance(job.progress, TextProgress) and job in self.batch.jobs:
             job.progress.report_text(index, final, draft)

@@ -19,7 +19,14 @@ from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.serving.jobs import FunctionJob, Job, Model
 from transduce.serving.messages import Progress, RequestError, invalid_request
 from transduce.serving.models import ServedGenerator
-from transduce.serving.service import Answer, Service, TokenProbability, TranslationRequest, token_probabilities
+from transduce.serving.service import (
+    Answer,
+    Service,
+    TokenProbability,
+    TranslationRequest,
+    token_probabilities,
+    warning_headers,
+)
 
 FinishReason = Literal["stop", "length"]
 """`stop`: the text is complete, or ends before a stop sequence; `length`: a maximum length truncated it."""
@@ -64,6 +71,8 @@ class Completion(NamedTuple):
     choices: list[Choice]
     """The completions of the first prompt, then those of the second, and so on."""
     prompt_tokens: int
+    headers: Mapping[str, str] = {}
+    """Headers of the response, with warnings about the language of the prompts."""
 
     @property
     def completion_tokens(self) -> int:
@@ -154,7 +163,7 @@ class Completions:
         answers = await self.service.translate(translation, disconnected, shown)
         choices = [choice for answer in answers for choice in _choices_of(answer, request, model)]
         lines = [line for prompt in request.prompts for line in prompt.splitlines() if line.strip()]
-        return Completion(choices, sum(count - 1 for count in model.count_tokens(lines)))
+        return Completion(choices, sum(count - 1 for count in model.count_tokens(lines)), warning_headers(answers))
 
     # --- generation ---
 

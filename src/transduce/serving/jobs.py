@@ -89,13 +89,13 @@ Progress = Callable[[int, Sequence[int], int], None]
 
 @runtime_checkable
 class TextProgress(Protocol):
-    """A receiver of progress that also follows lines of several sentences, by their text."""
+    """A receiver of translation progress that also follows lines with several sentences, by their text."""
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Receive a sentence's index in its job, the tokens of its best hypothesis, and how many of them are final."""
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Receive a line's index in its job, the final start of its translation, and the draft that continues it."""
+        """Receive a line's index in its job, the final start of its translation, and a draft of the translation."""
 
 
 class AlignedTranslation(NamedTuple):

@@ -247,7 +247,8 @@ class OllamaHandlers:
             completion = await self.completions.complete(order, disconnected)
         finally:
             disconnected.cancel()
-        return json_response(formatter.last_line(completion, completion.choices[0].text))
+        content = formatter.last_line(completion, completion.choices[0].text)
+        return json_response(content, headers=completion.headers)
 
     async def tags(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /api/tags` and `GET /api/ps` with all models."""

@@ -358,7 +358,8 @@ class OpenAIHandlers:
             completion = await self.completions.complete(order, disconnected)
         finally:
             disconnected.cancel()
-        return json_response(render(name, created, message.model, completion, with_tokens=order.with_tokens))
+        content = render(name, created, message.model, completion, with_tokens=order.with_tokens)
+        return json_response(content, headers=completion.headers)
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
         """Answer `GET /v1/models`."""

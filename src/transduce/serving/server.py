@@ -276,6 +276,8 @@ class Server(uvicorn.Server):
         admission = AdmissionCounter(application.service.engine.batcher.free_slots, self._refusal)
         config = uvicorn.Config(
             application,
+            # uvicorn would prefer uvloop where it is installed, whose transports are not those of `LimitedConnection`.
+            loop="asyncio",
             http=connection_class(settings, admission),
             ws="none",
             lifespan="off",

@@ -148,6 +148,7 @@ class DocumentTranslation:
 
     def _finish(self, result: bytes, error: RequestError | None) -> None:
         self.result, self.error = result, error
+        self.order = self.order._replace(file=UploadedFile(self.order.file.name, b""))  # the source is not needed again
         self.state = "done" if error is None else "error"
         self.touched_at = time.monotonic()
         self.finished.set()
@@ -191,7 +192,7 @@ class DocumentStore:
         """Return a stored document to the client that knows the document's key.
 
         Raises:
-            RequestError: status 404, there is no such document, or the key is another.
+            RequestError: status 404, there is no such document, or the key is not the document's.
         """
         self._delete_old()
         translation = self._documents.get(id)

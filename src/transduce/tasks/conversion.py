@@ -55,7 +55,7 @@ def _are_languages(names: tuple[str, str]) -> bool:
 
 
 def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
-    """Return the path of a file's pairs: JSON lines that were converted, or the file itself."""
+    """Return the path from which a file's pairs are read: of the JSON lines made from the file, or its own path."""
     if path == STANDARD_INPUT:
         path = _store_standard_input(out, data.format) if overwrite else path
     format = table_format(path, data.format, has_columns=data.columns is not None)

@@ -211,7 +211,7 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
-    """Write pairs to files and set these in `content`; a resumed run keeps the files that it has."""
+    """Write the pairs to files, and set the files in the settings `content`; with `keep`, existing files stay."""
     data = make_settings(content).data
     for name, pairs in objects.items():
         if pairs is None:

@@ -320,9 +320,9 @@ class TableLayout(NamedTuple):
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
     """Return how a file of tab-separated pairs is written, by its first 1,000 lines.
 
-    Fields are quoted if each field that begins with a quote is complete, and either all fields are quoted or each of
-    these has a doubled quote or a tab inside, which is why CSV quotes it. The first line is a header if both columns
-    are language codes or usual names of columns.
+    Fields are quoted as in CSV if each field that begins with a quote also ends with one, and either all fields begin
+    so, or each such field contains a doubled quote or a tab. The first line is a header if both columns are language
+    codes or usual names of columns.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -422,7 +422,7 @@ def _one_line(text: str) -> str:
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
-    """Note the first place of each field that is not used; refuse weights, which would change what is learned."""
+    """Record where each unused JSON field first occurs; refuse weights of pairs, whose loss would change training."""
     if len(record) == len(used):
         return
     for name in record:

@@ -34,7 +34,7 @@ def ends_at_word_boundaries(text: str, start: int, end: int) -> bool:
 
 
 def contains_phrase(text: str, phrase: str) -> bool:
-    """Return whether a text contains a phrase, with matching case; an empty phrase never is."""
+    """Return whether a text contains a phrase, with matching case; no text contains an empty phrase."""
     return any(True for _ in occurrences(normalize_for_comparison(text), normalize_for_comparison(phrase)))
 
 

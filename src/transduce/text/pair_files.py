@@ -31,7 +31,7 @@ _INLINE_CODES = ("bpt", "ept", "it", "ph", "ut")  # TMX: the content of these el
 
 
 class Columns(NamedTuple):
-    """Which columns, keys or languages hold the texts."""
+    """The columns, keys or languages of a table of pairs that hold the source and target texts."""
 
     names: tuple[str, str] | None = None
     """The names, in the order source and target; None: found by the languages or usual names."""
@@ -101,7 +101,7 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[tuple[str,
 
 
 def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[tuple[str, str]]:
-    """Yield the two texts of each row: of a mapping by its columns, of a sequence its two items."""
+    """Yield the source and target text of each row, which is a mapping by column names or a sequence of two texts."""
     keys: tuple[str, str] | None = None
     number = 0
     for batch in batches:

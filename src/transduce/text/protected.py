@@ -34,6 +34,7 @@ _UNITS = (
     "Hz kHz MHz GHz THz W kW MW GW Wh kWh MWh mAh Ah V kV mV mA Ω kΩ Pa hPa kPa MPa bar psi kN kJ MJ cal kcal "
     "px dpi fps ms µs μs ns min h mph rpm dB °C °F ° ℃ ℉ km/h m/s m² m³ km² cm² cm³ mm² %"
 )
+_CURRENCY = "[$¢£¤¥֏฿₠-⃀]"
 _EMOJI = (
     r"(?:[\U0001f1e6-\U0001f1ff]{2}"  # flags of two letters
     r"|[0-9#*]\ufe0f?\u20e3"  # keycaps
@@ -54,7 +55,7 @@ def _any_of(words: str) -> str:
 _KINDS = {
     "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
-    "url": rf"(?:(?<![A-Za-z_])(?:https?|ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
+    "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
     rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
     "mail": r"(?<![A-Za-z0-9_.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
     r"(?:\.[A-Za-z0-9-]++)++",
@@ -77,6 +78,8 @@ _KINDS = {
     "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+{_ENDS}",
     "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+(?:[-+][A-Za-z0-9.]++)?+{_ENDS}"
     rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}",
+    "price": rf"(?<![A-Za-z0-9_]){_CURRENCY}[ \u00a0\u202f]?+\d++(?:[.,]\d++)*+{_ENDS}"
+    rf"|(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+{_CURRENCY}{_ENDS}",
     "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³/°(])",
     "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
 }
@@ -208,7 +211,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without those that begin inside an earlier one; of several at an offset, the longest."""
+    """Return spans in order without those that begin inside an earlier one; at one offset, the longest span stays."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:

@@ -308,8 +308,8 @@ _CLOSING_MARKS = rf"(?P<closers>[{_CLOSERS}]*(?:[“‘](?=\s|$)|[ \u00a0\u202f]
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _CANDIDATE = re.compile(
     rf"(?:(?P<wide>(?:{UNSPACED}|(?<=[^\W\d_])(?<=[{_CJK}])\.(?=[{_CJK}“「『])|(?<=[{_CJK}])…+)[!?…{WIDE}]*)"
-    rf"|(?P<spaced>[{STOPS}{CALLS}]+(?=[{_CLOSERS}]*[“‘]?(?:\s|$)))"
-    r"|(?P<joined>[!?]+(?=[^\W\d_])|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
+    rf"|(?P<spaced>(?<![{STOPS}{CALLS}])[{STOPS}{CALLS}]++(?=[{_CLOSERS}]*[“‘]?(?:\s|$)))"
+    r"|(?P<joined>(?<![!?])[!?]++(?=[^\W\d_])|(?<=[a-zß-ÿ]{3})\.(?=[A-Z][a-z]*\s)))"
     rf"{_CLOSING_MARKS}"
 )
 # Titles and connectives, after which no sentence ends.
@@ -425,7 +425,7 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
     if closers[:1].isspace():
         before = text[start : match.start()]
         return len(closers) if before.count("«") <= before.count("»") else 0
-    if closers.endswith('"') and text[match.end() :][:1].strip():
+    if closers.endswith('"') and text[match.end() : match.end() + 1].strip():
         is_open = text.count('"', start, match.end() - 1) % 2 == 1
         return 0 if is_open else 1
     return 0

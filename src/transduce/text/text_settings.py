@@ -96,7 +96,7 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @classmethod
     def load(cls, folder: str | Path) -> "TrainingLines | None":
-        """Read the measurements in a model folder; None if it has none, as folders of earlier versions.
+        """Read the measurements in a model folder; None if the folder has none, like folders of earlier versions.
 
         Raises:
             TransduceError: the file is something else, or of another version.

@@ -132,7 +132,7 @@ class ShardedOptimizer:
             self._parameters[name].to_local().copy_(part)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of this process's rows of master weights, moments and average."""
+        """Return named views of this process's rows of master weights, moments and moving average."""
         return self._update.state()
 
     def _own_rows(self, full: torch.Size) -> Rows:

@@ -146,7 +146,7 @@ class Muon:
         self._groups = _group_by_memory(weights, self._processes.count, most)
 
     def step(self, rate: float) -> None:
-        """Update the master vector from the gradient with Nesterov momentum."""
+        """Update the vector of master weights from the gradient with orthogonalized Nesterov momentum."""
         self.momentum.lerp_(self.gradient, 1.0 - self._decay)
         move = self.gradient.lerp(self.momentum, self._decay)
         self._make_all_orthogonal(move)

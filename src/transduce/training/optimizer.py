@@ -133,7 +133,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the master vector from the gradient; weight decay is applied elsewhere, to matrices only."""
+        """Update the vector of master weights from the gradient; weight decay of matrices is applied elsewhere."""
         adam(
             [self._master],
             [self._gradient],
@@ -288,7 +288,7 @@ class FlatUpdate:
 
     @property
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """The weights for a model folder: the average, or the masters if there is none."""
+        """The weights for a model folder: the moving average, or the master weights if there is no average."""
         return self.masters if self.average is None else self._named(self.average, self.shapes)
 
     def _named(self, vector: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
@@ -421,7 +421,7 @@ class Optimizer(Protocol):
         """The number of optimizer updates taken so far."""
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return the master weights, moments and average that this process holds, by kind and name."""
+        """Return the master weights, moments and moving average that this process holds, by kind and name."""
 
     @property
     def rows(self) -> dict[str, Rows] | None:
@@ -512,7 +512,7 @@ class FlatOptimizer:
             self.working.copy_(self.master)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of master weights, moments, average and, if the model has any, running statistics."""
+        """Return named views of master weights, moments, moving average and, if any, running statistics (BatchNorm)."""
         return self._update.state() | ({STATISTICS: self._statistics.accepted} if self._statistics.accepted else {})
 
     @property
@@ -535,7 +535,7 @@ class FlatOptimizer:
         self._show_masters()
 
     def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the weights for a model folder: the average, or else the masters, with the newest statistics."""
+        """Return the weights for a model folder (moving average, or else master weights) and the newest statistics."""
         return self._frozen.complete(self._update.weights_to_keep) | self._statistics.accepted
 
 

@@ -191,7 +191,7 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return the tokens of an array padded like this side, without padding, as one vector."""
+        """Return the elements of an array that are not padding, as one vector; the array is padded like this side."""
         return ids.ravel()[self.offsets]
 
 

@@ -39,7 +39,10 @@ class SplitModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model to examine. Only fields without a default are required; checks that need a missing part are skipped."""
+    """A model for the doctor to examine, as functions and token ids.
+
+    Only fields without a default are required; the doctor skips checks that need a missing field.
+    """
 
     name: str
     module: nn.Module
@@ -161,7 +164,7 @@ class RandomTokens:
 
 
 def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
-    """Return the ids of the vocabulary that are not reserved."""
+    """Return the token ids of the vocabulary that are not `reserved`, such as those of special tokens."""
     ids = torch.tensor([id for id in range(size) if id not in reserved])
     if len(ids) < _MIN_TOKENS:
         raise TransduceError(

@@ -71,7 +71,7 @@ _TO_THE_END = 2**62
 
 
 def build_language_model(model: Decoder) -> Graph:
-    """Build the graph of `Decoder.decode` and `project`."""
+    """Build the ONNX graph of a decoder-only model: `Decoder.decode` and `project`."""
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     positions = graph.add_input("positions", np.int64, ("batch", "total"))
@@ -212,7 +212,7 @@ def build_encoder(model: Transformer) -> Graph:
 
 
 def build_decoder(model: Transformer) -> Graph:
-    """Build the graph of `Transformer.decode` and `project`."""
+    """Build the ONNX graph of a Transformer's decoder: `Transformer.decode` and `project`."""
     graph, config = Graph("decoder"), model.config
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
     mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))

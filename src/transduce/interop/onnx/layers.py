@@ -209,7 +209,7 @@ class KeysAndValues(NamedTuple):
 
 
 def build_linear(graph: Graph, x: str, layer: Linear) -> str:
-    """Add a linear layer: (…, inputs) to (…, outputs)."""
+    """Add a linear layer to the graph: (…, inputs) to (…, outputs)."""
     y = graph.apply("MatMul", x, graph.matrix(layer.weight))
     return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))
 
@@ -250,7 +250,7 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """Add a plain or gated feed-forward layer: (B, T, D) to (B, T, D)."""
+    """Add a plain or gated feed-forward network to the graph: (B, T, D) to (B, T, D)."""
     inner = build_linear(graph, x, linear_weights(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -337,7 +337,7 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Add a cross-attention to the encoder output: (B, T, D) to (B, T, D)."""
+    """Add the cross-attention to the encoder output to the graph: (B, T, D) to (B, T, D)."""
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
@@ -478,7 +478,7 @@ def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
 
 
 def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
-    """Add the output projection `project`: (B, T, D) to logits (B, T, V).
+    """Add the vocabulary projection to the graph: (B, T, D) to logits (B, T, V).
 
     A tied matrix is the embeddings' constant, transposed in the graph.
     """

@@ -53,7 +53,7 @@ class _State(NamedTuple):
 
 
 def build_recurrent_encoder(model: Recurrent) -> Graph:
-    """Build the graph of `Recurrent.encode` and of the decoder's initial state."""
+    """Build the ONNX graph of a recurrent encoder (`Recurrent.encode`) and of the decoder's initial state."""
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
     present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
@@ -119,7 +119,7 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
 
 
 def build_recurrent_decoder(model: Recurrent) -> Graph:
-    """Build the graph of one step of `decode`, and of `project`."""
+    """Build the ONNX graph of one decoding step: `Recurrent.decode` and `project`."""
     graph, config = Graph("decoder"), model.config
     width = config.d_model
     ids = graph.add_input("target_ids", np.int64, ("batch", 1))

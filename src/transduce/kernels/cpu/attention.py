@@ -85,7 +85,7 @@ class AttentionShape(NamedTuple):
 
 
 def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
-    """Return the number of float32 of scratch space that each thread needs."""
+    """Return the number of float32 of scratch space that each thread needs in the attention kernels."""
     if shape.amx:
         filled = -(-num_keys // AMX_KEYS) * AMX_KEYS
         return sum(filled * each_key + rest for each_key, rest in amx_scratch_sizes(shape.width))
@@ -234,7 +234,7 @@ class HeadAddresses:
 
 
 class Head(HeadAddresses):
-    """One head of one sentence, with a thread's scratch space for vector instructions."""
+    """An attention head in one sentence, with a thread's scratch space for vector instructions."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
         """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
@@ -412,7 +412,7 @@ class AttentionEmitter:
 
 
 class _Contexts(Head):
-    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
+    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, a group of queries at a time."""
@@ -483,7 +483,7 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""

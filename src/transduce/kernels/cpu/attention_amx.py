@@ -38,7 +38,7 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """The scratch arrays of one thread, with the sizes that `amx_scratch_sizes` returns."""
+    """The scratch arrays of one thread in the AMX attention kernels, with the sizes of `amx_scratch_sizes`."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
@@ -79,7 +79,7 @@ class AmxScratch(NamedTuple):
 
 
 class AmxHead(HeadAddresses):
-    """One head of one sentence, with a thread's scratch space for AMX."""
+    """An attention head in one sentence, with a thread's scratch space for AMX."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, given: AttentionArguments, *where: Value) -> None:
         """Compute addresses of rows and scratch arrays; `where` is the indices of sentence, head and thread."""
@@ -324,7 +324,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of one head's forward pass: from queries, keys and values to the attention outputs (contexts)."""
+    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, 16 queries at a time."""
@@ -393,7 +393,7 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """An emitter of the backward pass of one head: from the contexts' gradient to those of queries, keys and values."""
+    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, 32 queries at a time; a tile register holds 32 as pairs."""

@@ -89,7 +89,10 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
 
 
 def emit_norms(k: KernelBuilder) -> None:
-    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`; out may be x."""
+    """Emit `norm_layer` and `norm_rms(x, N, D, weight, bias, epsilon, out, thread, threads)`: norms of rows x.
+
+    x and out are (N, D), and may be the same memory.
+    """
     for kind in ("layer", "rms"):
         kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, I64, I64)
         with k.function(f"norm_{kind}", *kinds) as (x, rows, width, weight, bias, epsilon, out, *share):
@@ -134,7 +137,7 @@ def means(k: KernelBuilder, width: Value, terms: Callable[[Value], list[Value]],
 
 
 class HeadShape(NamedTuple):
-    """The shape of multi-head attention."""
+    """The shape of multi-head attention: the numbers of query and key/value heads, and their width."""
 
     number: int
     """The number of query heads H."""
@@ -261,7 +264,7 @@ def _name(kind: str, *, is_biased: bool, element: Any) -> str:
 
 
 def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any) -> str:
-    """Emit the function for one head of one row, which `attend_…` calls; return its name."""
+    """Emit the function that computes attention for one head of one row, which `attend_…` calls; return its name."""
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:

@@ -282,7 +282,7 @@ _Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class SelectArguments(NamedTuple):
-    """Arguments of the kernel `select`: addresses, unless stated otherwise."""
+    """Arguments of the kernel `select`, which selects each beam's best continuations: mostly addresses."""
 
     logits: Any
     """float32, (N, V)."""

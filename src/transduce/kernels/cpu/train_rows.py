@@ -349,7 +349,7 @@ class RowKernelEmitter:
             self._store(k.load_variable(with_kept, result), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
-        """Zero the arrays in which a thread sums its part of the weight and bias gradients."""
+        """Zero the arrays in which a thread sums its part of a norm's weight and bias gradients."""
         k = self.k
         size = k.mul(args.width, 2)
         with k.loop(0, size, k.lanes) as index:
@@ -358,7 +358,7 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
-        """Add every thread's partial weight and bias gradients to the totals, for this thread's share of columns."""
+        """Add every thread's partial weight and bias gradients to the totals; each thread does some of the columns."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:

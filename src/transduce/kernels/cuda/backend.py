@@ -321,7 +321,7 @@ class _Sublayer:
         return x if self.part.norm_is_before else self._norm(x)
 
     def backward(self, by_out: Tensor) -> Tensor:
-        """Compute the gradient of the input from the gradient of the output, both (1, N, D)."""
+        """Compute the gradient of the sub-layer's input from that of its output, both (1, N, D)."""
         by_sum = by_out if self.part.norm_is_before else self._backward(None, by_out)[0]
         by_kept, by_y = self._backward(by_sum)[:2] if self._dropped else (by_sum, by_sum)
         by_y = self._attend_backward(by_y) if self._attends else self._backward(self._backward(by_y)[0])[0]
@@ -434,7 +434,7 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return an update's vectors in the order of the optimizer kernels' arguments; absent ones become the masters."""
+    """Return an update's vectors as the optimizer kernels' arguments; the master weights stand for absent vectors."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
@@ -456,7 +456,7 @@ _MAX_COLUMNS = 8192  # a row is held in registers
 
 
 class _PackedBatches(attention.PackedHeads):
-    """Attention and losses of packed batches on a GPU (implements `backend.PackedAttention`)."""
+    """Attention and losses of batches without padding on a GPU (implements `backend.PackedAttention`)."""
 
     record_losses = staticmethod(LossRecorder)
 
@@ -477,8 +477,8 @@ class _PackedBatches(attention.PackedHeads):
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU.
 
-    It inherits what it does not have: PyTorch's attention to padded sentences, its output projection, which sums in
-    float32, and cuBLAS for Muon are as fast.
+    Where it has no kernel it inherits PyTorch's implementation, which is as fast: attention to padded sentences, the
+    output projection, which sums in float32, and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:

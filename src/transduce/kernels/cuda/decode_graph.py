@@ -195,7 +195,7 @@ class RecordedStep(Caches):
         return self.past.nbytes + self.memory.nbytes
 
     def run(self) -> Tensor:
-        """Run one step for `tokens`, and return the output (B, W, D), which the next step overwrites."""
+        """Run the decoding step on `tokens`, and return the output (B, W, D), which the next step overwrites."""
         if self._graph is not None:
             self._graph.replay()
         elif not self._ran or self.past.device.type != "cuda":
@@ -497,5 +497,5 @@ class GpuState:
 
 
 def initial_capacity(width: int) -> int:
-    """Return how many cached positions to allocate at first."""
+    """Return how many positions to allocate at first in the KV caches of a decoding step."""
     return max(_INITIAL_CAPACITY, min(_MAX_INITIAL_CAPACITY, _INITIAL_CAPACITY * width))

@@ -30,7 +30,7 @@ def power_of_2(minimum: int) -> int:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Return the shared memory in bytes that a program may use; unlimited where Triton interprets kernels on a CPU."""
+    """Return the shared memory in bytes that a Triton program may use; unlimited if Triton interprets on a CPU."""
     if device.type != "cuda":
         return 1 << 30
     properties = torch.cuda.get_device_properties(device)

@@ -50,7 +50,7 @@ def next_seed() -> int | Tensor:
 
 @contextmanager
 def seeds_from_buffer(buffer: Tensor) -> Iterator[None]:
-    """Take the seeds in the body of `with` from a buffer (N,), one after another."""
+    """Take the dropout seeds in the body of `with` from a buffer (N,), one after another."""
     previous, _Buffer.remaining = _Buffer.remaining, iter(buffer.split(1))
     try:
         yield

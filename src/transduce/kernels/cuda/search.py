@@ -92,7 +92,7 @@ class SearchStep(RecordedStep):
 
     @property
     def bytes(self) -> int:
-        """The size of the caches and the logits in bytes."""
+        """The size of the search step's KV caches and logits in bytes."""
         return super().bytes + 4 * len(self._normalizers) * self._vocabulary
 
     def _compute(self) -> None:
@@ -394,7 +394,7 @@ class _Snapshot:
         )
 
     def live(self, slot: int) -> list[FoundHypothesis | None]:
-        """Return a sentence's live hypotheses, now or when the sentence left; None for those with probability zero."""
+        """Return a sentence's live hypotheses in this snapshot; None in place of hypotheses with probability zero."""
         lengths, all_tokens, values = self._live
         length = int(lengths[slot])
         if not length:

@@ -197,7 +197,10 @@ class Classification(TextKind):
         )
 
     def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
-        """Reinitialize the classifier if its labels differ; classifier and pooler may be missing in the base model."""
+        """Return that the classifier gets random weights if its labels differ from the base model's.
+
+        The base model may lack the classifier and the pooler.
+        """
         return Reinitialized(("classifier.", "pooler."), lambda folder: _other_classes(folder, class_names(corpus)))
 
     def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002

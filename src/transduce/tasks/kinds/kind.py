@@ -187,7 +187,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, measured: str, hint: str, card: str, scores: msgspec.Struct, files: Mapping[str, bytes] | None = None
     ) -> "Outcome":
-        """Return an outcome whose files are the model card, the dev scores (dev_score.json), and those passed."""
+        """Return an outcome whose files are the model card, the dev scores (dev_score.json) and the files passed."""
         own = {"README.md": card.encode(), "dev_score.json": msgspec.json.format(msgspec.json.encode(scores))}
         return cls(measured=measured, hint=hint, files=own | dict(files or {}))
 
@@ -548,7 +548,7 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert the text to files of lines, and return the settings that name them; by default, tables of pairs.
+        """Convert text (by default, tables of pairs) to files of lines, and return the settings that name these files.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.

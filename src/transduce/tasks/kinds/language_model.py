@@ -108,7 +108,7 @@ class LanguageModelDevSet:
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return the surplus characters of decoded unknown tokens: sentencepiece writes " ⁇ " for one character."""
+    """Return how many characters decoded unknown tokens add: sentencepiece writes " ⁇ " for one character."""
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)

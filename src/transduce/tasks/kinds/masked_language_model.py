@@ -288,7 +288,7 @@ class MaskedLanguageModel(TextKind):
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
-        """Log that hardly any segment of the text has a following one.
+        """Log a problem if hardly any segment of the text is followed by another one in its document.
 
         Raises:
             TransduceError: no segment has one, and training starts from random weights.

@@ -179,7 +179,7 @@ class DevSet:
         )
 
     def _contributions(self, translations: list[str]) -> list[float]:
-        """Return the contribution of each sentence to the score that selects the best model; empty for the loss."""
+        """Return each sentence's contribution to the score that selects the best model; empty for the loss."""
         if self.best_by == "exact_match":
             pairs = zip(translations, self.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]

@@ -75,7 +75,7 @@ def check_adaptation(settings: Settings) -> None:
 
 
 def check_frozen(settings: Settings) -> None:
-    """Refuse training settings that would change frozen embedding rows.
+    """Refuse training settings that would change frozen embedding rows (those initialized from word vectors).
 
     Raises:
         TransduceError: a setting would change frozen rows.

@@ -141,7 +141,7 @@ def search_kernel() -> CompiledKernel:
 
 
 class Fields:
-    """Named access to kernel arguments in memory, for emitted code."""
+    """An accessor of kernel arguments in memory by their names, for emitted code."""
 
     def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
         self.k = k

@@ -134,7 +134,7 @@ class ModelEmitter:
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
-        """Emit the embedding of each row's newest token, and append its pool entry to the row's list.
+        """Emit the embedding of each row's newest token, and append its KV cache entry to the row's list of entries.
 
         If ragged, each row is at its own position; otherwise all rows are at `position`.
         """

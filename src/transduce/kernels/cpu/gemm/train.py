@@ -190,7 +190,7 @@ class GemmEmitter:
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
     def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
-        """Return the epilogue's arguments with its addresses moved to the tile's first element."""
+        """Return the epilogue's arguments, whose addresses are moved to the tile's first element."""
         k = self.k
         if not gemm.values:
             return ()

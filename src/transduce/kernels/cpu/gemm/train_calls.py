@@ -427,7 +427,7 @@ def _backward(
 
 @cache
 def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels `forward` and `backward` of a tile."""
+    """Return the compiled kernels `forward` and `backward` of linear layers, for a GEMM tile."""
     k = new_builder("products", tile)
     LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
     return compile_kernels(k, LinearKernelEmitter.names)

@@ -22,7 +22,7 @@ _SHORTEST, _LONGEST = 0.25, 4.0  # seconds before more threads are tried again, 
 
 
 class ThreadLimiter:
-    """A controller that reduces the number of decoding threads while cores are busy, and retries more later."""
+    """A controller that reduces the number of decoding threads while cores are busy, and later tries more again."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Create a limiter that starts without a limit; `clock` returns the time in seconds."""

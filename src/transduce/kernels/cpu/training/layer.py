@@ -338,7 +338,7 @@ class _Part:
 
 
 class _Writer:
-    """A writer that appends the kernel calls of one sub-layer to a list of steps, and allocates scratch memory."""
+    """A writer that appends the kernel calls of one sub-layer to a list, and allocates their scratch memory."""
 
     def __init__(self, part: _Part, steps: StepList, scratch: MemoryPlan) -> None:
         self.part, self.steps, self.scratch = part, steps, scratch

@@ -197,7 +197,7 @@ class UpdateEmitter:
         return master
 
     def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Emit the update of an Adam moment to β · moment + (1 - β) · new, and return it."""
+        """Emit the update of a moment or momentum to β · moment + (1 - β) · new, and return it."""
         k = self.k
         before = self._get(address, number, inside)
         moment = k.madd(self._real(beta), k.build.fsub(before, new), new)
@@ -577,7 +577,7 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Describe a GEMM with the ending `mix`.
+        """Describe a GEMM with the epilogue `mix`, which combines the product with another matrix.
 
         Args:
             addresses: of the left operand, the packed right operand and the result.
