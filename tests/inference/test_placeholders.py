@@ -208,6 +208,17 @@ def test_wrong_spans_are_refused(translator: Translator, spans: list[Span]) -> N
         translator.translate(["我买书。"], SearchSettings(), protected=[spans])
 
 
+def test_a_rare_character_that_is_encoded_as_bytes_is_an_ordinary_word() -> None:
+    lines = ["玛丽画鸟", "汤姆画牛", "玛丽画牛", "汤姆画鸟"] * 20 + ["玛丽画鱼"]
+    settings = TokenizerSettings(vocabulary_size=300, byte_fallback=True, character_coverage=0.99)
+    tokenizer = Tokenizer.train(lambda: [Pair(line, line, 1) for line in lines], settings, adjust=True)
+    vocabulary = tokenizer.source
+    assert len(vocabulary.encode("鱼")) > 2  # bytes
+    assert find_unknown("玛丽画鱼", vocabulary) == []
+    assert find_unknown("玛丽画😆", vocabulary) == [(3, 4)]
+    assert find_unknown("玛丽画ปลา", vocabulary) == [(3, 6)]
+
+
 def test_unknown_punctuation_is_no_span(translator: Translator) -> None:
     assert find_unknown("我买书〽", translator.tokenizer.source) == []
     assert find_unknown("我买书⸮", translator.tokenizer.source) == []

@@ -80,7 +80,8 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return the runs of a text that the vocabulary cannot represent except as bytes or as unknown.
 
     In scripts with spaces a run is extended to whole words. Runs of punctuation are excluded: the other language has
-    its own.
+    its own. So are rare characters of an unspaced script that the vocabulary otherwise covers, if they are encoded as
+    bytes: a rare Chinese character is an ordinary word, which the model has learned to read.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:
@@ -88,7 +89,9 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     spans = [
         span
         for id, span in zip(ids, token_spans(vocabulary.token_texts(ids), text), strict=True)
-        if id in odd and span.start < span.end
+        if id in odd
+        and span.start < span.end
+        and (id == vocabulary.unk_id or not _is_rare_word(text[span.start : span.end], vocabulary))
     ]
     runs: list[Span] = []
     for start, end in spans:
@@ -104,6 +107,23 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
             start = runs.pop().start
         runs.append(Span(start, end))
     return [run for run in runs if not all(map(_is_punctuation, text[run.start : run.end]))]
+
+
+def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
+    """Return whether a text is letters of an unspaced script that the vocabulary has other letters of."""
+    return all(is_of_unspaced_script(character) and _script(character) in _scripts(vocabulary) for character in text)
+
+
+@lru_cache(maxsize=16)
+def _scripts(vocabulary: Vocabulary) -> frozenset[str]:
+    """Return the scripts of the letters in a vocabulary's tokens."""
+    characters = set("".join(map(vocabulary.piece, range(vocabulary.size))))
+    return frozenset(map(_script, filter(str.isalpha, characters)))
+
+
+def _script(character: str) -> str:
+    """Return the first word of a character's Unicode name, such as "CJK", "THAI" or "LATIN"."""
+    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def _is_punctuation(character: str) -> bool:
