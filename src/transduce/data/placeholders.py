@@ -333,7 +333,7 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
 
 
 def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return rows padded to one length, and the number of tokens without padding."""
+    """Return rows padded to one length, and their total number of tokens without padding."""
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row

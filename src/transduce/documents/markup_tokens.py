@@ -414,7 +414,11 @@ class _Reader:
 
 
 def _side(name: str) -> Side:
-    """Return the neighbor that an XLIFF code stays beside: the next word for opening codes, else the previous one."""
+    """Return which neighbor a tag stays beside, by its name.
+
+    XLIFF's opening codes stay beside the next word, its closing codes beside the previous one, other tags beside
+    neither ("").
+    """
     return "next" if name in OPENING_CODES else "previous" if name in CLOSING_CODES else ""
 
 

@@ -261,7 +261,10 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return the span of a term's usual translation that overlaps `around`; None if there is none."""
+    """Return where a text has a term's usual translation, which is the model's translation of the term alone.
+
+    Only occurrences that overlap the span `around` count; None if there is none.
+    """
     for match in re.finditer(re.escape(usual_translation), text) if usual_translation else ():
         if match.start() < around.end and around.start < match.end():
             return Span(*match.span())

@@ -47,7 +47,7 @@ class Reductions(Protocol):
 
 
 class _Kernels:
-    """The process-wide variable that holds the reductions by compiled kernels."""
+    """A holder of process-wide state: the compiled `Reductions` in use, or None."""
 
     reductions: Reductions | None = None
 

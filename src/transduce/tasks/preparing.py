@@ -352,7 +352,10 @@ class _CheckedRequest(NamedTuple):
 
 
 def _check_request(request: PrepareRequest) -> _CheckedRequest:
-    """Check a request; if it names a dev set, which need not exist yet, nothing is held out."""
+    """Check a request, and return its settings, task kind and files.
+
+    If the request names a dev set, which need not exist yet, no pairs are held out.
+    """
     if request.workers is not None and request.workers < 1:
         raise TransduceError(f"`--workers` must be at least 1, but is {request.workers}.")
     settings = make_settings(request.settings)

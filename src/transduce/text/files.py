@@ -66,7 +66,7 @@ class LineNotes:
     """Fields of JSON objects that are not used, each with the first place."""
 
     def notices(self) -> list[str]:
-        """Return what was read in another way than it is written, as sentences."""
+        """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields."""
         notices = [
             f"{path} quotes its fields as CSV does: the quotes are not part of the texts." for path in self.quoted_files
         ]

@@ -202,7 +202,7 @@ class FlatUpdate:
             gradient: a vector of equal length.
             shapes: shapes of the parameters by name, in their order in `master`; those of `matrices` come last.
             settings: settings of the run.
-            matrices: the parameters that Muon updates, with the rows of each matrix in them.
+            matrices: names of the parameters that Muon updates, each with the row counts of its stacked matrices.
             working: receives a rounded copy of the masters after each update; None if no copy is needed.
             gather: collects complete weights if each process holds only some rows (see `Muon`).
             processes: the processes, if each of them holds everything and takes the same update.

@@ -218,7 +218,10 @@ GPT2 = Family(
 
 
 def variant(family: Family, present: Collection[str]) -> Family:
-    """Return the table of a family in the variant that the stored tensor names belong to."""
+    """Return the table of tensor names that fits a checkpoint.
+
+    The table is the family's own, or that of gated T5 or of a RoBERTa classifier if the stored names show one.
+    """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
     if family is ROBERTA and "classifier.dense.weight" in present:

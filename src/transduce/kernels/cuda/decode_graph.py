@@ -481,7 +481,7 @@ class GpuState:
         return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
-        """Copy the sentences that are still decoded to the buffers of another recorded step."""
+        """Copy the sentences that are still being decoded from the buffers of one recorded step to those of another."""
         count, length, slots = len(self._slots), self._length, self._slots
         new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:

@@ -134,7 +134,10 @@ class GemmEmitter:
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of this thread's row tiles from the diagonal on, for a panel's column."""
+            """Return (first, last, step) of the row tiles of a panel that this thread computes, in turns with others.
+
+            The tiles start at the diagonal, in the row of the panel's first column, `column`.
+            """
             first = k.build.sdiv(column, k.int64(tile_rows))
             offset = k.build.srem(k.add(k.build.sub(thread, first), k.mul(threads, tiles)), threads)
             return k.add(first, offset), tiles, threads

@@ -72,7 +72,7 @@ _LIMITER = ThreadLimiter()  # one per process
 
 
 def useful_threads(work: int, max_threads: int | None = None) -> int:
-    """Return how many threads to use for `work` multiply-adds, at most `most` or PyTorch's number of threads."""
+    """Return how many threads to use for `work` multiply-adds, at most `max_threads`; None: PyTorch's number."""
     wanted = min(torch.get_num_threads() if max_threads is None else max_threads, work // _THREAD_WORK)
     return _LIMITER.size(wanted) if wanted > 1 else 1
 

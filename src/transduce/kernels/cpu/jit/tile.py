@@ -107,7 +107,7 @@ class Tile(NamedTuple):
 
     @property
     def with_12_bits(self) -> "Tile":
-        """The tile of the same machine with 12-bit activations."""
+        """This tile with activations quantized to 12 bits, as `halves` or `words`, whichever suits its machine."""
         return self._replace(kind="halves" if self.kind == "bytes" else "words")
 
 
