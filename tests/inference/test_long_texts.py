@@ -179,3 +179,11 @@ def test_many_protected_spans_take_linear_time(translator: Translator, text: str
     parts = cut_long_sentence(text, spans, vocabulary=translator.tokenizer.source, longest=256, gathers=False)
     assert time.process_time() - started < 10
     assert "".join(parts) == text
+
+
+def test_a_sentence_of_many_spans_is_translated_in_linear_time(translator: Translator) -> None:
+    text = "{a}" * 20_000
+    started = time.process_time()
+    found = translator(f"{text}鱼", search=GREEDY)
+    assert time.process_time() - started < 15  # quadratic time takes a minute
+    assert (found.parts, found.text.count("{a}")) == (1, 20_000)
