@@ -70,7 +70,7 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
         "--keep-source",
         action="store_true",
         default=None,
-        help="subtitles: write each translation below its source (po and xliff have both anyway)",
+        help="subtitles and txt: write each translation below its source (po and xliff have both anyway)",
     )
     group.add_argument(
         "--overwrite", action="store_true", default=None, help="po and xliff: translate what has a translation, too"
