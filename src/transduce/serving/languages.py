@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from transduce.errors import TransduceError
+from transduce.inference.quality_estimation import without_protected
 from transduce.serving.jobs import Model
 from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
 from transduce.text.languages import (
@@ -14,7 +15,6 @@ from transduce.text.languages import (
     is_written_in,
     sentence_script,
 )
-from transduce.text.protected import find_protected
 
 AUTO = "auto"
 
@@ -230,7 +230,7 @@ class Routes:
             RequestError: the text seems to be in the target language or in another language without a model.
         """
         sources = self.sources_of(target)
-        text = without_protected(text)
+        text = without_protected(text[:_MAX_CHARACTERS])
         ranked = detector.detect(text, sorted({*sources, target}))
         best = next(language for language in ranked if language.language != target)
         if not any(map(str.isalpha, text)):
@@ -312,7 +312,7 @@ class Detector:
             text: only its first 2,000 characters are used, without URLs and other protected spans.
             among: codes of the candidate languages; None for all served languages.
         """
-        text, codes = without_protected(text), self.codes if among is None else list(among)
+        text, codes = without_protected(text[:_MAX_CHARACTERS]), self.codes if among is None else list(among)
         script = sentence_script(text)
         # Names in Latin letters say nothing about the language of a text in another script.
         likely = [code for code in codes if script is not None and is_written_in(code, script)] or codes
@@ -324,14 +324,6 @@ class Detector:
             shares |= {code: probabilities[self._profile_codes[code]] for code in likely}
         order = sorted(codes, key=lambda code: (-shares[code], code))
         return [DetectedLanguage(language=code, confidence=round(100.0 * shares[code], 1)) for code in order]
-
-
-def without_protected(text: str) -> str:
-    """Return the first 2,000 characters of a text without URLs, e-mail addresses and other protected spans."""
-    text = text[:_MAX_CHARACTERS]
-    for start, end in reversed(find_protected(text)):
-        text = f"{text[:start]} {text[end:]}"
-    return text
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
