@@ -71,6 +71,26 @@ def test_blocks(source: str, expected: str) -> None:
     assert translate(source)[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "texts", "expected"),
+    [
+        ("[^1]: a.\n[^2]: b\nc.\n[^3]: d\n", ["a.", "b c.", "d"], "[^1]: A.\n[^2]: B C.\n[^3]: D\n"),
+        ("a[^1]\n[^1]: b\n", ["b", 'a<x id="0"/>'], "A[^1]\n[^1]: B\n"),
+        ("> [!WARNING]\n> a\n> b\n", ["a b"], "> [!WARNING]\n> A B\n"),
+        ("> [!note]- a\n> b\n", ["a", "b"], "> [!note]- A\n> B\n"),
+        (":::tip\na\n:::\n", ["a"], ":::tip\nA\n:::\n"),
+        ("::: tip\na\n:::\nb\n", ["a", "b"], "::: tip\nA\n:::\nB\n"),
+        ("a\nb\n{: .name}\n", ["a b"], "A B\n{: .name}\n"),
+        ("a\nb\n:   c\n    d\n: e\n", ["a", "b", "c d", "e"], "A\nB\n:   C D\n: E\n"),
+        ("a\n\n: b\n", ["a", "b"], "A\n\n: B\n"),
+        ("a: b\n:c\n", ["a: b :c"], "A: B :C\n"),
+    ],
+)
+def test_extensions_divide_paragraphs(source: str, texts: list[str], expected: str) -> None:
+    assert translate(source) == (expected, texts)
+    assert translate(source, {text: text for text in texts})[0] == source
+
+
 def test_wrapped_paragraphs_are_joined_and_wrapped_again() -> None:
     source = "> The first line of a paragraph that\n> goes on in the second.\n"
     result, seen = translate(source)

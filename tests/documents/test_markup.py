@@ -49,7 +49,8 @@ def translate(
         ("a &#8217;b&#8217; \u2019", "A \u2019B\u2019 \u2019"),  # written in both ways, so there is no one way
         ("&#x61;b", "AB"),
         ("&nbsp;one&nbsp;", "&nbsp;ONE&nbsp;"),
-        ("a < b and c > d", "A &lt; B AND C &gt; D"),
+        ("a < b and c > d", "A &lt; B AND C > D"),
+        ("a > b &gt; c", "A &gt; B &gt; C"),
         ("<!-- <p>not this</p> -->one", "<!-- <p>not this</p> -->ONE"),
         ("one <!-- this --> two", "ONE <!-- this --> TWO"),
         ("<!DOCTYPE html><html>one</html>", "<!DOCTYPE html><html>ONE</html>"),
@@ -100,6 +101,23 @@ def test_a_document_keeps_all_but_its_words(document: str, translated: str) -> N
 )
 def test_xml_keeps_all_but_its_words(document: str, translated: str) -> None:
     assert translate(document, settings=XML) == translated
+
+
+@pytest.mark.parametrize(
+    ("document", "texts"),
+    [
+        ("<r>\n <s>one</s>\n <s>two</s>\n</r>", ["one", "two"]),
+        ("<data><code>one</code><q>two <i>three</i></q></data>", ["one", "two three"]),
+        ("<r><s>one</s> <a>two</a> three</r>", ["one two three"]),
+        ("<r><x>one <u><b>two</b> <i>three</i></u></x></r>", ["one two three"]),
+        ("<b>one</b> <i>two</i>", ["one two"]),
+        ("<p><b>one</b> <i>two</i></p>", ["one two"]),
+        ("<source><g id='1'>one</g> <g id='2'>two</g></source>", ["one two"]),
+    ],
+)
+def test_records_of_xml_are_texts_whatever_their_names(document: str, texts: list[str]) -> None:
+    assert markup_plan(document, XML, spaced=True).sentences == texts
+    assert translate(document, {text: text for text in texts}, settings=XML) == document
 
 
 def test_marks_follow_what_they_mark() -> None:
@@ -308,6 +326,47 @@ def test_attributes_are_translated_on_request() -> None:
     assert translate(document) == document.replace("three", "THREE")
     quoted = translate('<p title="one">', {"one": 'a "b"'}, settings=settings)
     assert quoted == '<p title="a &quot;b&quot;">'
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ('one <input placeholder="two" value="x">', 'ONE <input placeholder="TWO" value="x">'),
+        ('<label>one <INPUT placeholder="two"></label>', '<label>ONE <INPUT placeholder="TWO"></label>'),
+        ('one <b><input placeholder="two"></b>', 'ONE <b><input placeholder="TWO"></b>'),
+        ('<p><input placeholder="two"></p>', '<p><input placeholder="TWO"></p>'),
+        ('<input translate="no" placeholder="two"/>', '<input translate="no" placeholder="two"/>'),
+        ('one <input class="notranslate" placeholder="two">', 'ONE <input class="notranslate" placeholder="two">'),
+        (
+            '<textarea title="one" rows="2">two <a title="three">x</a></textarea>',
+            '<textarea title="ONE" rows="2">two <a title="three">x</a></textarea>',
+        ),
+        ('<textarea class="notranslate" title="one">two</textarea>', None),
+        ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
+    ],
+)
+def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
+    settings = MarkupSettings(attributes=("placeholder", "title"))
+    assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
+
+
+@pytest.mark.parametrize(
+    ("document", "known", "expected"),
+    [
+        (
+            "<p>{% if x > 3 && y < 2 %}one{% endif %} &amp; &gt;</p>",
+            {"{% if x > 3 && y < 2 %}one{% endif %} & >": "{% if x > 3 && y < 2 %}eins{% endif %} > & <"},
+            "<p>{% if x > 3 && y < 2 %}eins{% endif %} &gt; &amp; &lt;</p>",
+        ),
+        ('one {{ "a > b"|x }}', {'one {{ "a > b"|x }}': '{{ "a > b"|x }} eins'}, '{{ "a > b"|x }} eins'),
+        ("one {{ a &amp;&amp;\n b }}", {"one {{ a && b }}": "eins {{ a && b }}"}, "eins {{ a &amp;&amp;\n b }}"),
+        ("one {{ a }}", {"one {{ a }}": "eins {{ a > b }}"}, "eins {{ a &gt; b }}"),
+        ("one -> two", {"one -> two": "eins -> zwei"}, "eins -> zwei"),
+    ],
+)
+def test_template_code_is_written_as_it_is(document: str, known: Mapping[str, str], expected: str) -> None:
+    assert translate(document, known) == expected
+    assert translate(document, {sentence: sentence for sentence in known}) == document
 
 
 # --- XLIFF ---

@@ -71,6 +71,22 @@ def test_the_command_translates_a_document(capsys: Capture, trained: Path, toy_c
     assert capsys.readouterr().out.split("\n")[2].strip() == lines[2]
 
 
+@pytest.mark.parametrize(("name", "options"), [("a.txt", []), ("a.zh", []), ("a.csv", ["--format", "txt"])])
+def test_the_command_translates_text_in_other_encodings(
+    capsys: Capture, trained: Path, toy_corpus: Path, tmp_path: Path, name: str, options: list[str]
+) -> None:
+    first, second = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[:2]
+    source, target = tmp_path / name, tmp_path / f"out.{name}"
+    source.write_bytes(f"{first}\r\n\r\n  {second}\r\n".encode("gb18030"))
+    command = ["translate", str(trained), str(source), "--encoding", "gb18030", *options, *QUICK]
+    assert main([*command, "--keep-source", "--out", str(target)]) == 0
+    lines = target.read_bytes().decode("gb18030").split("\r\n")
+    assert (lines[0], lines[2], lines[3], lines[5:]) == (first, "", f"  {second}", [""])
+    capsys.readouterr()
+    assert main(command) == 0
+    assert capsys.readouterr().out.split() == f"{lines[1]} {lines[4]}".split()
+
+
 def test_python_translates_a_document(translator: Translator, toy_corpus: Path, tmp_path: Path) -> None:
     sentence = (toy_corpus / "dev.zh").read_text("utf-8").split("\n")[0]
     source = tmp_path / "film.srt"
@@ -98,7 +114,14 @@ def test_names_of_translations() -> None:
         ("a.srt", SRT.format("x"), ["--workers", "2"], "`--workers` applies to lines of text, not to documents"),
         ("a.srt", SRT.format("x"), ["--out", "b.vtt"], "b.vtt would be vtt by its name, but the document stays srt"),
         ("a.txt", "x", ["--columns", "x"], "`--columns` applies to documents, but the input is lines of text"),
-        ("a.csv", "a,b\n1,2\n", [], "Name the columns to translate by `columns`"),
+        ("a.csv", "a,b\n1,2\n", [], "Name the columns to translate by `--columns`"),
+        ("a.csv", "a,b\n1,2\n", ["--columns", "c"], "`--columns` must name columns of the table (a, b)"),
+        ("a.json", '{"a": "b"}', ["--fields", "c"], "`--fields` must match texts of the document"),
+        ("a.json", "", [], "a.json is not JSON: line 1"),
+        ("a.md", "x", ["--keep-source"], "`--keep-source` applies to txt, srt"),
+        ("a.txt", "x", ["--keep-source", "--columns", "x"], "`--columns` applies to csv, tsv"),
+        ("a.txt", "ä", ["--encoding", "ascii"], "a.txt should be text in ascii"),
+        ("a.txt", "x", ["--encoding", "utf-8", "--workers", "2"], "`--workers` applies to lines of text"),
         ("a.docx", "x", ["--out", "b.docx"], "its content is not an archive"),
     ],
 )

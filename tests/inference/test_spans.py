@@ -200,6 +200,15 @@ def test_protected_spans_are_left_out_of_the_alignment(translator: Translator) -
     assert (copy.start, copy.end) == (12, 15)
 
 
+def test_copies_beside_a_span_are_not_part_of_it(translator: Translator) -> None:
+    copies = ((Span(0, 3), Span(0, 3)), (Span(9, 12), Span(25, 28)))
+    copied = msgspec.structs.replace(
+        Translation.of("{x} 老师吃鱼 {y}。", "{x} the teacher eat fish {y}."), protected=copies
+    )
+    ((place,),) = translator.locate([copied], [[(4, 8)]])
+    assert copied.text[place.start : place.end] == "the teacher eat fish"
+
+
 def test_parts_of_another_alternative_are_found(translator: Translator) -> None:
     """If one sentence has another translation, the others are found, and it is what is between them."""
     (text,) = translator.translate(["老师吃鱼。我们喝茶。老师喝茶。"], SearchSettings(beam_size=1))

@@ -156,10 +156,50 @@ def test_log_probabilities_of_the_tokens(serve: Any, gated_model: Any) -> None:
         assert text["logprobs"] == {
             "tokens": [" O", "NE"],
             "token_logprobs": [-0.5, -0.25],
-            "text_offset": [0, 2],
+            "text_offset": [0, 1],
             "top_logprobs": None,
         }
         assert live.ask("POST", TEXT, {"model": "de-en", "prompt": "eins", "logprobs": 1}).status == 400
+
+
+def test_tokens_decide_limits_offsets_and_usage(serve: Any, gated_model: Any) -> None:
+    model = gated_model()
+    decode = model.translate
+    tokens = ("▁The", "▁hou", "se", ".", "▁No", ".")
+    scores = (-0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7)
+
+    def with_tokens(*arguments: Any, **options: Any) -> Any:
+        alternatives = (Alternative("The house.\tNo.", tokens, scores, score=-2.8, ended=True),)
+        return [msgspec.structs.replace(each, alternatives=alternatives) for each in decode(*arguments, **options)]
+
+    model.translate = with_tokens
+    with serve(model) as live:
+        whole, cut, stopped = (
+            live.ask("POST", TEXT, {"model": "de-en", "prompt": "eins", "logprobs": 0} | fields).json
+            for fields in ({}, {"max_tokens": 2}, {"stop": "."})
+        )
+    found = [(each["choices"][0]["text"], each["usage"]["completion_tokens"]) for each in (whole, cut, stopped)]
+    assert found == [("The house.\tNo.", 6), ("The hou", 2), ("The house", 3)]
+    assert whole["choices"][0]["logprobs"]["text_offset"] == [0, 3, 7, 9, 11, 13]
+    for each in (whole, cut, stopped):
+        assert len(each["choices"][0]["logprobs"]["tokens"]) == each["usage"]["completion_tokens"]
+    assert [each["choices"][0]["finish_reason"] for each in (whole, cut, stopped)] == ["stop", "length", "stop"]
+
+
+def test_a_stream_reports_a_text_in_another_language_in_its_head(live: Any) -> None:
+    text = "We have had no time today at all."
+    warning = "Text 1 looks English, not German: its translation may be nonsense."
+    assert chat(live, text, stream=True).headers["transduce-warning"] == warning
+    reply = live.ask("POST", "/api/generate", {"model": "de-en", "prompt": text})
+    assert reply.headers["transduce-warning"] == warning
+    assert "transduce-warning" not in chat(live, "Wir haben heute keine Zeit.", stream=True).headers
+
+
+def test_curl_needs_no_content_type(live: Any) -> None:
+    body = json.dumps({"model": "de-en", "prompt": "ein Satz", "stream": False})
+    reply = live.ask("POST", "/api/generate", body, {"Content-Type": "application/x-www-form-urlencoded"})
+    assert (reply.status, reply.json["response"]) == (200, "EIN SATZ")
+    assert live.ask("POST", "/api/show", {}).json["error"] == "Invalid request: missing model parameter"
 
 
 def events(live: Any, path: str, body: dict[str, Any]) -> list[Any]:

@@ -173,6 +173,9 @@ def test_a_glossary_is_created_used_and_deleted(serve: Any, gated_model: Any, tm
         )
         assert translate(live, "ein Hund", glossary_id=id).json["translations"][0]["text"] == "EIN HUND dog"
         assert translate(live, "ein Hund", glossary_ids=[id]).json["translations"][0]["text"] == "EIN HUND dog"
+        as_form = f"text=ein+Hund&source_lang=DE&target_lang=EN&glossary_ids={id}"
+        reply = live.ask("POST", "/v2/translate", as_form, {"Content-Type": "application/x-www-form-urlencoded"})
+        assert reply.json["translations"][0]["text"] == "EIN HUND dog"
         assert translate(live, "ein Hund").json["translations"][0]["text"] == "EIN HUND"
         assert live.ask("DELETE", f"/v2/glossaries/{id}").status == 204
         assert live.ask("DELETE", f"/v2/glossaries/{id}").status == 404
@@ -201,7 +204,10 @@ def test_a_glossary_belongs_to_the_key_that_created_it(serve: Any, gated_model: 
         ({"entries": "Hund\tdog\nHund\tcat"}, "must have each source once, but line 2 has one again"),
         ({"entries": "Hund\tdog\thound"}, "line 1 of `entries` must have a source text"),
         ({"entries": "Hund\t☃"}, "this model cannot write ☃"),
-        ({"entries": "\n".join(f"a{n}\tb" for n in range(MAX_TERMS + 1))}, f"may have {MAX_TERMS} terms"),
+        (
+            {"entries": "\n".join(f"a{n}\tb" for n in range(MAX_TERMS + 1))},
+            f"at most {MAX_TERMS} terms, but has {MAX_TERMS + 1}",
+        ),
         ({"entries": "x" * 2000 + "\ty"}, "a term may have 1024 characters"),
         ({"name": " "}, "`name` must have 1 to 1024 characters"),
         ({"target_lang": "zh"}, "zh is not supported"),

@@ -82,6 +82,38 @@ def test_profiles_tell_languages_of_one_alphabet_apart() -> None:
     assert Detector(["de", "en", "fr"], learnt).detect("das ist")[0].confidence == 33.3
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("我用 Python 写代码。", "zh-Hans"),
+        ("昨天我吃了苹果，然后 go home。", "zh-Hans"),
+        ("请打开 iPhone 的设置。", "zh-Hans"),
+        ("我的邮箱是 john.smith@example.com，请联系我。", "zh-Hans"),
+        ("请看 https://en.wikipedia.org/wiki/The_name_of_the_rose", "zh-Hans"),
+        ("苹果 iPhone 15 Pro Max", "zh-Hans"),
+        ("The word 苹果 means apple.", "en"),
+        ("Москва is the capital of Russia.", "en"),
+    ],
+)
+def test_words_of_another_script_do_not_decide(text: str, code: str) -> None:
+    detector = Detector(["en", "zh-Hans"], learn_profiles({"en": ["the house is small"], "zh": ["房子很小"]}))
+    assert detector.detect(text)[0].language == code
+
+
+def test_a_chinese_text_with_english_words_has_a_source(gated_model: Any) -> None:
+    routes = Routes([gated_model(languages=("zh", "en"))])
+    detector = Detector(routes.codes)
+    assert routes.identify_source("昨天我吃了苹果，然后 go home。", "en", detector).language == "zh-Hans"
+    with pytest.raises(RequestError, match=r"seems to be in English.*name the `source` if that is wrong"):
+        routes.identify_source("Good morning to all of you.", "en", detector)
+
+
+def test_short_texts_are_judged_with_those_of_their_script(serve: Any, gated_model: Any) -> None:
+    with serve(gated_model(languages=("zh", "en")), gated_model(languages=("de", "en"))) as live:
+        reply = live.translate(["Haus", "Baum", "房子", "树", "12"], source="auto", target="en")
+    assert [each["language"] for each in reply.json["detectedLanguage"]][:4] == ["de", "de", "zh", "zh"]
+
+
 def test_models_are_named_with_or_without_their_languages(tmp_path: Any) -> None:
     assert parse_model("models/a") == (None, parse_model("models/a")[1])
     languages, folder = parse_model("zh:en=models/a")

@@ -20,6 +20,11 @@ from transduce.text.languages import detect_other_language
         ("I don’t know what you are talking about.", "de", "English"),
         ("Ich weiß nicht, wovon du sprichst.", "en_GB", "German"),
         ("Der Hund und die Katze sind im Haus.", "en", "German"),
+        # Short, but without a letter of the expected script.
+        ("我爱你，中国。", "de", "Chinese"),
+        ("Да", "en", "Cyrillic letters"),
+        ("Good morning", "zh", "English"),
+        ("OK, see you!", "zh", "Latin letters"),
         # Found by their character n-grams: the frequent words do not decide.
         ("Import the numpy module from torch", "de", "English"),
         ("Tom and Mary went to Boston", "de", "English"),
@@ -35,7 +40,9 @@ def test_another_language_is_found(text: str, language: str, expected: str) -> N
     [
         ("我喜欢苹果。", "zh"),
         ("我们用 Windows 10 和 Microsoft Office 2016 工作。", "zh"),
-        ("OK, see you!", "zh"),  # three words
+        ("iPhone 15 Pro Max", "zh"),  # names
+        ("Microsoft Office", "zh"),
+        ("树", "en"),  # one character
         ("https://example.org/a/b", "zh"),
         ("1234 5678 90", "zh"),
         ("", "en"),

@@ -193,7 +193,7 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
         unix_socket=options.unix_socket,
         tls_certificate=options.tls_certificate,
         tls_key=options.tls_key,
-        root_path=options.root_path.rstrip("/"),
+        root_path=options.root_path.rstrip("/") if options.root_path.startswith("/") else options.root_path,
         glossary_folder=options.glossary_folder,
         suggestions=options.suggestions,
         **workers,

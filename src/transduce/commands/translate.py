@@ -28,7 +28,7 @@ from transduce.commands.options import (
     text_argument,
     thread_count,
 )
-from transduce.commands.translate_document import add_documents, document_format, translate_file
+from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
 from transduce.documents.formats import recognize_text
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import (
@@ -185,7 +185,8 @@ def run(options: argparse.Namespace) -> int:
         )
     format = document_format(file, options)
     if file is not None and format is not None:
-        return translate_file(options, folders, file, format, job, identity(options, folders, job))
+        with naming_options(file):
+            return translate_file(options, folders, file, format, job, identity(options, folders, job))
     lines = read_lines(file) if file else stdin_lines(is_any_text=options.format == "txt")
     lines = join_wrapped_lines(lines) if options.join_lines else lines
     phrases = read_lines(options.phrases) if options.phrases else None

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +70,7 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
         "--keep-source",
         action="store_true",
         default=None,
-        help="subtitles: write each translation below its source (po and xliff have both anyway)",
+        help="subtitles and txt: write each translation below its source (po and xliff have both anyway)",
     )
     group.add_argument(
         "--overwrite", action="store_true", default=None, help="po and xliff: translate what has a translation, too"
@@ -85,20 +86,24 @@ def add_documents(parser: argparse.ArgumentParser) -> None:
 def document_format(file: str | None, options: argparse.Namespace) -> Format | None:
     """Return the format of the input if it is a document, or None if its lines are translated.
 
+    Plain text is a document if --encoding or --keep-source is set.
+
     Raises:
         TransduceError: the file is in a format that cannot be translated, or its content is another than its name
             says, or an option for documents has no effect.
     """
     found = None
-    if file is not None and options.format != "txt" and not is_special_file(Path(file)):
+    if file is not None and not is_special_file(Path(file)):
         with Path(file).open("rb") as stream:
             start = stream.read(START_BYTES)
         named = format_of_name(file)
         if options.format is None and (named is None or named.name == "txt"):
             recognize_text(file, start)
-        else:
+        elif options.format != "txt":
             content = start if len(start) < START_BYTES else Path(file).read_bytes()
             found = recognize(file, content, options.format)
+        if found is None and (options.encoding or options.keep_source):
+            found = FORMATS["txt"]
     if file is None and options.format not in (None, "txt"):
         raise TransduceError("--format describes a file, but the input is standard input: name the file.")
     if found is None:
@@ -123,7 +128,7 @@ def translate_file(
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
     """
     for name, unset in _OF_LINES.items():
-        if vars(options)[name] != unset:
+        if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
             raise TransduceError(
                 f"`--{name.replace('_', '-')}` applies to lines of text, not to documents: leave it out."
             )
@@ -131,7 +136,7 @@ def translate_file(
     named = None if output is None else format_of_name(output.name)
     if format.is_archive and output is None:
         raise TransduceError(f"A {format.title} is not text for the screen: name the file to write by --out.")
-    if named not in (None, format):
+    if named not in (None, format) and options.format != "txt":
         raise TransduceError(
             f"{output} would be {named.name} by its name, but the document stays {format.name}: let its name end in "
             f"{format.suffixes[0]}."
@@ -142,6 +147,7 @@ def translate_file(
         columns=tuple(options.columns or ()),
         fields=tuple(options.fields or ()),
         keep_source=bool(options.keep_source),
+        join_lines=bool(options.join_lines),
         overwrite=bool(options.overwrite),
         mark_fuzzy=bool(options.mark_fuzzy),
         encoding=options.encoding,
@@ -168,6 +174,22 @@ def translate_file(
         seconds = time.monotonic() - started_at
         sys.stderr.write(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n")
     return 0
+
+
+_SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
+
+
+@contextlib.contextmanager
+def naming_options(file: str) -> Iterator[None]:
+    """Name the command's options, and the file, in errors that concern a document's settings or its content."""
+    try:
+        yield
+    except TransduceError as error:
+        message = _SETTING.sub(lambda match: f"`--{match[1].replace('_', '-')}`", str(error))
+        message = re.sub(r"\AThe document\b", lambda _: Path(file).name, message)
+        if message == str(error):
+            raise
+        raise TransduceError(message) from None
 
 
 def _write_stream(path: str | None, content: bytes) -> None:

@@ -92,12 +92,12 @@ class _Reader:
         return located
 
     def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
-        if re.match(r":::|\{%|\[TOC\]|!!! ", lines[0].text):  # a directive of a documentation tool
+        if re.match(r"\{%|\[TOC\]|!!! ", lines[0].text):  # a directive of a documentation tool
             lines = lines[1:]
-        if sum(len(line.text) for line in lines) > _MAX_PARAGRAPH:
-            raise TransduceError(f"A paragraph of Markdown may have {_MAX_PARAGRAPH:,} characters: divide it.")
-        if lines:
-            yield from self._edit(lines, is_paragraph=is_paragraph, is_cell=False)
+        for text in _texts(lines):
+            if sum(len(line.text) for line in text) > _MAX_PARAGRAPH:
+                raise TransduceError(f"A paragraph of Markdown may have {_MAX_PARAGRAPH:,} characters: divide it.")
+            yield from self._edit(text, is_paragraph=is_paragraph, is_cell=False)
 
     def _html(self, first: int, end: int) -> Iterator[Edit]:
         start, stop = self.starts[first], self.starts[end]
@@ -139,6 +139,35 @@ class _Reader:
 
         if units:
             yield Edit(start, end, units, render)
+
+
+# --- texts of a paragraph ---
+
+_COPIED_LINE = re.compile(r":::|\{:[^{}]*\}\s*\Z")  # a directive, or attributes of the block
+_ALERT = re.compile(r"\[![A-Za-z]{1,20}\]")
+_NOTE = re.compile(r"\[\^[^\]\s]{1,100}\]:")
+_DEFINITION = re.compile(r":[ \t]+(?=\S)")
+
+
+def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
+    """Yield the texts of a CommonMark paragraph, which extensions of Markdown divide at some of its lines.
+
+    Footnotes, terms and their definitions are texts of their own. So is the first line of an alert. Directives (`:::`)
+    and attributes (`{: .name}`) are left out.
+    """
+    first = next((number for number, line in enumerate(lines) if _DEFINITION.match(line.text)), 0)
+    text: list[_Line] = []
+    for number, line in enumerate(lines):
+        definition, is_copied = _DEFINITION.match(line.text), _COPIED_LINE.match(line.text) is not None
+        is_new = definition is not None or is_copied or number < first or _NOTE.match(line.text) is not None
+        if text and (is_new or (number == 1 and _ALERT.match(lines[0].text))):
+            yield text
+            text = []
+        if not is_copied:
+            start = definition.end() if definition else 0
+            text.append(_Line(line.start + start, line.text[start:]))
+    if text:
+        yield text
 
 
 # --- inline elements ---
@@ -192,7 +221,7 @@ _OPAQUE = re.compile(
     r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
 )
-_EDGE = re.compile(r"\A(?:\[[ xX]\](?=\s)|\[![A-Z]{1,20}\]|\[\^[^\]\s]{1,100}\]:)|\{[#.:][^{}\n]{0,200}\}\s*\Z")
+_EDGE = re.compile(r"\A(?:\[[ xX]\](?=\s)|\[![A-Za-z]{1,20}\][+-]?|\[\^[^\]\s]{1,100}\]:)|\{[#.:][^{}\n]{0,200}\}\s*\Z")
 _INLINE_TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z][\w-]*)[^<>]*?(?P<empty>/?)>", re.DOTALL)
 _VOID = re.compile("br|hr|img|input|wbr", re.IGNORECASE)
 _CODE = re.compile("code|kbd|samp|var|math|script|style|pre", re.IGNORECASE)

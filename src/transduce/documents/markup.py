@@ -25,10 +25,9 @@ from transduce.documents.markup_blocks import (
 from transduce.documents.markup_tokens import (
     MarkupSettings,
     Token,
-    attribute_values,
     has_words,
-    is_copied,
     read_tokens,
+    translatable_values,
     unescape,
 )
 from transduce.inference.batching import is_unspaced
@@ -215,16 +214,10 @@ class _Planner:
 
     def _with_texts(self, token: Token) -> Token:
         """Add the texts in a tag's attributes, such as `title`, to the plan; return a tag that refers to them."""
-        if (
-            not self.settings.attributes
-            or token.kind in ("text", "end", "protected")
-            or is_copied(token, self.settings)
-        ):
-            return token
         texts = []
-        for name, start, end in attribute_values(token.source):
+        for start, end in translatable_values(token, self.settings):
             value = " ".join(unescape(token.source[start:end], self.settings).split())
-            if name.lower() in self.settings.attributes and has_words(value):
+            if has_words(value):
                 texts.append((start, end, len(self.sentences)))
                 self.sentences.append(value)
         return token._replace(texts=tuple(texts))
@@ -411,13 +404,20 @@ def _gap(source_before: str, source: str, before: str, after: str) -> str:
 
 
 _NAMED = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_TEMPLATE = re.compile(r"\{%.{1,1000}?%\}|\{\{.{1,1000}?\}\}|\{#.{1,1000}?#\}", re.DOTALL)
 
 
 class _Escape:
-    """A writer of text with entities: a character that the document always writes as an entity stays an entity."""
+    """A writer of text with entities: a character that the document always writes as an entity stays an entity.
+
+    Template code such as `{% if a > b %}` is written as in the document.
+    """
 
     def __init__(self, tokens: Iterable[Token], settings: MarkupSettings) -> None:
-        texts = [token.source for token in tokens if token.kind == "text"]
+        sources = [token.source for token in tokens if token.kind == "text"]
+        codes = [code for source in sources for code in _TEMPLATE.findall(source)]
+        self._codes = {" ".join(unescape(code, settings).split()): code for code in codes}
+        texts = [_TEMPLATE.sub("", source) for source in sources]
         entities = {entity: html.unescape(entity) for text in texts for entity in _NAMED.findall(text)}
         written = {character for text in texts for character in _NAMED.sub("", text)}
         known = {
@@ -429,11 +429,21 @@ class _Escape:
             and not (character.isascii() and character.isalnum())
             and (settings.kind == "html" or entity.startswith("&#") or entity[1:] in html5)
         }
-        self._table = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | known)
+        always = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+        may_end_data = settings.kind != "html" and "]" in written  # XML forbids `]]>` in text
+        if ">" in written and ">" not in entities.values() and not may_end_data:
+            del always[">"]
+        self._table = str.maketrans(always | known)
 
     def __call__(self, text: str) -> str:
         """Return a text with entities such as `&amp;`, as the document writes them."""
-        return text.translate(self._table)
+        written, position = "", 0
+        for match in _TEMPLATE.finditer(text) if self._codes else ():
+            code = self._codes.get(match[0])
+            if code is not None:
+                written += text[position : match.start()].translate(self._table) + code
+                position = match.end()
+        return written + text[position:].translate(self._table)
 
 
 # --- translation ---

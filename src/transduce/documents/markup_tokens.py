@@ -53,6 +53,8 @@ _BLOCK = _names(
 _XML_BLOCK = _names(
     "article blockquote body dd div dl dt h1 h2 h3 h4 h5 h6 head hr html li ol p section table tbody td th thead tr ul"
 )
+_XML_TEXTS = _XML_BLOCK | _names("source target seg")
+"""Elements of XHTML, XLIFF and TMX in which known inline elements belong to one text."""
 _XLIFF_INLINE = _names("g x bx ex bpt ept it ph mrk pc sc ec")
 _INLINE = _names(
     """a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark q ruby s samp small span
@@ -81,6 +83,7 @@ _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unq
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
+_INPUT = re.compile(r"<input(?![\w:.-])", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z_][\w.-]*);")
 _FORMATTING_CODE = re.compile(
     r"""\b(?:ctype|type|equiv-text|equiv|disp)\s*=\s*["'](?:bold|italic|underlined?|link|font|fmt|pb|x-(?!text)[\w-]*|&lt;/?[a-z])"""
@@ -137,17 +140,36 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
             yield match["name"], offset + match.start(group), offset + match.end(group)
 
 
-def is_copied(token: Token, settings: MarkupSettings) -> bool:
-    """Return whether a token is an element that is copied with all it contains."""
+def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each attribute's value in a token's source that is translated.
+
+    A copied element has none, except the opening tag of an HTML `<textarea>`. A protected token has those of its
+    `<input>` tags.
+    """
     opening = _MARKUP.match(token.source)
-    attributes = (opening and opening["attributes"]) or ""
-    return _copies(token.name, attributes, settings)
+    if not settings.attributes or token.kind in ("text", "end") or opening is None:
+        return
+    source, attributes, is_html = token.source, opening["attributes"] or "", settings.kind == "html"
+    is_textarea = is_html and token.name == "textarea" and not _excludes(token.name, attributes, settings)
+    if is_textarea:
+        source = opening[0]
+    elif _copies(token.name, attributes, settings):
+        return
+    for name, start, end in attribute_values(source):
+        tag = source[source.rfind("<", 0, start) :] if token.kind == "protected" else ""
+        if name.lower() in settings.attributes and (not tag or (is_html and _INPUT.match(tag))):
+            yield start, end
 
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
     """Return whether an element is copied with all it contains."""
     opaque = _OPAQUE_WORDS | _OPAQUE_POINTS | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
-    return name in opaque or name in settings.ignore_tags or _is_untranslated(attributes)
+    return name in opaque or _excludes(name, attributes, settings)
+
+
+def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
+    """Return whether the settings or the attributes of an element exclude it from translation."""
+    return name in settings.ignore_tags or _is_untranslated(attributes)
 
 
 # --- scanning ---
@@ -300,6 +322,10 @@ class _Reader:
         self.items = list(_scan(document, settings))
         self.outline = _outline(self.items)
         self._inline: dict[int, bool] = {}
+        pairs = zip(self.items, self.outline.parent, strict=True)
+        roots = sum(parent < 0 and item.role in ("start", "single") for item, parent in pairs)
+        self._is_fragment = roots > 1 or -1 in self.outline.has_text
+        """True if the document has text or several elements at the top, as a sentence with tags has."""
 
     def tokens(self) -> list[Token]:
         """Return the tokens of the document: texts, inline tags, copied elements, and tags that end a text."""
@@ -405,12 +431,14 @@ class _Reader:
             return name not in _BLOCK
         if not settings.outline_detection:
             return True
-        if name in _INLINE or name in _XLIFF_INLINE:
-            return True
         if name in _XML_BLOCK:
             return False
         # Parents come before their children, so the answer for the parent is known.
-        return parent in self.outline.has_text or (parent >= 0 and self._inline.get(parent, False))
+        if parent in self.outline.has_text or (parent >= 0 and self._inline.get(parent, False)):
+            return True
+        # Names of inline elements may be those of records, too, unless the element around them is known to be a text.
+        is_in_text = self.items[parent].name in _XML_TEXTS if parent >= 0 else self._is_fragment
+        return is_in_text and (name in _INLINE or name in _XLIFF_INLINE)
 
 
 def _side(name: str) -> Side:

@@ -299,7 +299,7 @@ class TextFile:
         except UnicodeDecodeError as error:
             raise TransduceError(
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
-                "convert it to UTF-8, or name its encoding by --encoding."
+                "convert it to UTF-8, or name its encoding on the command line by --encoding."
             ) from None
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 

@@ -161,9 +161,8 @@ class Segmenter:
     def _add_line(self, line: "_Line", collector: "_Collector") -> None:
         text, offsets = line
         protected = _local_spans(collector.protected, offsets)
-        for number, cell in enumerate(self._cells(text)):
-            start, end = cell
-            if not number and (mark := _list_mark(text[start:end])):
+        for start, end in self._cells(text):
+            if not text[:start].strip() and (mark := _list_mark(text[start:end])):
                 start += mark
                 if text[start - 1] in ".)":
                     collector.skip_wordless()

@@ -436,14 +436,28 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
     """Return a translation's span, extended by the copies of protected spans inside the source span."""
     pairs = _copied(each)
     own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
+    others = [copy for _, copy in pairs if copy not in own]
+    target = _without_edges(each.text, target, others)
     if not own:
         return target
     removed = [Span(span.start - source.start, span.end - source.start) for span, _ in pairs]
     rest = _strip(each.source[slice(*source)], removed).text
     edges = [*own, target] if any(map(is_word_character, rest)) else own
     hull = Span(min(span.start for span in edges), max(span.end for span in edges))
-    others = [copy for _, copy in pairs if copy not in own]
     return target if any(hull.start <= copy.start < hull.end for copy in others) else hull
+
+
+def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
+    """Return a span of a text without the copies before its first word and after its last one."""
+    inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
+    copied = {offset for copy in inside for offset in range(*copy)}
+    words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]
+    if not inside or not words:
+        return span
+    start = max((copy.end for copy in inside if copy.end <= words[0]), default=span.start)
+    end = min((copy.start for copy in inside if copy.start > words[-1]), default=span.end)
+    inner = text[start:end]
+    return Span(start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip()))
 
 
 def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]:

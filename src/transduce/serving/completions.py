@@ -24,6 +24,7 @@ from transduce.serving.service import (
     Service,
     TokenProbability,
     TranslationRequest,
+    language_headers,
     token_probabilities,
     warning_headers,
 )
@@ -133,6 +134,13 @@ class Completions:
         source, target = next(pair for pair in pairs if f"{pair[0]}-{pair[1]}" == name)
         return await self._translate((source, target), request, disconnected, report)
 
+    def language_headers(self, request: CompletionRequest) -> dict[str, str]:
+        """Return the warnings about the language of a request's prompts, for the header of a stream."""
+        name = self.find(request.model)
+        pairs = self.service.routes.named_pairs
+        source = next((source for source, target in pairs if f"{source}-{target}" == name), None)
+        return {} if source is None else language_headers(request.prompts, source)
+
     # --- translation ---
 
     async def _translate(
@@ -155,7 +163,7 @@ class Completions:
             source=pair[0],
             target=pair[1],
             alternatives=request.choices - 1,
-            with_tokens=request.with_tokens,
+            with_tokens=request.choices == 1,
         )
         shown = (
             None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))
@@ -310,13 +318,38 @@ def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> lis
         text, position = whole, _find_stop(whole, request.stop)
         if position is not None:
             text, reason = whole[:position], "stop"
-        num_tokens = len(model.encode_target(text))
-        if request.max_tokens is not None and num_tokens > request.max_tokens:
-            text, reason = _longest_start(text, request.max_tokens, model), "length"
-            num_tokens = request.max_tokens
-        tokens = answer.tokens if text == whole else _tokens_within(answer.tokens, text)
+        if answer.tokens:
+            offsets = token_offsets(answer.tokens, whole)
+            num_tokens = sum(offset < len(text) for offset in offsets) if text != whole else len(offsets)
+            if request.max_tokens is not None and num_tokens > request.max_tokens:
+                num_tokens = request.max_tokens
+                text, reason = text[: offsets[num_tokens]], "length"
+        else:
+            num_tokens = len(model.encode_target(text))
+            if request.max_tokens is not None and num_tokens > request.max_tokens:
+                text, reason = _longest_start(text, request.max_tokens, model), "length"
+                num_tokens = request.max_tokens
+        tokens = answer.tokens[:num_tokens] if request.with_tokens else ()
         choices.append(Choice(text, reason, tokens, num_tokens))
     return choices
+
+
+def token_offsets(tokens: Sequence[TokenProbability], text: str) -> list[int]:
+    """Return the offset in a text at which each of its tokens begins; layout between tokens belongs to none.
+
+    A token that is not in the text, such as a byte of a character, has the end of the token before it.
+    """
+    offsets, end = [], 0
+    for token in tokens:
+        # The first token of a text may have a space that the text lacks.
+        inner = token.text if text.startswith(token.text, end) else token.text.strip()
+        start = text.find(inner, end)
+        if start < 0:
+            offsets.append(end)
+        else:
+            offsets.append(start)
+            end = start + len(inner)
+    return offsets
 
 
 def _longest_start(text: str, max_tokens: int, model: Model) -> str:

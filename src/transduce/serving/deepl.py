@@ -21,7 +21,14 @@ from transduce.serving.messages import RequestError, UploadedFile, invalid_reque
 from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
-from transduce.serving.service import Answer, RequestChecks, TranslationRequest, warning_headers, watch_disconnect
+from transduce.serving.service import (
+    Answer,
+    RequestChecks,
+    TranslationRequest,
+    warning_header,
+    warning_headers,
+    watch_disconnect,
+)
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
 from transduce.text.text_settings import TextSettings
@@ -413,7 +420,9 @@ class DeepLHandlers:
         if translation.state != "done":
             raise RequestError(503, "The document is not translated yet: ask for its status.", retry_after_seconds=1)
         self.documents.delete(translation)
-        return file_response(translation.result, translation.target_name)
+        response = file_response(translation.result, translation.target_name)
+        response.headers.update(warning_header(translation.language_warnings))
+        return response
 
 
 def _refuse(message: msgspec.Struct, fields: Sequence[str]) -> None:

@@ -161,12 +161,12 @@ def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
             if source in terms:
                 raise invalid_request(f"`entries` must have each source once, but line {number} has one again")
             terms[source] = target
-            if len(terms) > MAX_TERMS:
-                raise invalid_request(f"`entries` may have {MAX_TERMS} terms")
     except csv.Error as error:
         raise invalid_request(f"`entries` is not CSV ({error})") from None
     if not terms:
         raise invalid_request("`entries` must have a term, but is empty")
+    if len(terms) > MAX_TERMS:
+        raise invalid_request(f"`entries` must have at most {MAX_TERMS} terms, but has {len(terms)}")
     return tuple(terms.items())
 
 

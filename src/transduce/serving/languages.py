@@ -5,9 +5,16 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from transduce.errors import TransduceError
+from transduce.inference.quality_estimation import without_protected
 from transduce.serving.jobs import Model
 from transduce.serving.messages import DetectedLanguage, RequestError, invalid_request
-from transduce.text.languages import LanguageProfiles, detect_other_language, is_long_enough
+from transduce.text.languages import (
+    LanguageProfiles,
+    detect_other_language,
+    is_long_enough,
+    is_written_in,
+    sentence_script,
+)
 
 AUTO = "auto"
 
@@ -223,6 +230,7 @@ class Routes:
             RequestError: the text seems to be in the target language or in another language without a model.
         """
         sources = self.sources_of(target)
+        text = without_protected(text[:_MAX_CHARACTERS])
         ranked = detector.detect(text, sorted({*sources, target}))
         best = next(language for language in ranked if language.language != target)
         if not any(map(str.isalpha, text)):
@@ -236,7 +244,7 @@ class Routes:
         if other is not None:
             raise invalid_request(
                 f"`source` is `{AUTO}`, but the text seems to be in {other}: only {self._list(sources)} can be "
-                f"translated into {self.own_code(target)}"
+                f"translated into {self.own_code(target)}; name the `source` if that is wrong"
             )
         return best
 
@@ -301,15 +309,19 @@ class Detector:
         """Return the languages with their confidence in percent, likeliest first.
 
         Args:
-            text: only its first 2,000 characters are used.
+            text: only its first 2,000 characters are used, without URLs and other protected spans.
             among: codes of the candidate languages; None for all served languages.
         """
-        text, codes = text[:_MAX_CHARACTERS], self.codes if among is None else list(among)
+        text, codes = without_protected(text[:_MAX_CHARACTERS]), self.codes if among is None else list(among)
+        script = sentence_script(text)
+        # Names in Latin letters say nothing about the language of a text in another script.
+        likely = [code for code in codes if script is not None and is_written_in(code, script)] or codes
+        shares = dict.fromkeys(codes, 0.0)
         if self._profiles is None:
-            shares = alphabet_shares(text, codes)
+            shares |= alphabet_shares(text, likely)
         else:
-            probabilities = self._profiles.probabilities(text, [self._profile_codes[code] for code in codes])
-            shares = {code: probabilities[self._profile_codes[code]] for code in codes}
+            probabilities = self._profiles.probabilities(text, [self._profile_codes[code] for code in likely])
+            shares |= {code: probabilities[self._profile_codes[code]] for code in likely}
         order = sorted(codes, key=lambda code: (-shares[code], code))
         return [DetectedLanguage(language=code, confidence=round(100.0 * shares[code], 1)) for code in order]
 

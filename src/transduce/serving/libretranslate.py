@@ -34,12 +34,20 @@ from transduce.serving.messages import (
 from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
-from transduce.serving.service import Answer, RequestChecks, TranslationRequest, language_warnings, watch_disconnect
+from transduce.serving.service import (
+    Answer,
+    RequestChecks,
+    TranslationRequest,
+    language_warnings,
+    warning_header,
+    watch_disconnect,
+)
 from transduce.serving.streaming import ProgressBuffer, stream_response
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.text.glossary import Glossary
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500
+_TABLES = (".csv", ".tsv")  # the client cannot name the columns to translate
 _MAX_SUGGESTIONS_BYTES = 64 << 20
 
 OPERATIONS = (
@@ -151,7 +159,7 @@ class LibreTranslateHandlers:
                 key_required=keys,
                 suggestions=self.service.settings.suggestions is not None,
                 files_translation=True,
-                supported_files_format=known_suffixes().split(),
+                supported_files_format=[each for each in known_suffixes().split() if each not in _TABLES],
                 language=LanguageChoices(source=self._language_choice(source), target=self._language_choice(target)),
             )
         )
@@ -174,7 +182,9 @@ class LibreTranslateHandlers:
             disconnected.cancel()
         address = f"{self.service.settings.root_path}/download_file/{translation.id}-{translation.key}"
         url = request.url.replace(path=f"{address}/{quote(translation.target_name)}", query="")
-        return json_response(TranslateFileResponse(translated_file_url=str(url)))
+        return json_response(
+            TranslateFileResponse(translated_file_url=str(url)), headers=warning_header(translation.language_warnings)
+        )
 
     async def download_file(self, request: Request) -> Response:
         """Answer `GET /download_file/{key}/{name}` with a translated document."""
@@ -182,7 +192,9 @@ class LibreTranslateHandlers:
         translation = self.documents.get(id, key)
         if translation.state != "done":
             raise RequestError(404, "The document is not translated.")
-        return file_response(translation.result, translation.target_name)
+        response = file_response(translation.result, translation.target_name)
+        response.headers.update(warning_header(translation.language_warnings))
+        return response
 
     async def suggest(self, request: Request) -> Response:
         """Answer `POST /suggest` by appending the suggestion to the file of suggestions."""

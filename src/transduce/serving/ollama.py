@@ -242,6 +242,7 @@ class OllamaHandlers:
             answering = asyncio.ensure_future(self.completions.complete(order, disconnected, latest.put))
             response = await stream_response(answering, latest, disconnected.cancel, formatter)
             response.headers["Content-Type"] = _NDJSON
+            response.headers.update(self.completions.language_headers(order))
             return response
         try:
             completion = await self.completions.complete(order, disconnected)
@@ -260,7 +261,10 @@ class OllamaHandlers:
     async def show(self, request: Request) -> Response:
         """Answer `POST /api/show`."""
         message = await self.checks.read_message(request, OllamaShowRequest)
-        name = self.completions.find(message.model or message.name)
+        wanted = message.model or message.name
+        if not wanted:
+            raise invalid_request("missing model parameter")
+        name = self.completions.find(wanted)
         return json_response(OllamaShown(modified_at=self._started_at, model_info={"general.name": name}))
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002

@@ -15,7 +15,14 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from transduce.serving.completions import Choice, Completion, CompletionRequest, Completions, FinishReason
+from transduce.serving.completions import (
+    Choice,
+    Completion,
+    CompletionRequest,
+    Completions,
+    FinishReason,
+    token_offsets,
+)
 from transduce.serving.messages import OpenAIError, Progress, RequestError, invalid_request
 from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
@@ -353,7 +360,9 @@ class OpenAIHandlers:
             with_usage = message.stream_options is not None and bool(message.stream_options.include_usage)
             head = {"id": name, "created": created, "model": message.model}
             formatter = OpenAIEventFormatter(head, is_chat=prefix == "chatcmpl", with_usage=with_usage)
-            return await stream_response(answering, latest, disconnected.cancel, formatter)
+            response = await stream_response(answering, latest, disconnected.cancel, formatter)
+            response.headers.update(self.completions.language_headers(order))
+            return response
         try:
             completion = await self.completions.complete(order, disconnected)
         finally:
@@ -449,7 +458,7 @@ def _text_log_probabilities(choice: Choice) -> TextLogProbabilities:
     return TextLogProbabilities(
         tokens=tokens,
         token_logprobs=[token.log_probability for token in choice.tokens],
-        text_offset=[sum(map(len, tokens[:number])) for number in range(len(tokens))],
+        text_offset=token_offsets(choice.tokens, choice.text),
     )
 
 

@@ -33,7 +33,7 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
     Args:
         body: the body, decompressed.
-        content_type: the header's value; if it is empty, a body that starts with a brace is JSON.
+        content_type: the header's value; if it is empty or curl's default, a body that starts with a brace is JSON.
         query: the URL's query; its fields fill in those that a form lacks.
         message: the msgspec struct to read.
 
@@ -41,7 +41,9 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
         RequestError: the body is malformed, in an unknown encoding, or does not fit the struct.
     """
     kind = content_type.partition(";")[0].strip().lower()
-    if kind == "application/json" or kind.endswith("+json") or (not kind and body.lstrip()[:1] == b"{"):
+    # `curl -d '{…}'` names an URL-encoded form, in which the names of fields have no braces.
+    is_untyped = kind in ("", "application/x-www-form-urlencoded")
+    if kind == "application/json" or kind.endswith("+json") or (is_untyped and body.lstrip()[:1] == b"{"):
         return read_json(body, message)
     fields: _Fields
     if not body:
@@ -194,17 +196,18 @@ def _with_query(fields: _Fields, query: str) -> _Fields:
 def _convert(fields: _Fields, message: type[_Message]) -> _Message:
     """Convert the fields of a form, whose values are all texts, to a typed message.
 
-    A field that occurs several times becomes a list if the message has a list there. An empty field counts as unset if
-    the message's field is not a text.
+    A field becomes a list if it occurs several times or the message has only a list there. An empty field counts as
+    unset if the message's field is not a text.
     """
     hints = get_type_hints(message)
     values_by_name: dict[str, Any] = {}
     for name, values in fields.items():
         if values == [""] and name in hints and str not in (hints[name], *get_args(hints[name])):
             continue
-        if len(values) == 1:
+        types = get_args(hints.get(name))
+        if len(values) == 1 and (list[str] not in types or str in types):
             values_by_name[name] = values[0]
-        elif list[str] in get_args(hints.get(name)):
+        elif list[str] in types:
             values_by_name[name] = values
         elif name in hints:
             raise invalid_request(f"the field `{name}` must occur once, but occurs {len(values)} times.")

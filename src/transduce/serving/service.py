@@ -36,7 +36,7 @@ from transduce.serving.models import ServedGenerator
 from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
-from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles
+from transduce.text.languages import LanguageProfiles, common_profiles, is_long_enough, merge_profiles, sentence_script
 from transduce.text.text_settings import TextSettings
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
@@ -236,18 +236,19 @@ class Service:
         spaced = not is_unspaced(target)
         requested_source = None if request.source.lower() == AUTO else self.routes.find(request.source)
         plans = [_plan(text, request, spaced=spaced) for text in request.texts]
+        texts_by_script = _texts_by_script(plans) if requested_source is None else {}
         planned_texts = []
         for text, text_plan in zip(request.texts, plans, strict=True):
-            detected = None if requested_source else self._identify(text_plan, plans, target)
+            detected = None if requested_source else self._identify(text_plan, texts_by_script, target)
             source = requested_source or (detected.language if detected else target)
             planned_texts.append(PlannedText(text, text_plan, self.routes.model(source, target), source, detected))
         return planned_texts
 
-    def _identify(self, text_plan: Plan, all_plans: Sequence[Plan], target: str) -> DetectedLanguage:
-        """Return the detected language of a text; a short text is judged together with the request's other texts."""
+    def _identify(self, text_plan: Plan, texts_by_script: Mapping[str | None, str], target: str) -> DetectedLanguage:
+        """Return the detected language of a text; a short text is judged together with others of its script."""
         text = " ".join(text_plan.sentences)
         if not is_long_enough(text):
-            text = " ".join(sentence for each in all_plans for sentence in each.sentences)
+            text = texts_by_script[sentence_script(text)]
         return self.routes.identify_source(text, target, self.detector)
 
     def _job(
@@ -293,6 +294,17 @@ class Service:
                 if line in planned_texts[index].plan.protected
             },
         )
+
+
+def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
+    """Return the joined texts of a request by their script; those without letters, which may be any, have all texts."""
+    texts: dict[str | None, list[str]] = {None: []}
+    for plan in plans:
+        text = " ".join(plan.sentences)
+        texts[None].append(text)
+        if (script := sentence_script(text)) is not None:
+            texts.setdefault(script, []).append(text)
+    return {script: " ".join(each) for script, each in texts.items()}
 
 
 def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
@@ -454,7 +466,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
 def language_warnings(answers: Sequence[Answer]) -> list[str]:
     """Return a sentence for each text that seems not to be in the language that the request names."""
     return [
-        f"Text {number} {answer.language_warning}: its translation may be nonsense."
+        describe_warning(number, answer.language_warning)
         for number, answer in enumerate(answers, 1)
         if answer.language_warning is not None
     ]
@@ -462,7 +474,22 @@ def language_warnings(answers: Sequence[Answer]) -> list[str]:
 
 def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
     """Return a header with the language warnings, for protocols whose responses have no field for them."""
-    warnings = language_warnings(answers)
+    return warning_header(language_warnings(answers))
+
+
+def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
+    """Return the header that `warning_headers` has for the answers to these texts, before they are translated."""
+    wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
+    return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
+
+
+def describe_warning(number: int, warning: str) -> str:
+    """Return the sentence for a text, counted from 1, that seems not to be in the language that the request names."""
+    return f"Text {number} {warning}: its translation may be nonsense."
+
+
+def warning_header(warnings: Sequence[str]) -> dict[str, str]:
+    """Return a header with the first of several warnings; no header without warnings."""
     return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 

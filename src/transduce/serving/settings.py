@@ -107,8 +107,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise TransduceError("`tls_certificate` and `tls_key` belong together: set both, or neither.")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise TransduceError(
-                f"`root_path` must be a path such as `/translate`, without a slash at its end, but is "
-                f"{self.root_path!r}."
+                f"`root_path` must be a path such as `/translate` (--root-path), with a slash at its start and none at "
+                f"its end, but is {self.root_path!r}."
             )
         if any(not key.strip() for key in self.api_keys):
             raise TransduceError("`api_keys` must not hold an empty key: remove it.")

@@ -17,7 +17,7 @@ from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
 from transduce.serving.batching import ClientGoneError, deadline_error
 from transduce.serving.messages import RequestError, UploadedFile
-from transduce.serving.service import Answer, Service, TranslationRequest
+from transduce.serving.service import Answer, Service, TranslationRequest, describe_warning
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 
@@ -49,6 +49,8 @@ class DocumentTranslation:
         self.error: RequestError | None = None
         self.characters = 0
         """Number of characters translated so far."""
+        self.language_warnings: list[str] = []
+        """A sentence for each text of the document that seems not to be in the language that the client names."""
         self.result = b""
         self.touched_at = time.monotonic()
         """Time of the last change or request of the client, from which the time of storage counts."""
@@ -56,6 +58,7 @@ class DocumentTranslation:
         self._service = service
         self._readers = readers
         self._source = order.source
+        self._num_texts = 0
         self._loop = asyncio.get_running_loop()
         self._canceled: asyncio.Future[None] = self._loop.create_future()
         self._deadline = time.monotonic() + service.settings.document_seconds
@@ -132,7 +135,11 @@ class DocumentTranslation:
                 timeout_seconds=max(0.001, self._deadline - time.monotonic()),
                 is_document=True,
             )
-            translations += [answer.text for answer in await self._when_free(request)]
+            for answer in await self._when_free(request):
+                translations.append(answer.text)
+                self._num_texts += 1
+                if answer.language_warning is not None and self.order.source != "auto":
+                    self.language_warnings.append(describe_warning(self._num_texts, answer.language_warning))
             self.characters += request.characters
         return translations
 

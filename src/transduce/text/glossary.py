@@ -91,8 +91,8 @@ class Glossary:
                 where = f"{term.place}: " if term.place else ""
                 raise TransduceError(
                     f"{where}A term needs a text for the source and at least one for the translation, but one of "
-                    f"{term.source!r} and {list(term.targets)!r} is empty: write an unchanged term alone in its "
-                    "line."
+                    f"{term.source!r} and {list(term.targets)!r} is empty: "
+                    "write an unchanged term alone in its line, or in JSON as its own translation."
                 )
             earlier = self._terms.get(source)
             combined = targets if earlier is None else (*earlier.targets, *targets)

@@ -62,6 +62,30 @@ def script_of(language: str) -> str:
     return _BY_LANGUAGE.get(re.split("[-_]", language)[0], "Latin")
 
 
+_LETTERS_OUTWEIGHED = 4  # Latin letters that one Chinese or Japanese character outweighs
+_LATIN_WORD = re.compile(rf"[{_RANGES['Latin']}]+")
+_NAME_WEIGHT = 0.5  # of a word with a capital letter, which may be a name in a text of another script
+
+
+def sentence_script(text: str) -> str | None:
+    """Return the script of a text's sentences, which may contain names in Latin letters; None without letters.
+
+    Chinese and Japanese texts often have Latin words in them, but texts in Latin letters hardly ever have Chinese ones.
+    """
+    counts: dict[str, float] = {name: len(pattern.findall(text)) for name, pattern in SCRIPTS.items()}
+    counts["Han and kana"] *= _LETTERS_OUTWEIGHED
+    counts["Latin"] = sum(
+        len(word) if word.islower() else _NAME_WEIGHT * len(word) for word in _LATIN_WORD.findall(text)
+    )
+    best = max(counts, key=lambda name: counts[name])
+    return best if counts[best] else None
+
+
+def is_written_in(language: str, script: str) -> bool:
+    """Return whether a language may be written in a script; some languages have several scripts."""
+    return base_code(language) in _UNCERTAIN or script_of(language) == script
+
+
 # --- language codes ---
 
 
@@ -298,7 +322,8 @@ def _ngrams(text: str) -> Iterator[str]:
 
 # --- wrong language ---
 # Detection of texts that are clearly not in the language that a model reads, by script, frequent words and n-grams.
-# Only clear evidence counts: at least four words (six characters of a script without spaces) in another script, or
+# Only clear evidence counts: no letter of the expected script, or at least four words (six characters of a script
+# without spaces) of which nearly all letters are in another script, or
 # several frequent words of another language and hardly any of the expected one, or character n-grams that are far more
 # likely in another language (among those of `common_profiles`).
 
@@ -314,6 +339,7 @@ _MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected 
 # the development sets of `benchmarks/language_detection.py`.
 _MIN_LOG_RATIO = 4.0
 _SHORT_WORD = 2  # characters
+_MIN_LATIN_WORDS = 2  # without any letter of the expected script
 
 NAMES = {"en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese"}
 NAMES |= {
@@ -425,7 +451,8 @@ def detect_other_language(text: str, language: str) -> str | None:
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
     if not _is_long_enough(main_script, counts[main_script], words):
-        return None
+        is_other = counts[expected] == 0 and _is_clear_script(text, main_script)
+        return _name(main_script, words, text) if is_other else None
     if main_script != expected:
         is_other = counts[expected] <= _MAX_EXPECTED_SHARE * sum(counts.values())
         return _name(main_script, words, text) if is_other else None
@@ -463,6 +490,16 @@ def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
     if script == "Thai":
         return letters >= 2 * MIN_CHARACTERS
     return len(words) >= MIN_WORDS
+
+
+def _is_clear_script(text: str, script: str) -> bool:
+    """Return whether a short text in one script cannot be in a language with another script, except as a name."""
+    if script != "Latin":
+        return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS
+    # Names in Latin letters occur in texts of all scripts, and have capital letters.
+    words = [token.strip(_PUNCTUATION) for token in text.replace("’", "'").split()]
+    words = [word for word in words if _WORD.fullmatch(word)]
+    return len(words) >= _MIN_LATIN_WORDS and any(map(str.islower, words))
 
 
 def _name(script: str, words: list[str], text: str) -> str:
