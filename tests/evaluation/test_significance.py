@@ -349,7 +349,8 @@ def test_the_standard_error_from_contributions_is_that_of_the_bootstrap(name: si
     value = report.bleu.value if name == "BLEU" else report.chrf.value
     assert sum(contributions) / len(contributions) == pytest.approx(value, abs=0.1)
 
-    metric, formula = (BLEU(references=[references]), bleu_from_counts)
+    metric: BLEU | CHRF = BLEU(references=[references])
+    formula = bleu_from_counts
     if name == "chrF":
         metric, formula = CHRF(references=[references]), chrf_from_counts
     counts = count_sentences(metric, hypotheses)

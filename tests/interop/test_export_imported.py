@@ -142,6 +142,10 @@ def test_a_model_that_is_told_its_language_goes_out(
         printed = run_readme(out, monkeypatch, **{"beam_size=4": "beam_size=1, max_decoding_length=8"})
         translator = transduce.load(tmp_path / "in", task="translation", precision="fp32", device="cpu", threads=1)
         greedy = SearchSettings(beam_size=1, max_length=8)
-        assert printed == [translator(line, search=greedy).text for line in LINES]
+        translations = [translator(line, search=greedy) for line in LINES]
+        # The translator copies characters that the vocabulary lacks, which the export cannot do.
+        assert [text for text, each in zip(printed, translations, strict=True) if not each.protected] == [
+            each.text for each in translations if not each.protected
+        ]
     else:
         assert "Every translation begins with\n`deu_Latn`" in (out / "README.md").read_text("utf-8")

@@ -210,7 +210,7 @@ def test_nothing_finite_for_twenty_steps_stops_with_advice(tmp_path: Path, tiny_
 def watched(*losses: float) -> LossWindow:
     watch = LossWindow()
     for step, loss in enumerate(losses):
-        watch.learnt(step, loss)
+        watch.record_accepted(step, loss)
     return watch
 
 
@@ -238,7 +238,7 @@ def test_one_bad_number_does_not_enter_the_window() -> None:
     watch = watched(*[3.0] * 20)
     watch.skipped(high=False)
     assert watch.limit() == 9.0
-    watch.learnt(21, 3.0)
+    watch.record_accepted(21, 3.0)
     assert watch.skipped_in_a_row == 0
 
 
@@ -247,5 +247,5 @@ def test_a_loss_that_falls_and_wavers_is_no_divergence() -> None:
     for step in range(2000):
         loss = 2.0 + 7.0 * math.exp(-step / 200) + math.sin(step)
         assert loss <= watch.limit()
-        watch.learnt(step, loss)
+        watch.record_accepted(step, loss)
         assert watch.verdict(step) is None

@@ -115,7 +115,12 @@ def test_sentences_are_split_as_requested(serve: Any, gated_model: Any) -> None:
     model = gated_model()
     settings: list[TextSettings] = []
     decode = model.translate
-    model.translate = lambda *arguments, **options: settings.append(arguments[-1]) or decode(*arguments, **options)
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        settings.append(arguments[-1])
+        return decode(*arguments, **options)
+
+    model.translate = record
     with serve(model) as live:
         for choice in ("0", "1", "nonewlines", None):
             reply = translate(live, "eins\nzwei", split_sentences=choice)

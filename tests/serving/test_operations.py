@@ -255,5 +255,5 @@ def test_the_unit_and_the_image_use_options_that_exist() -> None:
     image = (DEPLOY / "Dockerfile").read_text("utf-8")
     (entry,) = re.findall(r"^ENTRYPOINT (.+)$", image, re.MULTILINE)
     (argument,) = re.findall(r"^CMD (.+)$", image, re.MULTILINE)
-    _, verb, *arguments = [*json.loads(entry), *json.loads(argument)]
-    assert build_parser(verb).parse(arguments).host == "0.0.0.0"
+    words: list[str] = json.loads(entry) + json.loads(argument)
+    assert build_parser(words[1]).parse(words[2:]).host == "0.0.0.0"
