@@ -1,6 +1,7 @@
 """Test the maximum length of a text: the one that training kept, limited by the model's positions."""
 
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.search.settings import SearchSettings
+from transduce.text.protected import find_protected
 from transduce.text.text_settings import SplitSentences, TextSettings, TrainingLines
 from transduce.text.vocabulary import Vocabulary
 
@@ -132,3 +134,56 @@ def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
     parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), longest=300, gathers=True)
     assert max(map(len, parts)) <= 300
     assert len(parts) < 30
+
+
+URL = "https://example.com/" + "a/" * 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "我" + "".join(f"{{{number}}}我" for number in range(300)),
+        "我爱你" * 90 + URL + "你爱我" * 90,
+        f"请看 {URL} 吧",
+        "{x}" * 3000 + "我爱你",
+        "图data:image/png;base64," + "iVBOR" * 200,
+    ],
+)
+@pytest.mark.parametrize("gathers", [False, True])
+def test_no_protected_span_is_cut(text: str, *, gathers: bool) -> None:
+    spans = find_protected(text)
+    parts = cut_long_sentence(text, spans, vocabulary=Characters(), longest=100, gathers=gathers)
+    assert "".join(parts) == text
+    position, ends = 0, set()
+    for part in parts:
+        position += len(part)
+        ends.add(position)
+    assert not any(start < end < stop for start, stop in spans for end in ends)
+    visible = len(text) - sum(end - start for start, end in spans)
+    assert len(parts) == 1 if visible < 90 else len(parts) > 1
+
+
+def test_protected_spans_of_long_texts_are_in_the_translation(trained: Path, tmp_path: Path) -> None:
+    short = open_with_limit(trained, tmp_path / "short", 30)
+    whole = short(f"老师喜欢{URL}苹果", search=GREEDY)
+    assert (whole.parts, whole.text.count(URL)) == (1, 1)
+    many = short("鱼" + "".join(f"{{{number}}}鱼" for number in range(60)), search=GREEDY)
+    assert many.parts > 1
+    assert all(many.text.count(f"{{{number}}}") == 1 for number in range(60))
+
+
+@pytest.mark.parametrize("text", ["{a}" * 60_000, "{龘}" * 40_000 + "我", "{a}我" * 20_000, "{a}\u200b" * 20_000])
+def test_many_protected_spans_take_linear_time(translator: Translator, text: str) -> None:
+    spans = find_protected(text)
+    started = time.process_time()
+    parts = cut_long_sentence(text, spans, vocabulary=translator.tokenizer.source, longest=256, gathers=False)
+    assert time.process_time() - started < 10
+    assert "".join(parts) == text
+
+
+def test_a_sentence_of_many_spans_is_translated_in_linear_time(translator: Translator) -> None:
+    text = "{a}" * 20_000
+    started = time.process_time()
+    found = translator(f"{text}鱼", search=GREEDY)
+    assert time.process_time() - started < 15  # quadratic time takes a minute
+    assert (found.parts, found.text.count("{a}")) == (1, 20_000)

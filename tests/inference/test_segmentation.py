@@ -55,7 +55,17 @@ def written(segmented: SegmentedText, translate: Any = str) -> str:
         ("- [ ] 做\n- [x] 完", "- [ ] <做>\n- [x] <完>"),
         ("1.我爱你。2.他走了。3) 再见。", "1. <我爱你。> 2. <他走了。> 3) <再见。>"),
         ("(3)四\n一、开始", "(3) <四>\n一、<开始>"),
+        ("1.1 我爱你\n2.3.1 他走了\n2.3.1 Einleitung", "1.1 <我爱你>\n2.3.1 <他走了>\n2.3.1 <Einleitung>"),
+        ("a) 我爱你。b) 你爱我吗？", "a) <我爱你。> b) <你爱我吗？>"),
+        ("(a) 我爱你。(b) 你爱我吗？", "(a) <我爱你。> (b) <你爱我吗？>"),
+        ("1、我爱你。2、你爱我吗？", "1、<我爱你。> 2、<你爱我吗？>"),
+        ("①我爱你。②你爱我吗？", "①<我爱你。> ②<你爱我吗？>"),
+        ("a) Er ging. b) Komm. c) Nein!", "a) <Er ging.> b) <Komm.> c) <Nein!>"),
         # Numbers that are no list marks.
+        ("1.2.3.4 是我的IP", "<1.2.3.4 是我的IP>"),
+        ("1.2.3 ist da.", "<1.2.3 ist da.>"),
+        ("3.5 Äpfel", "<3.5 Äpfel>"),
+        ("Nach Buchst. b) gilt das.", "<Nach Buchst. b) gilt das.>"),
         ("一、二、三，开始！", "<一、二、三，开始！>"),
         ("3.5 公斤", "<3.5 公斤>"),
         ("5. Mai ist schön.", "<5. Mai ist schön.>"),
@@ -80,6 +90,11 @@ def written(segmented: SegmentedText, translate: Any = str) -> str:
 )
 def test_layout_survives(text: str, expected: str) -> None:
     assert written(segment(text), lambda sentence: f"<{sentence}>") == expected
+
+
+def test_a_line_that_is_never_split_has_its_tabs_in_a_sentence() -> None:
+    (sentence,) = segment("一\t二", split_sentences="never").sentences
+    assert sentence.text == "一\t二"
 
 
 def test_sentences_are_joined_as_the_target_language_is_written() -> None:

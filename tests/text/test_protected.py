@@ -46,6 +46,13 @@ def found(text: str, *patterns: str) -> list[str]:
         ("12345 of 1,234,567 on 2024-05-01", ["12345", "1,234,567", "2024-05-01"]),
         ("4%(count)d", ["%(count)d"]),
         ("AT&amp;T &#233;", ["&amp;", "&#233;"]),
+        ("版本1.2.3很好，IP 是 1.2.3.4。", ["1.2.3", "1.2.3.4"]),
+        ("Python 3.9.1 ist gut. Am 1.5.23.", ["3.9.1", "1.5.23"]),
+        ("16 GB/512 GB, 5 km/h", ["16 GB", "512 GB", "5 km/h"]),
+        ("foo(bar) 是函数，f(g(x), 1) 也是。", ["foo(bar)", "f(g(x), 1)"]),
+        ("Call foo(a_b), x.get('a') or my_name(x).", ["foo(a_b)", "x.get('a')", "my_name(x)"]),
+        ("图data:image/png;base64,iVBOR/w0=好", ["data:image/png;base64,iVBOR/w0="]),
+        ("很好:smile: $t(key) __y__ __init__()", [":smile:", "$t(key)", "__y__", "__init__()"]),
         ("😆 👨‍👩‍👧‍👦 🇩🇪👍🏽 1️⃣ ❤️", ["😆", "👨‍👩‍👧‍👦", "🇩🇪👍🏽", "1️⃣", "❤️"]),
     ],
 )
@@ -66,6 +73,9 @@ def test_what_must_stay_is_found(text: str, spans: list[str]) -> None:
         "Dr. Smith isn't here... Is he?",
         "我们有30个苹果。",
         "™ and © are signs.",
+        "Die Schüler(innen), friend(s) and ein(e) Kind.",
+        "Es fährt 5 km/Tag und kostet 1.234 Euro.",
+        "他住在北京（Beijing），data: 10:30。",
     ],
 )
 def test_prose_stays_prose(text: str) -> None:
@@ -123,6 +133,16 @@ HOSTILE = (
         "_a",
         "%(",
         "12 ",
+        ":a",
+        "a(",
+        "a((",
+        "a(b,",
+        "x.a(",
+        "我a(b",
+        "$a(",
+        "__a",
+        "1.",
+        "data:a/",
     ),
 )
 

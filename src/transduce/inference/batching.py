@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -92,6 +93,10 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
     ]
 
 
+# One character of a private-use area stands for a protected span while a sentence is cut.
+_MARKS = range(0xF0000, 0xFFFFE)
+
+
 def cut_long_sentence(
     sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, longest: int, gathers: bool
 ) -> list[str]:
@@ -99,7 +104,8 @@ def cut_long_sentence(
 
     Args:
         sentence: a sentence of any length.
-        protected: spans of the sentence that are not split if possible.
+        protected: spans of the sentence that are never split, in order and disjoint. The model does not see them, so a
+            run of them, with only spaces between, counts as one token (a placeholder).
         vocabulary: the source vocabulary.
         longest: maximum number of tokens in a part, without the end symbol.
         gathers: whether consecutive sentences form one part as far as they fit. Models trained on longer texts need
@@ -109,16 +115,29 @@ def cut_long_sentence(
     is_short = len(sentence.encode("utf-8", "replace")) < longest and not vocabulary.may_lengthen
     if is_short or not sentence.strip():
         return [sentence]
-    counter, cut = _TokenCounter(vocabulary), partial(split_text, gathers=gathers)
-    exact, position = list[str](), 0
-    for part in cut(sentence, lambda text: counter.count(text) <= longest, protected=protected):
-        position = sentence.index(part, position)
-        end = position + len(part)
-        within = [Span(a - position, b - position) for a, b in protected if position <= a and b <= end]
-        # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
-        exact += cut(part, lambda text: len(vocabulary.encode(text)) <= longest, protected=within)
-        position = end
-    return exact
+    used = set(sentence) if protected else ()
+    mark = next((character for character in map(chr, _MARKS) if character not in used), "")
+    protected = protected if mark else ()
+    counter, cut, run = (
+        _TokenCounter(vocabulary),
+        partial(split_text, gathers=gathers),
+        re.compile(rf"{mark}[{mark}\s]*+"),
+    )
+
+    def fits(text: str, count: Callable[[str], int]) -> bool:
+        visible, runs = run.subn(" ", text) if protected and mark in text else (text, 0)
+        return count(visible.strip() if runs else text) + runs <= longest
+
+    edges = [0, *(edge for span in protected for edge in span), len(sentence)]
+    masked = mark.join(sentence[start:end] for start, end in list(pairwise(edges))[::2])
+    # Imported vocabularies may have space tokens, which the counter ignores, so the parts are checked exactly.
+    parts = [
+        exact
+        for part in cut(masked, lambda text: fits(text, counter.count))
+        for exact in cut(part, lambda text: fits(text, lambda visible: len(vocabulary.encode(visible))))
+    ]
+    spans = iter(protected)
+    return [re.sub(mark, lambda _: sentence[slice(*next(spans))], part) if protected else part for part in parts]
 
 
 class _TokenCounter:

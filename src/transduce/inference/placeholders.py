@@ -8,6 +8,7 @@ left out, spans that stand for words are not.
 
 import re
 import unicodedata
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -148,11 +149,14 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
     return merge_spans(part.protected, unknown)
 
 
-def _outside(run: Span, spans: Iterable[Span]) -> Iterator[Span]:
+def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
     """Yield the parts of a run outside of spans that are in order and disjoint."""
     start = run.start
-    for span in spans:
-        if span.end <= start or span.start >= run.end:
+    for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
+        span = spans[index]
+        if span.start >= run.end:
+            break
+        if span.end <= start:
             continue
         if start < span.start:
             yield Span(start, span.start)

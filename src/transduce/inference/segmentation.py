@@ -96,16 +96,28 @@ class LayoutWriter:
 # --- from texts to sentences ---
 
 
+# Numbers of sections: "2.3.1 Title", and "2.3 标题" unless the number is a quantity or the subject of the sentence.
+_NO_TITLE = (
+    r"(?!是|为|的|和|或|与|至|到|版|以[上下]|左右|多|余|几|[万亿千百十兆倍成度元圆块角米克斤吨升秒岁级折寸尺瓦伏个次]"
+    r"|公[斤里分尺顷升吨]|[厘毫微纳千][米克升秒瓦]|[平立]方|[美欧日港英]元|英[里寸尺镑]|小时(?!候)|分钟|分之|[天年月]|人民币|百分)"
+)
+_SECTION_NUMBER = (
+    rf"(?:[1-9]\d?(?:\.[1-9]\d?){{1,5}}[ \t\u3000\u00a0]+(?=[\u3040-\u30ff\u3400-\u9fff]){_NO_TITLE}"
+    r"|[1-9]\d?(?:\.[1-9]\d?){2,5}[ \t\u3000\u00a0]+(?=[A-ZÄÖÜÀ-Þ]))"
+)
 # List marks and quotation marks of e-mail at the start of a line: "- ", "* [x] ", "1. ", "2、", "a) ", "(3)", "①".
 _LIST_MARK = re.compile(
     r"(?:(?:[-*+•·‣◦▪▫■□●○◆◇►▶➤→✓✔☐☑★☆–—>]|\#{1,6})[ \t\u3000\u00a0]+(?:\[[ xX]\]\s+)?"
     r"|(?:\d{1,3}(?:\.\d{1,3})*[.)]|[a-zA-Z]\)|[ivx]{2,5}[.)])[ \t\u3000\u00a0]+"
+    rf"|{_SECTION_NUMBER}"
     r"|\d{1,3}(?:[、）]|．(?!\d)|\.(?=[\u3040-\u30ff\u3400-\u9fff]))\s*"
     r"|[一二三四五六七八九十]{1,3}、(?![一二三四五六七八九十]{1,3}[、，])\s*|[(（](?:\d{1,3}|[a-zA-Z]|[ivx]{1,5}|[一二三四五六七八九十]{1,3})[)）]\s*"
     r"|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793\u3220-\u3229\u3280-\u3289]\s*)+"
 )
-# Numbers of list items within a line.
-_ITEM_NUMBER = re.compile(r"(?:\d{1,3}(?:[.)](?!\d)|[、）])|[(（]\d{1,3}[)）])\s*")
+# Numbers and letters of list items within a line.
+_ITEM_NUMBER = re.compile(
+    r"(?:\d{1,3}(?:[.)](?!\d)|[、）])|[a-zA-Z][)）]|[(（](?:\d{1,3}|[a-zA-Z])[)）]|[\u2460-\u249b\u24eb-\u24ff\u2776-\u2793])\s*"
+)
 # In some languages a number with a full stop is also an ordinal: "5. Mai".
 _ORDINAL = re.compile(r"\d{1,3}\.\s+(?:Jan|Feb|Mär|Mar|Apr|Mai|May|Jun|Jul|Aug|Sep|Okt|Oct|Nov|De[zc])", re.IGNORECASE)
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
@@ -169,15 +181,15 @@ class Segmenter:
             follows = False
             for sentence in self._sentences(text, _stripped(text, Span(start, end), protected), protected):
                 words = _without_emoji(text, sentence, protected) if self._passes_wordless else sentence
-                if follows and self._passes_wordless:
-                    words = Span(words.start + _item_number(text[slice(*words)]), words.end)
+                item = _item_number(text[slice(*words)]) if follows and self._passes_wordless else 0
+                words = Span(words.start + item, words.end)
                 inner = _relative(protected, words)
                 if self._passes_wordless and not _has_letter(text[slice(*words)], inner):
                     collector.skip_wordless()
                     continue
                 position = words.start
                 if position > sentence.start:
-                    collector.skip_wordless()
+                    collector.skip_wordless(clings=item > 0 and text[position - 1] not in ".)")
                 for part in self._cut(text[slice(*words)], inner):
                     position = text.index(part, position)
                     collector.add(part, offsets[position : position + len(part) + 1], follows=follows)
@@ -384,12 +396,13 @@ class _Collector:
         self._is_new_cell = self._is_wordless_after = self._is_wordless_before = False
         self._sentences.append(Sentence(text, offsets, tuple(_local_spans(self.protected, offsets))))
 
-    def skip_wordless(self) -> None:
-        """Record that text without a letter (emoji, numbers, marks) is copied as layout instead of being translated."""
-        if self._is_new_cell:
-            self._is_wordless_before = True
-        else:
-            self._is_wordless_after = self._is_wordless_before = True
+    def skip_wordless(self, *, clings: bool = False) -> None:
+        """Record that text without a letter (emoji, numbers, marks) is copied as layout instead of being translated.
+
+        If it clings, as in "2、", no space is added between it and the sentence after it.
+        """
+        self._is_wordless_after = self._is_wordless_after or not self._is_new_cell
+        self._is_wordless_before = not clings
 
     def end_cell(self) -> None:
         """Record the end of a line or of a column."""

@@ -55,13 +55,15 @@ def _any_of(words: str) -> str:
 _KINDS = {
     "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
-    "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
+    "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9])"
+    rf"|{_BEGINS}data:[a-z]{{1,20}}+/[A-Za-z0-9.+-]{{1,80}}+[;,])"
     rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
     "mail": r"(?<![A-Za-z0-9_.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
     r"(?:\.[A-Za-z0-9-]++)++",
     "format": r"%\([A-Za-z0-9_.]{1,100}\)[#0+-]?+\d*+(?:\.\d++)?+[A-Za-z]"
     rf"|%(?:\d++\$)?+[#0+-]?+\d*+(?:\.\d++)?+(?:hh|ll|[hlzjt])?+[sdifgeuxXcpo@]{_ENDS}|%%{_ENDS}",
-    "variable": r"(?<![A-Za-z0-9_$])\$[A-Za-z_][A-Za-z0-9_]*+|\$\([A-Za-z_][A-Za-z0-9_]*+\)",
+    "variable": r"(?<![A-Za-z0-9_$])\$[A-Za-z_][A-Za-z0-9_]*+(?:\([\w.:'\"{}, -]{1,100}+\))?+"
+    r"|\$\([A-Za-z_][A-Za-z0-9_]*+\)",
     "windows path": rf"{_BEGINS}[A-Za-z]:\\(?:{_NO_LATER_SCRIPT}[^\s<>:\"|?*,;])++",
     "escape": r"\\(?:[nrtbfav0\"'\\]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})",
     "path": rf"(?<![A-Za-z0-9_./~])(?:~|\.{{1,2}})?+(?:/(?:{_NO_LATER_SCRIPT}[\w.@+-])++){{2,}}+/?+"
@@ -73,21 +75,26 @@ _KINDS = {
     "space mark": r"\u2581++",  # sentencepiece reads it as a space
     "entity": r"&(?:[A-Za-z]{2,31}+|#\d{1,7}+|#x[0-9a-fA-F]{1,6}+);",
     "keycap or emoji": rf"{_EMOJI}++",
+    "emoji name": r"(?<![A-Za-z0-9_:]):(?:[a-z][a-z0-9_+-]{1,40}+|[+-]1):(?![A-Za-z0-9_:])",
     "identifier": r"(?<![A-Za-z0-9_-])(?:[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}|0x[0-9a-fA-F]++)"
-    rf"{_ENDS}|(?<![A-Za-z0-9_.])[A-Za-z]{{1,20}}+(?:_[A-Za-z0-9]++)++(?:\(\))?+{_ENDS}|{_BEGINS}[A-Za-z_]{{2,40}}+\(\)",
+    rf"{_ENDS}|(?<![A-Za-z0-9_.])[A-Za-z]{{1,20}}+(?:_[A-Za-z0-9]++)++(?:\(\))?+{_ENDS}|{_BEGINS}[A-Za-z_]{{2,40}}+\(\)"
+    rf"|{_BEGINS}__[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)*+__(?:\(\))?+{_ENDS}",
     "code name": rf"(?<![A-Za-z0-9_.-])[A-Z]{{1,10}}+-?+\d[A-Z0-9]*+(?:-[A-Z0-9]++)*+{_ENDS}",
     "version": rf"(?<![A-Za-z0-9_.,])v?+\d++(?:\.\d++){{2,}}+(?:[-+][A-Za-z0-9.]++)?+{_ENDS}"
     rf"|{_BEGINS}v\d++(?:\.\d++)*+{_ENDS}",
     "price": rf"(?<![A-Za-z0-9_]){_CURRENCY}[ \u00a0\u202f]?+\d++(?:[.,]\d++)*+{_ENDS}"
     rf"|(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+{_CURRENCY}{_ENDS}",
-    "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})(?![A-Za-z0-9_²³/°(])",
+    "quantity": rf"(?<![A-Za-z0-9_.,])\d++(?:[.,]\d++)*+[ \u00a0\u202f]?+(?:{_any_of(_UNITS)})"
+    r"(?![A-Za-z0-9_²³°(]|/[^\W\d_])",
     "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
 }
 # The digits of a number that a model would change; shorter numbers stay words of the sentence.
 _MANY_DIGITS = 5
+# Versions, network addresses and dates have fewer digits, and must not change either.
+_DOTTED = re.compile(r"\d++(?:\.\d++){2,}+")
 _PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern in _KINDS.values()))
 # Texts without any of these characters have no protected span, so that most sentences are not searched.
-_TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\(\)")
+_TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\w\(")
 _TRAILING = ".,;:!?'\"*"
 _BRACKETS = {")": "(", "]": "["}
 
@@ -127,6 +134,28 @@ def _is_placeholder(text: str, span: Span) -> bool:
         return False
     braces = text[span.start : span.end]
     return any(pattern.match(braces) for pattern in (_MESSAGE, _TEMPLATE)) or _SIMPLE.fullmatch(braces) is not None
+
+
+# --- calls ---
+
+
+# A name with arguments in ASCII, as in foo(bar, 1); arguments have spaces only after commas, and at most one more level
+# of parentheses.
+_CALL = re.compile(
+    r"(?<![A-Za-z0-9_.$@#%/\\-])(?P<name>[A-Za-z_][A-Za-z0-9_]{0,40}+(?:\.[A-Za-z_][A-Za-z0-9_]{0,40}+){0,4}+)"
+    r"\((?P<arguments>(?:[!-'*-~]|(?<=,) |\([!-'*-~]{0,60}+\)){1,100}+)\)(?![A-Za-z0-9_])"
+)
+# Signs of code in a name or in arguments. Without them, texts in scripts with spaces have friend(s) and Schüler(innen).
+_CODE_SIGN = re.compile(r"""[_=\[{&("]|'[^']*'|\w\.\w""")
+_HAS_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
+
+
+def _call_spans(text: str) -> Iterator[Span]:
+    """Yield the calls of functions; in a text of a script with spaces only those that have a sign of code."""
+    is_cjk = _HAS_CJK.search(text) is not None
+    for match in _CALL.finditer(text):
+        if is_cjk or _CODE_SIGN.search(match["name"]) or _CODE_SIGN.search(match["arguments"]):
+            yield Span(*match.span())
 
 
 # --- search ---
@@ -173,7 +202,7 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     found = disjoint(specified)
     if _TRIGGER.search(text) is None:
         return found
-    spans = [*_brace_spans(text), *_matches(text)]
+    spans = [*_brace_spans(text), *_call_spans(text), *_matches(text)]
     return merge_spans(found, spans)
 
 
@@ -234,14 +263,14 @@ def _is_trailing(text: str, start: int, end: int) -> bool:
     last = text[end - 1]
     if last in _BRACKETS:
         return text.count(last, start, end) > text.count(_BRACKETS[last], start, end)
-    return last in _TRAILING and text[start] not in "`<\\$%{&"
+    return last in _TRAILING and text[start] not in "`<\\$%{&:"
 
 
 def _is_short_number(number: str) -> bool:
     """Return whether a match is a number that a model translates well, such as 30 or 2,500."""
     digits = sum(character.isdigit() for character in number)
     is_plain = all(character.isdigit() or character in "+.,:/-" for character in number)
-    return is_plain and digits < _MANY_DIGITS
+    return is_plain and digits < _MANY_DIGITS and _DOTTED.fullmatch(number) is None
 
 
 def is_inline_tag(text: str) -> bool:

@@ -6,7 +6,7 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -47,30 +47,24 @@ _SENTENCE_END = re.compile(rf"(?:{UNSPACED}|[{CALLS}])+[”’\"'」』）)\]]*|
 _SPLIT_POINTS = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
 
 
-def split_text(
-    text: str, fits: Callable[[str], bool], *, gathers: bool = False, protected: Sequence[Span] = ()
-) -> list[str]:
+def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False) -> list[str]:
     """Split a text into parts that are short enough; joined, the parts are the text except for spaces between them.
 
     Args:
         text: a text of any length.
         fits: returns whether a part is short enough; a single character is assumed to fit.
         gathers: whether consecutive sentences form one part as far as they fit; otherwise each sentence is a part.
-        protected: spans of the text that are only split if one of them is too long.
     """
     if fits(text):
         return [text]
-    whole, inside = Span(0, len(text)), {offset for start, end in protected for offset in range(start + 1, end)}
-    sentences = [whole] if gathers else _cut(text, whole, _SENTENCE_END, inside)
-    parts = (part for sentence in sentences for part in _split(text, sentence, fits, 0 if gathers else 1, inside))
+    whole = Span(0, len(text))
+    sentences = [whole] if gathers else _cut(text, whole, _SENTENCE_END)
+    parts = (part for sentence in sentences for part in _split(text, sentence, fits, 0 if gathers else 1))
     return [text[start:end].strip() for start, end in parts if text[start:end].strip()]
 
 
-def _split(text: str, span: Span, fits: Callable[[str], bool], level: int, inside: Collection[int]) -> Iterator[Span]:
-    """Yield the smallest number of parts that splitting a span of a text at its best points permits.
-
-    No part ends at an offset in `inside` (inside protected spans), if possible.
-    """
+def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
+    """Yield the smallest number of parts that splitting a span of a text at its best points permits."""
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
         yield span
@@ -78,21 +72,21 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int, insid
     middle = start + (end - start) // 2
     gathered = Span(start, start)
     for piece in (
-        _cut(text, span, _SPLIT_POINTS[level], inside)
+        _cut(text, span, _SPLIT_POINTS[level])
         if level < len(_SPLIT_POINTS)
         else [Span(start, middle), Span(middle, end)]
     ):
         if gathered.end > gathered.start and not fits(text[gathered.start : piece.end].strip()):
-            yield from _split(text, gathered, fits, level + 1, inside)
+            yield from _split(text, gathered, fits, level + 1)
             gathered = piece
         gathered = Span(gathered.start, piece.end)
-    yield from _split(text, gathered, fits, level + 1, inside)
+    yield from _split(text, gathered, fits, level + 1)
 
 
-def _cut(text: str, span: Span, points: re.Pattern[str], inside: Collection[int]) -> list[Span]:
-    """Split a span of a text after each match of `points`, except at offsets in `inside` (in protected spans)."""
+def _cut(text: str, span: Span, points: re.Pattern[str]) -> list[Span]:
+    """Split a span of a text after each match of `points`."""
     ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
-    edges = [span.start, *(end for end in ends if end not in inside), span.end]
+    edges = [span.start, *ends, span.end]
     return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
 
 
@@ -368,6 +362,9 @@ _INITIALS = re.compile(r"[^\W\d_](?:\.-?[^\W\d_])*")
 _ROMAN = re.compile(r"(?=[IVX]+\b)X{0,3}(?:IX|IV|V?I{0,3})\b")
 _COMMAS = ("，", "、", "；", "：", ",", ";", ":")
 _NEXT_WORD = re.compile(r"[^\W\d_][\w’']*")
+# Letters of list items within a line: "a) Open it. b) Close it."
+_LETTERED_ITEM = re.compile(r"[(（]?[a-z][)）]\s")
+_BEFORE_LETTER = _words("buchst buchstabe lit lett let ziff abschn anm fall satz punkt option variante")
 _REACH = 60
 """Number of characters inspected on each side of a mark."""
 _ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _BEFORE_NUMBER
@@ -472,12 +469,13 @@ class _SentenceFinder:
         """Return whether a mark before a small letter ends a sentence, as in texts without capital letters."""
         if match["closers"] or match["spaced"].startswith(("..", "…")):
             return False
+        is_item = _LETTERED_ITEM.match(self.text[match.end() : match.end() + _REACH].lstrip()) is not None
         first = self.text[start : start + _REACH].lstrip(_OPENING + " \t")[:1]
         words = before.split()
         last = words[-1].lower() if words else ""
         if last in _ABBREVIATIONS or "." in last or last.isdigit():
             return False
-        if first.islower() and len(last) > 1:
+        if (first.islower() or (is_item and last not in _BEFORE_LETTER)) and len(last) > 1:
             return True
         is_long = min(len(words), len(following.split())) >= _MIN_WORDS
         return is_long and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))

@@ -81,8 +81,10 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
             continue
         if tokens[number] == _UNKNOWN:
             # White space other than U+0020 may be the unknown text.
-            start = position + len(text[position:]) - len(text[position:].lstrip(" "))
-            position = _next_known(tokens[number + 1 :], text, start)
+            start = position
+            while text.startswith(" ", start):
+                start += 1
+            position = _next_known(tokens[number + 1 : number + 2], text, start)
         elif tokens[number] == _END:
             start = position = len(text)
         else:
@@ -95,7 +97,8 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
 def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
     """Return the bytes of the byte tokens from `first` on that form one character, and their number."""
     group = b""
-    for count, piece in enumerate(tokens[first:], 1):
+    for count, number in enumerate(range(first, len(tokens)), 1):
+        piece = tokens[number]
         if not _BYTES.fullmatch(piece):
             return group, count - 1
         content = bytes.fromhex(piece.replace("<0x", "").replace(">", ""))
