@@ -498,7 +498,7 @@ def _is_clear_script(text: str, script: str) -> bool:
         return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS
     # Names in Latin letters occur in texts of all scripts, and have capital letters.
     words = [token.strip(_PUNCTUATION) for token in text.replace("’", "'").split()]
-    words = [word for word in words if _WORD.fullmatch(word)]
+    words = [word for word in words if _WORD.fullmatch(word) and len(word) > 1]
     return len(words) >= _MIN_LATIN_WORDS and any(map(str.islower, words))
 
 
