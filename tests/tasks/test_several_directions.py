@@ -272,3 +272,17 @@ def test_the_server_offers_every_direction_of_a_model(trained: Path) -> None:
     assert models[0].access is models[1].access
     (one,), _ = load_models(build_parser("serve").parse([f"en:cs={trained}", "--threads", "1"]))
     assert one.translator("sun").text == models[1].translator("sun").text
+
+
+def test_what_would_lose_the_token_of_the_target_language_is_refused(
+    trained: Path, corpora: list[dict[str, list[str]]], tmp_path: Path
+) -> None:
+    with pytest.raises(TransduceError, match="would not add the token of the target language"):
+        transduce.export(trained, tmp_path / "out", to="onnx")
+    with pytest.raises(TransduceError, match="A corpus of several language pairs is prepared when training starts"):
+        transduce.prepare(
+            source=[table["source"][0] for table in corpora],
+            target=[table["target"][0] for table in corpora],
+            out=tmp_path / "prepared",
+            settings={"data.corpora": corpora},
+        )

@@ -29,7 +29,7 @@ from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.machine import detect_machine
 from transduce.model_folder.load import load_model_at
-from transduce.model_folder.read import read_any_model_folder
+from transduce.model_folder.read import read_any_model_folder, read_directions
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -110,6 +110,11 @@ def export(
         raise TransduceError(f"An export makes a new folder, but {out} exists: name another, or remove it.")
     threads = detect_machine("cpu", threads).threads
     content = load_model_at(read_any_model_folder, folder, precision="fp32", device="cpu", threads=threads)
+    if read_directions(folder):
+        raise TransduceError(
+            f"{folder} translates between several languages, and an export would not add the token of the target "
+            "language to its input: use the folder with `transduce translate --target-language`."
+        )
     original = Original(content, folder, threads)
     if references is not None and original.translator is None:
         raise TransduceError(

@@ -365,6 +365,11 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
             f"`task.kind` is {settings.task.kind}, whose corpus is prepared when training starts: prepare one for "
             f"{', '.join(PREPARED_KINDS)}, or train without."
         )
+    if settings.data.corpora:
+        raise TransduceError(
+            "A corpus of several language pairs is prepared when training starts, but `data.corpora` is set: run "
+            "`transduce train` with it, or prepare one pair by `data.source` and `data.target`."
+        )
     data = msgspec.structs.replace(settings.data, dev_source=(), dev_target=())
     settings, has_dev = msgspec.structs.replace(settings, data=data), bool(settings.data.dev_source)
     kind.check(settings)
