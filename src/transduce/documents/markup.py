@@ -113,19 +113,6 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
     return Plan([parts[index] for index in line_indices], assemble)
 
 
-def plan(text: str, format: str, *, spaced: bool) -> Plan:
-    """Return the plan of a text in the format `text`, `html` or `xml`, with the default settings.
-
-    Args:
-        text: the text to translate.
-        format: `text`, `html` or `xml`.
-        spaced: whether the target language puts spaces between words.
-    """
-    if format == "text":
-        return plan_text(text)
-    return markup_plan(text, MarkupSettings(kind="xml" if format == "xml" else "html"), spaced=spaced)
-
-
 def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> Plan:
     """Return the plan of a document in HTML or XML, which may be malformed.
 
