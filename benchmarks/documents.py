@@ -27,7 +27,7 @@ from document_files import MAKERS, make
 from report import Row, parser, report
 
 from transduce.documents.formats import FORMATS, format_of_name
-from transduce.documents.markup import plan
+from transduce.documents.markup import markup_plan
 from transduce.documents.translate import translate_upload
 from transduce.documents.units import DocumentSettings, UnitKind
 
@@ -57,7 +57,7 @@ def _capital_text(match: re.Match[str]) -> str:
 
 
 def _capital_html(text: str) -> str:
-    planned = plan(text, "html", spaced=True)
+    planned = markup_plan(text, spaced=True)
     return planned.assemble([sentence.translate(_CAPITALS) for sentence in planned.sentences], planned.marks)
 
 
