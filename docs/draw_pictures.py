@@ -90,27 +90,28 @@ def projections(label: Callable[[str, str], str]) -> Drawing:
     """Draw the matrices of attention with their shapes, from X to the output."""
     drawing = Drawing(640, 250)
 
-    def block(x: float, y: float, width: float, height: float, name: str, shape: str, color: str) -> None:
+    def block(box: tuple[float, float, float, float], name: str, shape: str, color: str) -> None:
+        x, y, width, height = box
         drawing.rectangle(x, y, width, height, color)
         drawing.text(x + width / 2, y + height / 2 + 5, name)
         drawing.text(x + width / 2, y + height + 16, shape)
 
-    block(10, 80, 70, 60, "X", "T × D", "#eeeeee")
+    block((10, 80, 70, 60), "X", "T × D", "#eeeeee")
     for number, (name, width) in enumerate((("Q", "d_k"), ("K", "d_k"), ("V", "d_v"))):
         y = 5 + 83 * number
         drawing.line([(80, 110), (160, y + 30)], arrow=True)
         drawing.text(112, (74, 104, 158)[number], f"W_{name}")
-        block(162, y, 45, 56, name, f"T × {width}", ("#cfe3f0", "#f3dcc4", "#d3e8d4")[number])
+        block((162, y, 45, 56), name, f"T × {width}", ("#cfe3f0", "#f3dcc4", "#d3e8d4")[number])
     drawing.line([(207, 33), (280, 62)], arrow=True)
     drawing.line([(207, 116), (280, 82)], arrow=True)
-    block(282, 42, 60, 60, "Q Kᵀ", "T × T", "#eeeeee")
+    block((282, 42, 60, 60), "Q Kᵀ", "T × T", "#eeeeee")
     drawing.line([(342, 72), (420, 72)], arrow=True)
     drawing.text(381, 62, "softmax")
     drawing.text(381, 90, "/ √d_k")
-    block(422, 42, 60, 60, label("weights", "权重"), "T × T", "#e4d7ee")
+    block((422, 42, 60, 60), label("weights", "权重"), "T × T", "#e4d7ee")
     drawing.line([(482, 72), (560, 110)], arrow=True)
     drawing.line([(207, 199), (560, 130)], arrow=True)
-    block(562, 90, 60, 60, label("output", "输出"), "T × d_v", "#eeeeee")
+    block((562, 90, 60, 60), label("output", "输出"), "T × d_v", "#eeeeee")
     return drawing
 
 
