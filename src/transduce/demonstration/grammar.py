@@ -63,6 +63,7 @@ from transduce.demonstration.lexicon import (
 from transduce.demonstration.nominals import (
     FIRST,
     NAMED,
+    NOTHING,
     NOUNS,
     OWNERS,
     PAIRS,
@@ -395,6 +396,7 @@ _GREETINGS = (
     phrase("再见", "goodbye"),
     phrase("明天 见", "see you tomorrow", "0-2 1-0 1-1"),
     phrase("谢谢", "thank you"),
+    phrase("谢谢 你", "thank you", "0-0 1-1"),
     phrase("对不起", "sorry"),
     phrase("欢迎", "welcome"),
 )
@@ -406,8 +408,8 @@ def greeting(random: Random) -> Phrase:
     words, kind = random.choice(_GREETINGS), random.random()
     if kind < 0.05:
         return words
-    if kind < 0.2:
-        return words + random.choice(_ADDRESSED)
+    if kind < 0.25:
+        return words + (phrase("，", ",") if kind < 0.15 else NOTHING) + random.choice(_ADDRESSED)
     if kind < 0.8:
         return words + phrase("，", ",") + random.choice((identity, feeling, quality, location, possession))(random)
     if kind < 0.9:
