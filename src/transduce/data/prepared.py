@@ -167,8 +167,9 @@ class PreparedCorpus:
         for name, card in self.card.columns.items():
             card.verify(self.folder, name)
 
+
+class ContextSettings(NamedTuple):
     """The number of sentences of a document that stand before each sentence, and the tokens that separate them."""
-    """How many sentences of a document stand before each sentence, and the tokens that separate them."""
 
     before: int
     """Maximum number of sentences of context."""
