@@ -28,7 +28,7 @@ RENAMED = {
 ENGLISH_ONLY = '\n!!! note ""\n    本页目前只有英文版。\n'
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-_CHINESE_BREAK = re.compile(r"(?<=[\u3001-\u9fff\uff01-\uffef])\n *(?=[\u3001-\u9fff\uff01-\uffef])")
+_CHINESE_BREAK = re.compile(r"(?<=[\u201d\u2026\u3001-\u9fff\uff01-\uffef])\n *(?=[\u201c\u3001-\u9fff\uff01-\uffef])")
 _OTHER_LANGUAGE = re.compile(r"^\[(?:English|中文|简体中文)\]\([^)]+\)\n+", re.MULTILINE)
 
 
