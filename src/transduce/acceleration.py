@@ -97,11 +97,11 @@ except ModuleNotFoundError as missing:
             """Raise an error, since there is no such model."""
             raise AssertionError
 
-        def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
+        def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:  # noqa: ARG002
             """Raise an error, since there is no such model."""
             raise AssertionError
 
-    def packed_layers(model: nn.Module) -> PackedModel | None:  # type: ignore[misc]  # noqa: ARG001
+    def packed_layers(model: nn.Module) -> PackedModel | None:  # noqa: ARG001
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 

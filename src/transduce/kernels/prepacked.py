@@ -201,8 +201,8 @@ def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
 
 
 # --- prepacked weights in files ---
-# The prepacked layers of a model depend on its original weights, the processor and the code that packs them. They can be
-# stored, and put into a model that was prepacked on the meta device, without memory.
+# The prepacked layers of a model depend on its original weights, the processor and the code that packs them. They can
+# be stored, and put into a model that was prepacked on the meta device, without memory.
 
 
 _PACKED = ("weights", "initial_sums", "weight_scales", "bias")  # the tensors of a layer that has a `layout`
@@ -233,7 +233,9 @@ class PackedModel:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the prepacked layers by name."""
-        return {f"{name}.{each}": getattr(layer, each).detach() for name, layer in self._layers.items() for each in _PACKED}
+        return {
+            f"{name}.{each}": getattr(layer, each).detach() for name, layer in self._layers.items() for each in _PACKED
+        }
 
     def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
         """Put tensors into the model, which was made on the meta device, and return it.
@@ -280,11 +282,11 @@ def outline_quantized(model: nn.Module, make: MakeLinear) -> PackedModel | None:
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
         return PackedModel(prepack(model, make), originals)
-    except _NotStorable:
+    except _NotStorableError:
         return None
 
 
-class _NotStorable(Exception):
+class _NotStorableError(Exception):
     """Raised for a layer whose prepacked weights have no format that a file could hold."""
 
 
@@ -381,7 +383,7 @@ class Int8Linear(nn.Module):
         """
         super().__init__()
         if weight.is_meta:
-            raise _NotStorable
+            raise _NotStorableError
         activation_levels = activation_levels or safe_levels()
         self.packed = _pack(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)

@@ -90,14 +90,13 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
 # --- loading to a device ---
 
 
-Placed_co = TypeVar("Placed_co", bound=Model, covariant=True)
 Placed = TypeVar("Placed", bound=Model)
 
 
-class ReadFolder(Protocol[Placed_co]):
+class ReadFolder(Protocol[Placed]):
     """A function of `read.py` that reads model folders, such as `read_decoder_folder`."""
 
-    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[Placed_co]: ...
+    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[Placed]: ...
 
 
 def load_model_at(

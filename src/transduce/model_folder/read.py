@@ -79,6 +79,8 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     """A digest of the weights and the configuration; empty for a folder without a manifest."""
     files: tuple[MappedTensors, ...] = ()
     """The files whose tensors the model has mapped."""
+    prepacked: MappedTensors | None = None
+    """The file with the prepacked weights of the model, if they come from one."""
 
 
 class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,10 +114,14 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read the folder of an encoder-decoder Transformer; the arguments are those of `read_any_model_folder`.
+    """Read the folder of an encoder-decoder Transformer.
+
+    Args:
+        folder: the model folder.
+        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
 
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
     content = read_any_model_folder(folder, packed=packed)
     if not isinstance(content.model, Transformer):
@@ -124,10 +130,14 @@ def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read the folder of an encoder-decoder model, a Transformer or a recurrent one; the arguments are those of `read_any_model_folder`.
+    """Read the folder of an encoder-decoder model, a Transformer or a recurrent one.
+
+    Args:
+        folder: the model folder.
+        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
 
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
     content = read_any_model_folder(folder, packed=packed)
     if not isinstance(content.model, Transformer | Recurrent):
@@ -136,10 +146,14 @@ def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> M
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read the folder of a decoder-only language model; the arguments are those of `read_any_model_folder`.
+    """Read the folder of a decoder-only language model.
+
+    Args:
+        folder: the model folder.
+        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
 
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
     content = read_any_model_folder(folder, packed=packed)
     if not isinstance(content.model, Decoder):
@@ -149,7 +163,15 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 def _with_model(content: ModelFolder[Model], model: M) -> ModelFolder[M]:
     """Return the content of a folder, typed by its model's class."""
-    return ModelFolder(model, content.tokenizer, content.manifest, content.directions, content.source, content.files)
+    return ModelFolder(
+        model,
+        content.tokenizer,
+        content.manifest,
+        content.directions,
+        content.source,
+        content.files,
+        content.prepacked,
+    )
 
 
 def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceError:
@@ -200,7 +222,7 @@ def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFo
         raise _other_kind(folder, config, "a model of text")
     own = _read_own(folder, config, build_model, packed=packed)
     tokenizer = _read_tokenizer(folder, config)
-    return ModelFolder(own.model, tokenizer, own.manifest, source=own.source, files=(own.file,))
+    return ModelFolder(own.model, tokenizer, own.manifest, (), own.source, (own.file,), own.prepacked)
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
@@ -242,7 +264,7 @@ def read_series_model(folder: Path) -> SeriesTransformer:
     """Read the model of a folder for time-series forecasting.
 
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
     config = _read_config(_checked_folder(folder))
     if config.kind != "series":
@@ -251,12 +273,13 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 
 class _Own(NamedTuple, Generic[Built]):
-    """What was read of a folder that this package wrote."""
+    """A model and its files, as read from a folder that this package wrote."""
 
     model: Built
     manifest: Manifest
     source: str
     file: MappedTensors
+    prepacked: MappedTensors | None = None
 
 
 def _read_own(
@@ -275,26 +298,31 @@ def _read_own(
     if cache is not None and cache.has_files():
         found = _read_prepacked(folder, config, build, cache)
         if found is not None:
-            return _Own(found[0], manifest, source, found[1])
+            model, file, prepacked = found
+            return _Own(model, manifest, source, file, prepacked)
     model, file = _read_model(folder, config, build, verified)
     return _Own(model, manifest, source, file)
 
 
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
-) -> tuple[Built, MappedTensors] | None:
-    """Read a model whose linear layers are in a cache; None if the cache does not have them."""
+) -> tuple[Built, MappedTensors, MappedTensors] | None:
+    """Read a model whose linear layers are in a cache, or return None if the cache does not have them.
+
+    The model comes with the file of its other weights and that of these layers.
+    """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
     outlined = outline_quantized(outline, int8_linear_maker())
-    tensors = None if outlined is None else cache.load(outlined)
-    if outlined is None or tensors is None:
+    prepacked = None if outlined is None else cache.load(outlined)
+    if outlined is None or prepacked is None:
         return None
     file = _map_weights(folder, stored)
-    needed = [name for name in outlined.needed if name in stored]
-    model = cast(Built, outlined.fill(tensors, _read_weights(file, stored, config, needed)))  # a subclass of Built
+    others = _read_weights(file, stored, config, [name for name in outlined.needed if name in stored])
+    layers = {name: prepacked.tensor(name) for name in prepacked.entries}
+    model = cast(Built, outlined.fill(layers, others).eval())  # of a subclass of its class
     compute_unstored_buffers(model, build)
-    return model.eval(), file
+    return model, file, prepacked
 
 
 def _read_model(

@@ -65,7 +65,7 @@ def _is_of_another_user(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _new_file(place: Path) -> Iterator[Path]:
-    """Yield the path of a new file in a folder, which is created if needed; the file is removed unless it is renamed."""
+    """Yield the path of a new file in a folder, which is created if needed; the file is removed unless renamed."""
     place.mkdir(mode=0o755 if place.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=place, prefix=".partial-")
     os.close(handle)
@@ -182,34 +182,32 @@ class PrepackedCache:
 
     def has_files(self) -> bool:
         """Return whether there is a file for the precision, whatever its layout and source."""
-        return any(
-            next(place.glob(f"{self._precision}-*.safetensors"), None) for place in cache_folders(self._folder)
-        )
+        return any(next(place.glob(f"{self._precision}-*.safetensors"), None) for place in cache_folders(self._folder))
 
-    def load(self, packed: PackedModel) -> Mapping[str, Tensor] | None:
-        """Return the prepacked weights of a model, mapped; None if the cache has none that are whole and current.
+    def load(self, packed: PackedModel) -> MappedTensors | None:
+        """Map the prepacked weights of a model; None if the cache has none that are whole and current.
 
         Args:
             packed: the model with prepacked weights on the meta device.
         """
         for place in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
-                if (tensors := self._read(place, packed)) is not None:
-                    return tensors
+                if (file := self._map(place, packed)) is not None:
+                    return file
         return None
 
     def _name(self, packed: PackedModel) -> str:
         return f"{self._precision}-{packed.layout}.safetensors"
 
-    def _read(self, place: Path, packed: PackedModel) -> dict[str, Tensor] | None:
-        """Return the prepacked weights in one folder, or None if they are not those of the model."""
+    def _map(self, place: Path, packed: PackedModel) -> MappedTensors | None:
+        """Map the prepacked weights in one folder; None if they are not those of the model."""
         name, outline = self._name(packed), packed.tensors()
         if not (place / name).is_file():
             return None
         file = MappedTensors(place, name, whole_numbers=None)
         # Names, types, shapes, source and format are all in the header, which is known but for the data's digest.
         expected = header_bytes(outline, self._metadata(file.header.metadata.get("data", "")))
-        return {name: file.tensor(name) for name in file.entries} if file.header.content == expected else None
+        return file if file.header.content == expected else None
 
     def _metadata(self, data: str) -> dict[str, str]:
         """Return the metadata of a file whose data have this digest."""

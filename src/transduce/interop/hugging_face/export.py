@@ -130,8 +130,8 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
 def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of `model.safetensors` under their names there, and take each weight only when it is the next.
 
-    If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names. The tensors that make
-    up a parameter follow one another, so that a reader can map the parameter as one tensor.
+    If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names. The tensors that
+    make up a parameter follow one another, so that a reader can map the parameter as one tensor.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):

@@ -5,7 +5,7 @@ Legend: V vocabulary, D model width.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -169,8 +169,7 @@ def _read_tables(family: Family, stored: StoredTensors, settings: Mapping[str, A
     for name in present:
         if len(stored.shape(name)) != 2:
             raise TransduceError(
-                f"{stored.place}: {name} must have a row for each token, but has the shape "
-                f"{tuple(stored.shape(name))}."
+                f"{stored.place}: {name} must have a row for each token, but has the shape {tuple(stored.shape(name))}."
             )
     shared = family.shared if family.shared in present else present[0]
     target = family.target if family.target in present else shared
@@ -301,9 +300,7 @@ def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
             )
 
 
-def _check_shapes(
-    stored: StoredTensors, sources: Mapping[str, _Source], outline: Mapping[str, Tensor]
-) -> None:
+def _check_shapes(stored: StoredTensors, sources: Mapping[str, _Source], outline: Mapping[str, Tensor]) -> None:
     for name, expected in outline.items():
         shape = _shape_of(stored, sources[name])
         if shape != tuple(expected.shape):

@@ -299,7 +299,6 @@ class NativeLinear(nn.Module):
         self.weights, self.initial_sums, self.weight_scales, self.bias = (
             nn.Parameter(tensor, requires_grad=False) for tensor in packed
         )
-        """The weights (P / C, D / group, C, group), and for each output (P,) the initial sum, the scale and the bias."""
 
     def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return tensors on the meta device with the shapes and dtypes of `_pack`."""
@@ -311,7 +310,7 @@ class NativeLinear(nn.Module):
         return weight.new_empty(blocks, dtype=dtype), *vectors
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the packed weights, the initial sums, the weight scales and the bias."""
+        """Return the packed weights (P / C, D / group, C, group), and the initial sums, scales and bias, (P,) each."""
         tile, padding = self.tile, self.padded_outputs - self.outputs
         rounded, initial_sums, weight_scales = _round(weight, tile)
         grouped = F.pad(rounded, (0, 0, 0, padding)).view(-1, tile.columns, self.width // tile.group, tile.group)
@@ -321,7 +320,7 @@ class NativeLinear(nn.Module):
 
     @property
     def layout(self) -> str:
-        """The format and order of the packed weights, which depend on the processor and on this version of the class."""
+        """The format and order of the packed weights, which depend on the processor and the version of this class."""
         return f"{_LAYOUT_VERSION} {self.tile.kind} {self.tile.lanes}x{self.tile.vectors}"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -374,7 +373,9 @@ def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     weight_scales = weight.new_empty(len(weight))  # (O,)
     rounded = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
     # A part at a time, because the intermediate results are in float32.
-    for part, scales, out in zip(*(each.split(_ROUNDED_ROWS) for each in (weight, weight_scales, rounded)), strict=True):
+    for part, scales, out in zip(
+        *(each.split(_ROUNDED_ROWS) for each in (weight, weight_scales, rounded)), strict=True
+    ):
         scales.copy_(part.abs().amax(dim=1).clamp_min_(_LEAST).div_(_LEVELS))
         out.copy_((part / scales[:, None]).round_())
     return rounded, rounded.sum(dim=1, dtype=torch.int32) * -tile.zero_point, weight_scales
