@@ -69,6 +69,12 @@ def opened(folder: Path) -> ModelFolder[Any]:
     return load_model_at(read_any_model_folder, folder, precision="int8", device="cpu", threads=1)
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Give a file another content as another file, because a mapped file must not change in place."""
+    path.with_name("new").write_bytes(content)
+    os.replace(path.with_name("new"), path)
+
+
 def cached(folder: Path) -> list[Path]:
     return sorted((folder / weight_cache.CACHE_FOLDER).glob("*.safetensors"))
 
@@ -159,7 +165,7 @@ def test_a_damaged_cache_is_made_again(write: Callable[..., Path], damage: Calla
     (path,) = cached(folder)
     whole = path.read_bytes()
     assert damage(whole) != whole
-    path.write_bytes(damage(whole))
+    replace(path, damage(whole))
     assert weights_of(folder) == expected
     assert path.read_bytes() == whole
 
@@ -172,7 +178,7 @@ def test_verify_finds_damage_that_opening_cannot_see(write: Callable[..., Path])
     assert transduce.verify(folder).cached == (report.file,)
     content = bytearray(Path(report.file).read_bytes())
     content[-100] ^= 1
-    Path(report.file).write_bytes(content)
+    replace(Path(report.file), content)
     found = transduce.verify(folder)
     assert (found.cached, found.removed) == ((), (report.file,))
     assert f"{report.file}: damaged, removed" in str(found)
@@ -180,7 +186,7 @@ def test_verify_finds_damage_that_opening_cannot_see(write: Callable[..., Path])
     weights = folder / "model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-100] ^= 1
-    weights.write_bytes(damaged)
+    replace(weights, damaged)
     with pytest.raises(TransduceError, match=r"model\.safetensors is damaged.*Copy the folder again"):
         transduce.verify(folder)
 
