@@ -64,14 +64,15 @@ def _is_of_another_user(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _new_file(place: Path) -> Iterator[Path]:
-    """Yield the path of a new file in a folder, which is created if needed; the file is removed unless renamed."""
+def _new_file(place: Path, folder: Path) -> Iterator[Path]:
+    """Yield the path of a new file in a cache folder of a model folder; the file is removed unless renamed."""
     place.mkdir(mode=0o755 if place.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=place, prefix=".partial-")
     os.close(handle)
     path = Path(name)
     try:
-        path.chmod(0o644)  # whoever may read the model may read its cache
+        with contextlib.suppress(OSError):
+            shutil.copymode(folder / "config.json", path)  # users who may read the model may read its cache
         yield path
     finally:
         path.unlink(missing_ok=True)
@@ -153,7 +154,7 @@ class VerifiedFiles:
     def _write(self) -> None:
         """Write the records to the first folder that can be written to, if any."""
         for place in cache_folders(self._folder):
-            with contextlib.suppress(OSError), _new_file(place) as partial:
+            with contextlib.suppress(OSError), _new_file(place, self._folder) as partial:
                 partial.write_bytes(msgspec.json.encode(self._records))
                 os.replace(partial, place / _RECORDS)
                 return
@@ -253,7 +254,7 @@ class PrepackedCache:
 
     def _write(self, place: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:
         """Write prepacked weights to a folder, and return the file."""
-        with _new_file(place) as partial:
+        with _new_file(place, self._folder) as partial:
             if shutil.disk_usage(place).free < size + _SPARE_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is nearly full", str(place))
             with exclusive_lock(place / f".{name}.lock"):
