@@ -178,7 +178,7 @@ def test_verify_finds_damage_that_opening_cannot_see(write: Callable[..., Path])
     assert transduce.verify(folder).cached == (report.file,)
     content = bytearray(Path(report.file).read_bytes())
     content[-100] ^= 1
-    replace(Path(report.file), content)
+    replace(Path(report.file), bytes(content))
     found = transduce.verify(folder)
     assert (found.cached, found.removed) == ((), (report.file,))
     assert f"{report.file}: damaged, removed" in str(found)
@@ -186,7 +186,7 @@ def test_verify_finds_damage_that_opening_cannot_see(write: Callable[..., Path])
     weights = folder / "model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-100] ^= 1
-    replace(weights, damaged)
+    replace(weights, bytes(damaged))
     with pytest.raises(TransduceError, match=r"model\.safetensors is damaged.*Copy the folder again"):
         transduce.verify(folder)
 
