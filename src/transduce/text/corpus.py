@@ -57,6 +57,8 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Source and target language of each file of `source`, for a corpus of several language pairs; empty: one pair. The
     token of the target language starts every source sentence.
     """
+    line_feeds: bool = False
+    """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; else spaces."""
 
     @property
     def is_text_alone(self) -> bool:
@@ -184,7 +186,7 @@ class PairReader:
         for number, text in enumerate(lines, first_line):
             where = f"{path}:{number}"
             if layout is None:
-                source, target = _object(text, where, languages, self.notes)
+                source, target = self._with_line_feeds(*_object(text, where, languages, self.notes))
             elif number == 1 and layout.has_header:
                 source = target = HEADER
             else:
@@ -194,6 +196,15 @@ class PairReader:
         if layout is not None:
             self._count_skipped(lines, sources, path, first_line)
         return sources, targets
+
+    def _with_line_feeds(self, source: str, target: str) -> tuple[str, str]:
+        """Return a pair whose line feeds are spaces, unless the vocabulary has a token for them."""
+        found = ("\n" in source) + ("\n" in target)
+        if self._files.line_feeds:
+            self.notes.kept_line_feeds += found
+            return source, target
+        self.notes.line_feeds += found
+        return (source.replace("\n", " "), target.replace("\n", " ")) if found else (source, target)
 
     def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
         """Count lines that are no pairs; raise an error if most of them have other than two columns."""
@@ -409,8 +420,7 @@ def _object(line: str, where: str, languages: tuple[str, str] | None, notes: Lin
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
             _note_unused(record, (source_key, target_key), where, notes)
-            notes.line_feeds += ("\n" in source) + ("\n" in target)
-            return _one_line(source), _one_line(target)
+            return source, target
     for source_key, target_key in key_pairs:
         source = record.get(source_key)
         if source_key in record and target_key in record:
@@ -424,11 +434,6 @@ def _object(line: str, where: str, languages: tuple[str, str] | None, notes: Lin
         f"{where}: the object needs the keys {names} with text, but its keys are {_keys(record)}: if they are "
         "language codes, pass the two by --languages (`data.languages`), else rename them."
     )
-
-
-def _one_line(text: str) -> str:
-    """Return a text with its line feeds as spaces; models translate a line at a time."""
-    return " ".join(text.split("\n")) if "\n" in text else text
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
