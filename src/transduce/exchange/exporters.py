@@ -20,8 +20,8 @@ from transduce.interop.ctranslate2 import (
 from transduce.interop.hugging_face.export import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
+from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder

@@ -56,8 +56,8 @@ def tokenizer_files(
 def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
     """Return whether Hugging Face has a class for this tokenizer.
 
-    For separate vocabularies, only Marian's class exists. A joint sentencepiece model must be one that tokenizer.json can
-    express.
+    For separate vocabularies, only Marian's class exists. A joint sentencepiece model must be one that tokenizer.json
+    can express.
     """
     if isinstance(tokenizer, ImportedTokenizer):
         return False
