@@ -14,7 +14,7 @@ import transduce
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary, tokens_before
-from transduce.model.build import build_model
+from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.text import Pair, Tokenizer, TokenizerSettings
 from transduce.text.vocabulary import Vocabulary
@@ -26,7 +26,7 @@ WORDS = ["<unk>", "<pad>", "<bos>", "<eos>", "a", "red", "house"]
 
 def own_model(**options: Any) -> bytes:
     model = io.BytesIO()
-    defaults = {"vocab_size": 60, "model_type": "bpe", "minloglevel": 2, "hard_vocab_limit": False}
+    defaults: dict[str, Any] = {"vocab_size": 60, "model_type": "bpe", "minloglevel": 2, "hard_vocab_limit": False}
     SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=model, **defaults | options)
     return model.getvalue()
 
@@ -104,7 +104,7 @@ def test_a_tutorial_model_and_its_word_list_become_a_folder_that_translates(tmp_
         d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
     )  # fmt: skip
     torch.manual_seed(1)
-    transduce.save(build_model(config), tmp_path / "model", tokenizer=tokenizer)
+    transduce.save(build_encoder_decoder(config), tmp_path / "model", tokenizer=tokenizer)
     translator = transduce.load(tmp_path / "model", device="cpu", precision="fp32")
     assert isinstance(translator, transduce.Translator)
     assert translator.tokenizer.source.with_special_tokens([4]) == [2, 4, 3]
@@ -118,7 +118,7 @@ def test_an_export_of_a_vocabulary_that_hugging_face_cannot_read_is_refused(tmp_
         (WORDS, "is a list of whole words, which no tokenizer of Hugging Face's reads"),
         (tmp_path / "own.model", "rewrites characters or places spaces in a way that tokenizer.json cannot express"),
     ):
-        tokenizer = transduce.read_vocabulary(source)  # type: ignore[arg-type]
+        tokenizer = transduce.read_vocabulary(source)
         size, vocabulary = tokenizer.source.size, tokenizer.source
         config = ModelConfig(
             source_vocabulary_size=size, target_vocabulary_size=size, pad_id=vocabulary.pad_id,
@@ -126,7 +126,7 @@ def test_an_export_of_a_vocabulary_that_hugging_face_cannot_read_is_refused(tmp_
             d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
         )  # fmt: skip
         folder = tmp_path / f"model-{size}"
-        transduce.save(build_model(config), folder, tokenizer=tokenizer)
+        transduce.save(build_encoder_decoder(config), folder, tokenizer=tokenizer)
         assert not (folder / "tokenizer.json").exists()
         with pytest.raises(TransduceError, match=message):
             transduce.export(folder, tmp_path / "export", to="huggingface")

@@ -8,6 +8,7 @@ The draws are a pure function of (seed, epoch, pair), so they depend neither on 
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from random import Random
 from typing import NamedTuple, Protocol
@@ -266,7 +267,7 @@ class SampledPlan:
             ]
             sides.append(pad_rows(rows, pad_id))
         (source, source_tokens), (target, target_tokens) = sides
-        return Batch(source, target, batch.indices, source_tokens, target_tokens)
+        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
 
     def _sample(self, row: NDArray[np.int64], random: Random, side: int) -> NDArray[np.int64]:
         tokens = self._samplers[side].sample(row, random)
@@ -285,5 +286,5 @@ def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, long
             most = growth_limit(length, growth_rate)
             rows.append(np.resize(row[:length], max(length, most if longest is None else min(most, longest))))
         sides.append(pad_rows(rows, pad_id)[0])
-    counts = [int((ids != pad_id).sum()) for ids, pad_id in zip(sides, pad_ids, strict=True)]
-    return Batch(sides[0], sides[1], batch.indices, *counts)
+    source_tokens, target_tokens = (int((ids != pad).sum()) for ids, pad in zip(sides, pad_ids, strict=True))
+    return replace(batch, source=sides[0], target=sides[1], source_tokens=source_tokens, target_tokens=target_tokens)
