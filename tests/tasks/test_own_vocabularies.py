@@ -186,10 +186,7 @@ def test_an_extended_model_translates_as_before(
         assert [each.text for each in found] == [each.text for each in expected]
     source = torch.tensor([before.with_special_tokens(before.encode(sources[0]))])
     with torch.inference_mode():
-        logits, expected_logits = (
-            each.eval()(source, torch.full((1, 4), 5))
-            for each in (model, base.model)
-        )
+        logits, expected_logits = (each.eval()(source, torch.full((1, 4), 5)) for each in (model, base.model))
     assert torch.equal(logits[..., : before.size], expected_logits)
 
 
