@@ -88,6 +88,7 @@ GROUPS = {
         "merge_lora",
         "LowRankSettings",
         "import_tutorial",
+        "read_vocabulary",
         "TutorialNames",
         "fill_embeddings",
     ],
