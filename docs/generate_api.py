@@ -91,6 +91,7 @@ GROUPS = {
         "merge_lora",
         "LowRankSettings",
         "import_tutorial",
+        "read_vocabulary",
         "TutorialNames",
         "fill_embeddings",
     ],

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence_view import Inspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
+    from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
@@ -162,6 +163,7 @@ __all__ = [
     "pronoun_attention",
     "quantize",
     "read_glossary",
+    "read_vocabulary",
     "redecode",
     "replace_word",
     "save",
@@ -261,6 +263,7 @@ _DEFINED_IN = {
     "pronoun_attention": "transduce.inspection.coreference",
     "quantize": "transduce.model_folder.upkeep:quantize_folder",
     "read_glossary": "transduce.text.glossary",
+    "read_vocabulary": "transduce.interop.vocabulary_files",
     "redecode": "transduce.inference.redecoding",
     "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
