@@ -16,6 +16,7 @@ from transduce.tasks.train import train_in_stages
 from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS
 from transduce.training.choices import PRESETS
+from transduce.training.loop import TrainResult
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
@@ -44,8 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
-    add("--dry-run", action="store_true", help="print all choices with their reasons, and do not train")
-    add("--json", metavar="PATH", help="write how the run ended as JSON; -: to standard output")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print all choices with their reasons and a forecast of time and memory, and do not train",
+    )
+    add("--forecast", action="store_true", help="like --dry-run, and forecast the final dev score from early steps")
+    add("--json", metavar="PATH", help="write how the run ended, or the forecast, as JSON; -: to standard output")
     add(
         "--track",
         nargs="+",
@@ -141,21 +147,24 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, and return 0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved."""
-    if options.json is not None and options.dry_run:
-        raise TransduceError("`--json` writes how a run ended, but --dry-run starts none: leave one of them out.")
+    is_dry = options.dry_run or options.forecast
+    if options.json is not None and is_dry and options.resume:
+        raise TransduceError("`--json` writes the forecast of a new run: leave --json out, or --resume.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
     check_writable(
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
-    request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
-    request = msgspec.structs.replace(request, callbacks=tuple(TRACKERS[name]() for name in options.track))
+    request = run_request(options, Path(options.out), resume=options.resume, dry_run=is_dry)
+    request = msgspec.structs.replace(
+        request, forecast=options.forecast, callbacks=tuple(TRACKERS[name]() for name in options.track)
+    )
     result = train_in_stages(request)
     if (
         options.json is not None and result is not None and os.environ.get("RANK", "0") == "0"
     ):  # only the first of several processes
         write_json(result, options.json)
-    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
+    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if isinstance(result, TrainResult) else 0
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:

@@ -13,6 +13,7 @@ from transduce.argument_checks import as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.tasks.conversion import write_objects
+from transduce.tasks.run.forecast import RunForecast
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
@@ -28,11 +29,11 @@ from transduce.training.loop import TrainResult
 _STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--distill-from"}
 
 
-def train_in_stages(request: RunRequest) -> TrainResult | None:
+def train_in_stages(request: RunRequest) -> TrainResult | RunForecast | None:
     """Train a run; text for back-translation or distillation is translated first.
 
     Returns:
-        How the run ended; None for a dry run.
+        How the run ended, or the forecast of a dry run, as `train_run` returns them.
 
     Raises:
         TransduceError: settings or files are invalid, the text cannot be translated, or training fails.
@@ -95,10 +96,11 @@ def train(  # noqa: PLR0913  (the command's own options)
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
     dry_run: bool = False,
+    forecast: bool = False,
     device: str = "auto",
     threads: int | None = None,
     precision: str = "auto",
-) -> TrainResult | None:
+) -> TrainResult | RunForecast | None:
     """Train a model on text; settings that are not specified are chosen by the corpus and the machine.
 
     Args:
@@ -128,13 +130,14 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings: any settings by their dotted names: ``{"training.seed": 2}``.
         callbacks: objects that follow the run and may stop it, such as `WandbTracker()` (docs/folders.md).
         resume: resume from the newest checkpoint in `out`.
-        dry_run: print all choices without training.
+        dry_run: print all choices, and a forecast of the time and the memory, without training.
+        forecast: like `dry_run`, and forecast the final score on the dev set of a translation.
         device: "cpu", "cuda", or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster.
 
     Returns:
-        How the run ended; None for a dry run.
+        How the run ended, or the forecast of a dry run (None if the run would resume).
 
     Raises:
         TransduceError: settings or files are invalid.
@@ -172,7 +175,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         resume=resume,
-        dry_run=dry_run,
+        dry_run=dry_run or forecast,
+        forecast=forecast,
         device=device,
         threads=threads,
         callbacks=_checked_callbacks(callbacks),

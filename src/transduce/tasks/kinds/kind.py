@@ -407,6 +407,14 @@ class TaskKind(ABC, Generic[C]):
         """Return how many validations take about as long as `finish`, which measures the best model in the end."""
         return 1.0
 
+    def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
+        """Return how many tokens training reads in the time of a validation; None if the task does not predict it."""
+        return None
+
+    def trained_validation_seconds(self, validation: Validation, seconds: float) -> float:  # noqa: ARG002
+        """Return how long validations will take when the last one, early in training, took so many seconds."""
+        return seconds
+
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)

@@ -1,6 +1,7 @@
 """Run training from text files to a model folder, which combines data, model, loss and metrics."""
 
 import dataclasses
+import math
 import platform
 import tempfile
 import threading
@@ -27,7 +28,16 @@ from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus, StoredTextFiles
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.kind import Preparation, RunPlacement
+from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
+from transduce.tasks.run.forecast import (
+    NO_SCORE,
+    PROBE_SECONDS,
+    PROBE_STEPS,
+    SCORE_PROBE_SECONDS,
+    RunForecast,
+    forecast_run,
+    with_score,
+)
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
@@ -72,7 +82,7 @@ from transduce.training.distributed import Processes, explain_lost_processes, jo
 from transduce.training.engine import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Durations, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
@@ -146,7 +156,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     """Resume the run in the folder, if there is one."""
     dry_run: bool = False
-    """Show all choices without training."""
+    """Show all choices and a forecast of time and memory, without training."""
+    forecast: bool = False
+    """Like `dry_run`, and forecast the final score on the dev set."""
     device: str = "auto"
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
@@ -172,6 +184,7 @@ class Run:
         self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
+        self.validation: Validation | None = None  # set by the first process with its trainer
         self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
         torch.set_num_threads(self.machine.threads)
 
@@ -201,8 +214,7 @@ class Run:
         resolved = self._resolve(settings, corpus, base_config, account)
         self.kind.log_corpus_problems(corpus, resolved, account)
         explain_decoding(resolved.model, self.machine.device, account)
-        stored_in = None if self.request.dry_run else folder
-        prepare_initial_weights(stored_in, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
+        prepare_initial_weights(folder, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
         self._say_choices(account)
         return resolved, corpus
 
@@ -312,8 +324,10 @@ def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
     write_file(folder / SETTINGS_FILE, to_toml(as_settings(resolved)).encode())
 
 
-def train_run(request: RunRequest) -> TrainResult | None:
-    """Run training as requested; return None for a dry run.
+def train_run(request: RunRequest) -> TrainResult | RunForecast | None:
+    """Run training as requested; return how it ended, or the forecast of a dry run.
+
+    A dry run of several processes, or of a run that would resume, has no forecast: then the result is None.
 
     Training continues if its terminal is closed.
 
@@ -343,13 +357,11 @@ def _alone_in_process(folder: Path) -> Iterator[None]:
         _TRAINING.release()
 
 
-def _train_run(request: RunRequest) -> TrainResult | None:
+def _train_run(request: RunRequest) -> TrainResult | RunForecast | None:
     run = Run(request)
     has_run = (request.out / SETTINGS_FILE).exists()
     if request.dry_run:
-        if run.processes.is_first:
-            _dry_run(run, is_resumed=request.resume and has_run)
-        return None
+        return _dry_run(run, is_resumed=request.resume and has_run) if run.processes.is_first else None
     with ExitStack() as resources:
         resolved, corpus = _open_run(run, resources, has_run=has_run)
         result = _train(run, resolved, corpus)
@@ -388,15 +400,51 @@ def prepare_run(request: RunRequest) -> ResolvedSettings:
     return resolved
 
 
-def _dry_run(run: Run, *, is_resumed: bool) -> None:
-    """Print all choices without leaving files behind."""
+def _dry_run(run: Run, *, is_resumed: bool) -> RunForecast | None:
+    """Print all choices and a forecast without leaving files behind; return the forecast, unless a run would resume."""
+    forecast = None
     if is_resumed:
         resolved, _ = run.resume()
         run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
     else:
         with tempfile.TemporaryDirectory() as folder:
-            run.start(Path(folder))
+            resolved, corpus = run.start(Path(folder))
+            if run.processes.count == 1:
+                run.request = msgspec.structs.replace(run.request, out=Path(folder))
+                forecast = _forecast(run, resolved, corpus)
     run.display.say("Dry run: nothing was trained.")
+    return forecast
+
+
+def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunForecast:
+    """Take the first steps of a run in a temporary folder, validate once, and return and print the run's forecast."""
+    training, started_at = resolved.training, time.monotonic()
+    trainer = _open_trainer(run, resolved, corpus)
+    elapsed = time.monotonic() - run.started_at
+    most_steps = training.steps or PROBE_STEPS
+    if run.request.forecast:
+        seconds = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at))
+    else:
+        seconds, most_steps = PROBE_SECONDS, min(PROBE_STEPS, most_steps)
+    with using_backend(kernels_for_training(training.kernels, run.machine.device)):
+        durations, events = trainer.probe(seconds, most_steps)
+    assert run.validation is not None
+    validation = run.kind.trained_validation_seconds(run.validation, durations.validation)
+    forecast = forecast_run(
+        msgspec.structs.replace(durations, validation=validation),
+        training,
+        parameters=count_parameters(trainer.model)[0],
+        elapsed_seconds=elapsed + durations.first_step,
+        step=1,
+        end_validations=run.kind.end_validations(corpus, resolved),
+        validated=True,
+    )
+    run.display.say(f"Forecast: {forecast}.")
+    if run.request.forecast:
+        epoch_tokens = run.kind.epoch_tokens(corpus, resolved.model, resolved.task)
+        forecast = with_score(forecast, events[0] if events else None, training, epoch_tokens=epoch_tokens)
+        run.display.say(f"{forecast.score or NO_SCORE}")
+    return forecast
 
 
 def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
@@ -412,17 +460,39 @@ def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
-    """Train to the end; settings or data that make training impossible leave no new run behind."""
+    """Train to the end, and print a forecast after the first steps."""
+    trainer = _open_trainer(run, resolved, corpus)
+    tokens = run.kind.validation_tokens(corpus, resolved)
+
+    def say_forecast(step_seconds: float) -> None:
+        training = resolved.training
+        validation = math.nan if tokens is None else tokens * step_seconds / training.batch_tokens
+        forecast = forecast_run(
+            Durations(first_step=0.0, step=step_seconds, validation=validation),
+            training,
+            parameters=count_parameters(trainer.model)[0],
+            elapsed_seconds=time.monotonic() - run.started_at,
+            step=trainer.step,
+            end_validations=trainer.time_use.end_validations,
+            validated=False,
+        )
+        run.display.say(f"Forecast: {forecast}.")
+
+    trainer.after_first_steps = say_forecast
+    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
+        return trainer.run()
+
+
+def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
+    """Create the trainer; settings or data that make training impossible leave no new run behind."""
     keep_freed_memory()
     try:
         with explain_model_out_of_memory():
-            trainer = _make_trainer(run, resolved, corpus)
+            return _make_trainer(run, resolved, corpus)
     except TransduceError as error:
         if run.new_run is not None and not is_disk_error(error):
             run.new_run.undo()
         raise
-    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
-        return trainer.run()
 
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
@@ -438,7 +508,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     loss = run.kind.loss(model, resolved)
     batches = PrefetchedBatches(batches, loss) if place.device.startswith("cuda") else batches
-    dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
+    run.validation = dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
