@@ -85,9 +85,7 @@ def forecast_run(
     steps = training.steps or 1
     if budget is not None:
         steps = max(1, int((1.0 - 2 * _VALIDATION_SHARE) * (budget - elapsed_seconds) / durations.step))
-    validations, saves = (
-        periods(steps, every) - periods(step, every) for every in (training.validate_every, training.save_every)
-    )
+    validations, saves = (_due(step, steps, every) for every in (training.validate_every, training.save_every))
     validation = durations.validation
     if math.isnan(validation):
         validation = _VALIDATION_SHARE * steps * durations.step / max(1, validations)
@@ -110,9 +108,10 @@ def forecast_run(
     )
 
 
-def periods(steps: int, every: int | None) -> int:
-    """Return how many validations, or checkpoints, a run of so many steps has; the last step always has one."""
-    return math.ceil(steps / (every or default_interval(max(1, steps))))
+def _due(step: int, steps: int, every: int | None) -> int:
+    """Return how many validations, or checkpoints, are due after `step`; the last of `steps` always has one."""
+    every = every or default_interval(steps)
+    return math.ceil(steps / every) - step // every
 
 
 def with_score(
@@ -128,7 +127,7 @@ def with_score(
     """
     if event is None or event.bleu is None or event.chrf is None:
         return forecast
-    point = CurvePoint(step=event.step, loss=event.loss, bleu=event.bleu, chrf=event.chrf)
+    point = CurvePoint(event.step, event.loss, event.bleu, event.chrf)
     epochs = forecast.steps * training.batch_tokens / max(1, epoch_tokens)
     return msgspec.structs.replace(forecast, score=forecast_score(point, forecast.steps, epochs=epochs))
 

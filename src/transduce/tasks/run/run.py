@@ -443,7 +443,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunFor
     if run.request.forecast:
         epoch_tokens = run.kind.epoch_tokens(corpus, resolved.model, resolved.task)
         forecast = with_score(forecast, events[0] if events else None, training, epoch_tokens=epoch_tokens)
-        run.display.say(f"{forecast.score or NO_SCORE}")
+        run.display.say(NO_SCORE if forecast.score is None else f"Forecast: {forecast.score}.")
     return forecast
 
 
