@@ -20,7 +20,14 @@ from safetensors import safe_open
 
 import transduce
 from transduce.data.prepared import PreparedCorpus
-from transduce.tasks.run.learning_curves import RECORDS, CurvePoint, RecordedRun, forecast_score, read_records
+from transduce.tasks.run.learning_curves import (
+    RECORDS,
+    CurvePoint,
+    RecordedRun,
+    earlier_point,
+    forecast_score,
+    read_records,
+)
 
 # By the name of the corpus: the folder of $TRANSDUCE_DATA, how many lines of the training text there are to each one
 # that is used, and the steps of each run.
@@ -105,13 +112,15 @@ def test_forecasts(share: float) -> int:
     for run in read_records():
         if not run.held_out:
             continue
-        point = min(run.points, key=lambda each: abs(each.step - share * run.steps))
-        found = forecast_score(point, run.steps, epochs=run.epochs)
+        point = min(run.points[1:], key=lambda each: abs(each.step - share * run.steps))
+        earlier = earlier_point(run.points, point.step)
+        assert earlier is not None
+        found = forecast_score(earlier, point, run.steps)
         hit = found.low <= run.bleu <= found.high
         hits += hit
         print(
-            f"{run.corpus:12} step {point.step:5,} of {run.steps:5,}: BLEU {point.bleu:5.2f} so far, forecast "
-            f"{found.bleu:5.1f} ({found.low:.1f} to {found.high:.1f}), reached {run.bleu:5.1f} {'' if hit else 'missed'}"
+            f"{run.corpus:12} step {point.step:5,} of {run.steps:5,}: BLEU {point.bleu:5.2f} so far, "
+            f"forecast {found.bleu:5.1f} ({found.low:.1f} to {found.high:.1f}), reached {run.bleu:5.1f} {'' if hit else 'missed'}"
         )
     return hits
 

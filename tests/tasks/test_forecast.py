@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from transduce.commands.main import main
-from transduce.tasks.run.forecast import RunForecast, forecast_run, format_bytes
+from transduce.tasks.run.forecast import NO_SCORE, RunForecast, forecast_run, format_bytes, with_score
 from transduce.tasks.run.learning_curves import CurvePoint, RecordedRun, forecast_score, read_records
 from transduce.tasks.train import train
+from transduce.training.events import ValidationEvent
 from transduce.training.loop import Durations, StepTimer
 
 
@@ -68,16 +69,30 @@ def test_a_dry_run_forecasts_and_leaves_nothing(
     assert forecast.steps == 80
     assert forecast.validations == 4
     assert forecast.seconds > 79 * forecast.step_seconds
-    assert forecast.score is not None
-    assert 0.0 <= forecast.score.low <= forecast.score.bleu <= forecast.score.high <= 100.0
+    assert forecast.score is None  # the run has too few steps
     said = capfd.readouterr().err
     assert f"{forecast}." in said
-    assert f"{forecast.score}." in said
+    assert NO_SCORE in said
     # The run itself says so too, after its first steps, and has as many parameters.
     assert main(["train", "--out", str(tmp_path / "m"), *_options(settings), "--device", "cpu", "--threads", "1"]) == 0
     said = capfd.readouterr().err
     assert f"Training {forecast.parameters:,} parameters" in said
     assert said.index("Forecast: about ") < said.index("step 15/80")
+
+
+def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
+    events = [
+        ValidationEvent(step, loss, math.exp(loss), bleu=bleu, chrf=chrf)
+        for step, loss, bleu, chrf in ((100, 4.2, 6.4, 26.4), (200, 3.2, 17.0, 38.0))
+    ]
+    forecast = RunForecast(
+        parameters=1, steps=800, seconds=1.0, step_seconds=1.0, validations=1, validation_seconds=1.0, peak_memory=None
+    )
+    found = with_score(forecast, events).score
+    assert found is not None
+    assert 17.0 < found.bleu < 60.0
+    assert 0.0 <= found.low < found.bleu < found.high <= 100.0
+    assert with_score(forecast, events[:1]).score is None
 
 
 def test_a_forecast_as_json(toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -100,29 +115,37 @@ def test_sizes_are_readable() -> None:
 # --- scores -----------------------------------------------------------------------------------------------------
 
 
-def curve(corpus: str, limit: float, steps: int) -> RecordedRun:
-    """A run whose BLEU rises to the limit as 1 - 100 / (100 + step)."""
-    points = [
-        CurvePoint(step, 2.0, limit * step / (100 + step), limit * step / (100 + step)) for step in range(50, steps, 50)
-    ]
+def curve(corpus: str, limit: float, delay: float, steps: int) -> RecordedRun:
+    """A run whose BLEU and chrF rise to a limit, half of it after `delay` steps."""
+    points = []
+    for step in range(50, steps + 1, 50):
+        score = limit * step / (delay + step)
+        points.append(CurvePoint(step, 2.0, score, score))
     return RecordedRun(
         corpus=corpus, steps=steps, pairs=1, epochs=1.0, parameters=1, points=tuple(points), bleu=points[-1].bleu
     )
 
 
 def test_curves_like_the_recorded_ones_are_forecast() -> None:
-    records = [curve(f"{limit} {steps}", limit, steps) for limit in (20.0, 30.0, 40.0) for steps in (400, 800, 1600)]
-    unseen = curve("unseen", 35.0, 800)
-    point = unseen.points[3]
-    found = forecast_score(point, 800, epochs=1.0, records=records)
-    assert abs(found.bleu - unseen.bleu) < 1.5
-    assert found.low <= unseen.bleu <= found.high
-    assert found.high - found.low < 6.0
+    """A run that rises steeply before the validation rises further than one that has become flat."""
+    records = [
+        curve(f"{limit} {delay}", limit, delay, steps)
+        for limit in (20.0, 30.0, 40.0)
+        for delay in (50.0, 100.0, 200.0)
+        for steps in (800, 1600)
+    ]
+    errors = []
+    for delay in (70.0, 150.0):
+        unseen = curve("unseen", 35.0, delay, 800)
+        found = forecast_score(unseen.points[1], unseen.points[3], 800, records=records)
+        assert found.high - found.low < 6.0
+        errors.append(found.bleu - unseen.bleu)
+    assert max(map(abs, errors)) < 2.0
     noisy = [
         msgspec.structs.replace(run, bleu=run.bleu * factor)
-        for run, factor in zip(records, [0.7, 1.3, 1.0] * 3, strict=True)
+        for run, factor in zip(records, [0.7, 1.3, 1.0] * 6, strict=True)
     ]
-    wide = forecast_score(point, 800, epochs=1.0, records=noisy)
+    wide = forecast_score(unseen.points[1], unseen.points[3], 800, records=noisy)
     assert wide.high - wide.low > 2 * (found.high - found.low)
 
 

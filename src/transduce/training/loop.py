@@ -337,42 +337,50 @@ class Trainer:
             reason=reason,
         )
 
-    def probe(self, seconds: float, most_steps: int) -> tuple[Durations, list[ValidationEvent]]:
-        """Take real steps for some seconds, validate and save once, and return the durations and the validation.
+    def probe(self, seconds: float, most_steps: int, validations: int) -> tuple[Durations, list[ValidationEvent]]:
+        """Take real steps for some seconds, validate, save once, and return the durations and the validations.
 
         The trainer cannot continue its run afterwards.
 
         Args:
             seconds: the time for steps after the first one.
             most_steps: the largest number of steps.
+            validations: how many validations to make, evenly spaced.
         """
         self.model.train()
-        times, events = list[float](), list[ValidationEvent]()
+        times, events, validated = list[float](), list[ValidationEvent](), list[float]()
+        weights: Mapping[str, Tensor] = {}
         try:
             with Interruption() as interruption:
                 started_at = time.monotonic()
                 self._try_largest(interruption)
                 self._take_step(interruption)
-                first_at = time.monotonic()
-                while self.step < most_steps and (len(times) < _FEWEST_PROBED or sum(times) < seconds):
-                    before = time.monotonic()
-                    self._take_step(interruption)
-                    times.append(time.monotonic() - before)
-                weights = self.optimizer.weights_to_keep()
-                validated_at = time.monotonic()
-                if self.validate is not None:
-                    with interruption.abandonable():
-                        events.append(self.validate(weights, self.step))
+                first = time.monotonic() - started_at
+                for part in range(1, validations + 1):
+                    share = part / validations
+                    while self.step < share * most_steps and (
+                        len(times) < _FEWEST_PROBED or sum(times) < share * seconds
+                    ):
+                        before = time.monotonic()
+                        self._take_step(interruption)
+                        times.append(time.monotonic() - before)
+                    weights = self.optimizer.weights_to_keep()
+                    validated_at = time.monotonic()
+                    if self.validate is not None:
+                        with interruption.abandonable():
+                            events.append(self.validate(weights, self.step))
+                        self.model.train()
+                    validated.append(time.monotonic() - validated_at)
                 kept_at = time.monotonic()
-                self._keep(weights, events[0] if events else None)
+                self._keep(weights, events[-1] if events else None)
                 saved_at = time.monotonic()
                 self._save()
         except AbandonedError:
             raise KeyboardInterrupt from None
         durations = Durations(
-            first_step=first_at - started_at,
-            step=sum(times) / len(times) if times else first_at - started_at,
-            validation=kept_at - validated_at,
+            first_step=first,
+            step=sum(times) / len(times) if times else first,
+            validation=validated[-1],
             keep=saved_at - kept_at,
             save=time.monotonic() - saved_at,
         )

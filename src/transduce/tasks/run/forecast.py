@@ -1,12 +1,13 @@
 """Forecast a run before it is trained: its parameters, its time, its peak memory and, on request, its dev score."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import torch
 
 from transduce.machine import peak_memory
-from transduce.tasks.run.learning_curves import CurvePoint, ScoreForecast, forecast_score
+from transduce.tasks.run.learning_curves import FEWEST_STEPS, CurvePoint, ScoreForecast, forecast_score
 from transduce.training.events import ValidationEvent, format_duration
 from transduce.training.loop import Durations
 from transduce.training.schedule import default_interval
@@ -18,14 +19,15 @@ _VALIDATION_BYTES, _EVALUATION_BYTES = 6, 4
 # The part of the time that validations take, for a task that does not predict it.
 _VALIDATION_SHARE = 0.08
 
-NO_SCORE = "No score is forecast: only translations are compared with the recorded runs."
-
 PROBE_SECONDS = 8.0
 """The time of the steps that a dry run takes to measure the machine's rate."""
 SCORE_PROBE_SECONDS = 40.0
 """The time of the steps from which a score is forecast; the validation after them takes some more seconds."""
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
+NO_SCORE = (
+    f"No score is forecast: that takes a translation and {FEWEST_STEPS} steps within {SCORE_PROBE_SECONDS:g} seconds."
+)
 
 
 class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,22 +116,19 @@ def _due(step: int, steps: int, every: int | None) -> int:
     return math.ceil(steps / every) - step // every
 
 
-def with_score(
-    forecast: RunForecast, event: ValidationEvent | None, training: ResolvedTraining, *, epoch_tokens: int
-) -> RunForecast:
-    """Return a forecast with the final score on the dev set, from the validation at the end of the probe.
+def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunForecast:
+    """Return a forecast with the final score on the dev set, from two validations during the probe.
 
-    Args:
-        forecast: the forecast without a score.
-        event: the validation; None if there was none.
-        training: the run's settings.
-        epoch_tokens: the number of target tokens in an epoch.
+    It stays without a score if the validations translated nothing, or if the probe took too few steps.
     """
-    if event is None or event.bleu is None or event.chrf is None:
+    points = [
+        CurvePoint(event.step, event.loss, event.bleu, event.chrf)
+        for event in events
+        if event.bleu is not None and event.chrf is not None
+    ]
+    if len(points) < 2 or points[-1].step < FEWEST_STEPS:
         return forecast
-    point = CurvePoint(event.step, event.loss, event.bleu, event.chrf)
-    epochs = forecast.steps * training.batch_tokens / max(1, epoch_tokens)
-    return msgspec.structs.replace(forecast, score=forecast_score(point, forecast.steps, epochs=epochs))
+    return msgspec.structs.replace(forecast, score=forecast_score(points[-2], points[-1], forecast.steps))
 
 
 def format_bytes(size: int) -> str:

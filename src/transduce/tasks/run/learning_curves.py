@@ -1,8 +1,8 @@
-"""Forecast the final dev score of a translation run from a validation early in the run.
+"""Forecast the final dev score of a translation run from two validations early in the run.
 
 The forecast is a ridge regression on runs that `benchmarks/recorded_runs.py` recorded (`recorded_runs.json`). Each
-validation of a recorded run is an example: what the final BLEU was, after so many more steps, when an early validation
-had these scores. The interval has the errors that the regression makes on corpora that it was not fitted to.
+validation of a recorded run is an example: by how much BLEU rose to the end of the run, when chrF had just risen at a
+certain rate. The interval has the errors that the regression makes on corpora that it was not fitted to.
 """
 
 import math
@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 RECORDS = Path(__file__).with_name("recorded_runs.json")
 # Validations at these shares of a run are examples; later ones need no forecast.
 _SHARES = (0.06, 0.7)
+FEWEST_STEPS = 90
+"""The first step from which a score is forecast; before it, translations are hardly related to their sources."""
 # The examples nearest to a forecast, by their BLEU so far and the steps to come, from which its interval follows.
-_NEIGHBORS = 12
+_NEIGHBORS = 20
 _COVERAGE = 0.85
-_RIDGE = 0.3
-_LEAST_WIDTH = 1.0  # BLEU; two seeds differ by as much
+_RIDGE = 0.05
+_LEAST_ERROR = 0.5  # BLEU; two seeds differ by as much
 
 
 class CurvePoint(NamedTuple):
@@ -75,11 +77,7 @@ class _Example(NamedTuple):
     features: NDArray[np.float64]
     gain: float
     """The logit of the final BLEU minus that of the validation."""
-    point: CurvePoint
-    bleu: float
-    """The final BLEU."""
-    steps: int
-    """The number of steps of the run."""
+    position: NDArray[np.float64]
 
 
 def read_records(path: Path = RECORDS) -> tuple[RecordedRun, ...]:
@@ -88,18 +86,18 @@ def read_records(path: Path = RECORDS) -> tuple[RecordedRun, ...]:
 
 
 def forecast_score(
-    point: CurvePoint, steps: int, *, epochs: float, records: Sequence[RecordedRun] | None = None
+    earlier: CurvePoint, point: CurvePoint, steps: int, *, records: Sequence[RecordedRun] | None = None
 ) -> ScoreForecast:
     """Return the forecast of the final BLEU of a run.
 
     Args:
-        point: a validation of the run.
+        earlier: a validation after about half as many steps as `point`.
+        point: the last validation.
         steps: the number of steps of the whole run.
-        epochs: how often the whole run reads the corpus.
         records: recorded runs to fit the regression to; None: those that come with the package.
     """
-    model = _LearningCurves.fitted() if records is None else _LearningCurves(records)
-    return model.forecast(point, steps, epochs)
+    curves = _LearningCurves.fitted() if records is None else _LearningCurves(records)
+    return curves.forecast(earlier, point, steps)
 
 
 class _LearningCurves:
@@ -121,42 +119,45 @@ class _LearningCurves:
         """Return the regression on the runs that come with the package."""
         return _LearningCurves(read_records())
 
-    def forecast(self, point: CurvePoint, steps: int, epochs: float) -> ScoreForecast:
+    def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
         """Return the forecast of a run's final BLEU."""
-        gain = float(_features(point, steps, epochs) @ self.coefficients)
+        gain = float(_features(earlier, point, steps) @ self.coefficients)
         here = _position(point, steps)
-        distances = [float(np.abs(_position(each.point, each.steps) - here).sum()) for each in self.examples]
+        distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
         nearest = np.argsort(distances, kind="stable")[:_NEIGHBORS]
         error = float(np.quantile(np.abs(self.errors[nearest]), _COVERAGE, method="higher"))
-        start = _logit(point.bleu)
-        bleu, low, high = (_bleu(start + gain + shift) for shift in (0.0, -error, error))
-        return ScoreForecast(
-            bleu=bleu, low=max(0.0, min(low, bleu - _LEAST_WIDTH / 2)), high=max(high, bleu + _LEAST_WIDTH / 2)
-        )
+        bleu, low, high = (_bleu(_logit(point.bleu) + gain + shift) for shift in (0.0, -error, error))
+        low, high = max(0.0, min(low, bleu - _LEAST_ERROR)), min(100.0, max(high, bleu + _LEAST_ERROR))
+        return ScoreForecast(bleu=bleu, low=low, high=high)
+
+
+def earlier_point(points: Sequence[CurvePoint], step: int) -> CurvePoint | None:
+    """Return the validation that is nearest to half of a step on a logarithmic scale; None if none is earlier."""
+    before = [point for point in points if point.step < step]
+    return min(before, key=lambda point: abs(math.log(2 * point.step / step)), default=None)
 
 
 def _examples(run: RecordedRun) -> list[_Example]:
     first, last = (share * run.steps for share in _SHARES)
-    return [
-        _Example(
-            run.corpus,
-            _features(point, run.steps, run.epochs),
-            _logit(run.bleu) - _logit(point.bleu),
-            point,
-            run.bleu,
-            run.steps,
-        )
-        for point in run.points
-        if first <= point.step <= last
-    ]
+    examples = []
+    for point in run.points:
+        earlier = earlier_point(run.points, point.step)
+        if earlier is None or point.step < FEWEST_STEPS or not first <= point.step <= last:
+            continue
+        gain = _logit(run.bleu) - _logit(point.bleu)
+        examples.append(_Example(run.corpus, _features(earlier, point, run.steps), gain, _position(point, run.steps)))
+    return examples
 
 
-def _features(point: CurvePoint, steps: int, epochs: float) -> NDArray[np.float64]:
-    return np.array([1.0, math.log(steps / point.step), _logit(point.bleu), _logit(point.chrf), point.loss])
+def _features(earlier: CurvePoint, point: CurvePoint, steps: int) -> NDArray[np.float64]:
+    """Return the features: the doublings of the steps still to come, and by how much chrF rose in the last one."""
+    doublings = math.log2(steps / point.step)
+    rise = (_logit(point.chrf) - _logit(earlier.chrf)) / math.log2(point.step / earlier.step)
+    return np.array([1.0, doublings, rise, doublings * rise])
 
 
 def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
-    return np.array([_logit(point.bleu), math.log(steps / point.step)])
+    return np.array([_logit(point.bleu), math.log2(steps / point.step)])
 
 
 def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:

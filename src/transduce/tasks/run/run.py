@@ -427,7 +427,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunFor
     else:
         seconds, most_steps = PROBE_SECONDS, min(PROBE_STEPS, most_steps)
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
-        durations, events = trainer.probe(seconds, most_steps)
+        durations, events = trainer.probe(seconds, most_steps, validations=2 if run.request.forecast else 1)
     assert run.validation is not None
     validation = run.kind.trained_validation_seconds(run.validation, durations.validation)
     forecast = forecast_run(
@@ -441,8 +441,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunFor
     )
     run.display.say(f"Forecast: {forecast}.")
     if run.request.forecast:
-        epoch_tokens = run.kind.epoch_tokens(corpus, resolved.model, resolved.task)
-        forecast = with_score(forecast, events[0] if events else None, training, epoch_tokens=epoch_tokens)
+        forecast = with_score(forecast, events)
         run.display.say(NO_SCORE if forecast.score is None else f"Forecast: {forecast.score}.")
     return forecast
 
