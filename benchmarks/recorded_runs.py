@@ -118,9 +118,10 @@ def test_forecasts(share: float) -> int:
         found = forecast_score(earlier, point, run.steps)
         hit = found.low <= run.bleu <= found.high
         hits += hit
+        result = "" if hit else ", missed"
         print(
             f"{run.corpus:12} step {point.step:5,} of {run.steps:5,}: BLEU {point.bleu:5.2f} so far, "
-            f"forecast {found.bleu:5.1f} ({found.low:.1f} to {found.high:.1f}), reached {run.bleu:5.1f} {'' if hit else 'missed'}"
+            f"forecast {found.bleu:5.1f} ({found.low:.1f} to {found.high:.1f}), reached {run.bleu:.1f}{result}"
         )
     return hits
 

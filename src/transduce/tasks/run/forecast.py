@@ -25,9 +25,7 @@ SCORE_PROBE_SECONDS = 40.0
 """The time of the steps from which a score is forecast; the validation after them takes some more seconds."""
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
-NO_SCORE = (
-    f"No score is forecast: that takes a translation and {FEWEST_STEPS} steps within {SCORE_PROBE_SECONDS:g} seconds."
-)
+NO_SCORE = f"No score is forecast: that takes {FEWEST_STEPS} steps of translation in {SCORE_PROBE_SECONDS:g} seconds."
 
 
 class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
