@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from safetensors import safe_open
@@ -71,9 +72,10 @@ def train(data: Path, name: str, steps: int, out: Path) -> None:
     if (out / "dev_score.json").exists():
         return
     folder, every, _ = (FITTED | HELD_OUT)[name]
-    languages = tuple(name.split("-")[0:2] if AMERICAS in folder else name.split("-")[1:3])
+    parts = name.split("-")
+    languages = (parts[0], parts[1]) if AMERICAS in folder else (parts[1], parts[2])
     with tempfile.TemporaryDirectory() as scratch:
-        sides = {}
+        sides: dict[str, Any] = {}
         for side, code in zip(("source", "target"), languages, strict=True):
             sides[side] = write_side(Path(scratch), data / folder, (f"train.{code}",) * 2, every)
             dev = "val" if "m30" in name else "dev"

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
+    from transduce.tasks.run.forecast import RunForecast
+    from transduce.tasks.run.learning_curves import ScoreForecast
     from transduce.tasks.train import train
     from transduce.text.glossary import Glossary, Term, read_glossary
     from transduce.text.tokenizer import Tokenizer
@@ -112,9 +114,11 @@ __all__ = [
     "PronounPair",
     "QualityWarning",
     "RunEnd",
+    "RunForecast",
     "RunStart",
     "SamplingSettings",
     "Score",
+    "ScoreForecast",
     "ScoreReport",
     "SearchSettings",
     "ShardReport",
@@ -225,6 +229,8 @@ _DEFINED_IN = {
     "Tokenizer": "transduce.text.tokenizer",
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
+    "RunForecast": "transduce.tasks.run.forecast",
+    "ScoreForecast": "transduce.tasks.run.learning_curves",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",

@@ -411,8 +411,14 @@ class TaskKind(ABC, Generic[C]):
         """Return how many tokens training reads in the time of a validation; None if the task does not predict it."""
         return None
 
-    def trained_validation_seconds(self, validation: Validation, seconds: float) -> float:  # noqa: ARG002
-        """Return how long validations will take when the last one, early in training, took so many seconds."""
+    def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:  # noqa: ARG002
+        """Return how long a validation of a trained model will take.
+
+        Args:
+            validation: the dev set, which has measured a model early in training.
+            seconds: how long that took.
+            expected: the time by `validation_tokens`; NaN if the task does not predict it.
+        """
         return seconds
 
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:

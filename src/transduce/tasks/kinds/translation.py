@@ -64,7 +64,7 @@ _MANY_SENTENCES = 100
 _BEAM_TIME = 1.1  # beam search and loading, in the time of a validation of as many sentences, which decodes greedily
 # The time of a token's loss and of a token's greedy search, in that of a token in training.
 _LOSS_COST, _SEARCH_COST = 0.35, 1.5
-_MAX_LENGTH_RATIO = 5.0
+_SHORT = 0.7  # the length of translations, in that of their references
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 _MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
 
@@ -353,11 +353,13 @@ class Translation(TextKind):
         translated = min(resolved.training.translate_dev, sentences) / sentences
         return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
 
-    def trained_validation_seconds(self, validation: Validation, seconds: float) -> float:
-        """Return how long validations will take, when translations are as long as the references."""
+    def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
+        """Return how long a validation will take when translations are as long as the references."""
         assert isinstance(validation, DevSet)
-        ratio = min(_MAX_LENGTH_RATIO, max(1.0 / _MAX_LENGTH_RATIO, validation.length_ratio))
-        return seconds - validation.translation_seconds * (1.0 - 1.0 / ratio)
+        ratio = validation.length_ratio
+        if ratio < _SHORT:  # the model ends its translations at once, so their time says little
+            return max(seconds, expected)
+        return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the texts of the model card."""

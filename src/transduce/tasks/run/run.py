@@ -429,7 +429,8 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunFor
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
         durations, events = trainer.probe(seconds, most_steps, validations=2 if run.request.forecast else 1)
     assert run.validation is not None
-    validation = run.kind.trained_validation_seconds(run.validation, durations.validation)
+    expected = _expected_validation(run, corpus, resolved, durations.step)
+    validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
     forecast = forecast_run(
         msgspec.structs.replace(durations, validation=validation),
         training,
@@ -461,14 +462,12 @@ def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
     """Train to the end, and print a forecast after the first steps."""
     trainer = _open_trainer(run, resolved, corpus)
-    tokens = run.kind.validation_tokens(corpus, resolved)
 
     def say_forecast(step_seconds: float) -> None:
-        training = resolved.training
-        validation = math.nan if tokens is None else tokens * step_seconds / training.batch_tokens
+        validation = _expected_validation(run, corpus, resolved, step_seconds)
         forecast = forecast_run(
             Durations(first_step=0.0, step=step_seconds, validation=validation),
-            training,
+            resolved.training,
             parameters=count_parameters(trainer.model)[0],
             elapsed_seconds=time.monotonic() - run.started_at,
             step=trainer.step,
@@ -480,6 +479,12 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
     trainer.after_first_steps = say_forecast
     with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
+
+
+def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings, step_seconds: float) -> float:
+    """Return the time that a validation takes by the time of a step; NaN if the task does not predict it."""
+    tokens = run.kind.validation_tokens(corpus, resolved)
+    return math.nan if tokens is None else tokens * step_seconds / resolved.training.batch_tokens
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
