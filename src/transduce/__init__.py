@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
-    from transduce.tasks.run.forecast import RunForecast
-    from transduce.tasks.run.learning_curves import ScoreForecast
     from transduce.tasks.train import train
     from transduce.text.glossary import Glossary, Term, read_glossary
     from transduce.text.tokenizer import Tokenizer
@@ -71,6 +69,8 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
+    from transduce.training.forecast import RunForecast
+    from transduce.training.learning_curves import ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -229,8 +229,8 @@ _DEFINED_IN = {
     "Tokenizer": "transduce.text.tokenizer",
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
-    "RunForecast": "transduce.tasks.run.forecast",
-    "ScoreForecast": "transduce.tasks.run.learning_curves",
+    "RunForecast": "transduce.training.forecast",
+    "ScoreForecast": "transduce.training.learning_curves",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from typing_extensions import override
 
 from transduce.commands.main import main
-from transduce.tasks.run.forecast import NO_SCORE, RunForecast, forecast_run, format_bytes, with_score
-from transduce.tasks.run.learning_curves import CurvePoint, RecordedRun, forecast_score, read_records
 from transduce.tasks.train import train
+from transduce.training.callbacks import Callback
 from transduce.training.events import ValidationEvent
+from transduce.training.forecast import NO_SCORE, RunForecast, forecast_run, format_bytes, with_score
+from transduce.training.learning_curves import CurvePoint, RecordedRun, forecast_score, read_records
 from transduce.training.loop import Durations, StepTimer
 
 
@@ -27,6 +29,17 @@ def training(toy_settings: dict[str, Any], tmp_path: Path) -> Any:
     for name, value in toy_settings.items():
         put_setting(content, name, value)
     return prepare_run(RunRequest(settings=content, out=tmp_path / "prepared", device="cpu", threads=1)).training
+
+
+class Keeper(Callback):
+    """A callback that keeps forecasts."""
+
+    def __init__(self) -> None:
+        self.forecasts: list[RunForecast] = []
+
+    @override
+    def on_forecast(self, event: RunForecast) -> None:
+        self.forecasts.append(event)
 
 
 def test_the_parts_of_a_run_add_up(training: Any) -> None:
@@ -61,11 +74,13 @@ def test_a_dry_run_forecasts_and_leaves_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     settings = toy_settings | {"training.kernels": "torch"}
     before = torch.get_num_threads()
-    forecast = train(out=tmp_path / "m", settings=settings, forecast=True, device="cpu", threads=1)
+    keeper = Keeper()
+    options: dict[str, Any] = {"settings": settings, "callbacks": [keeper], "device": "cpu", "threads": 1}
+    assert train(out=tmp_path / "m", forecast=True, **options) is None
+    (forecast,) = keeper.forecasts
     assert torch.get_num_threads() == before
     assert not (tmp_path / "m").exists()
     assert list(temporary.iterdir()) == []
-    assert isinstance(forecast, RunForecast)
     assert forecast.steps == 80
     assert forecast.validations == 4
     assert forecast.seconds > 79 * forecast.step_seconds
@@ -134,19 +149,17 @@ def test_curves_like_the_recorded_ones_are_forecast() -> None:
         for delay in (50.0, 100.0, 200.0)
         for steps in (800, 1600)
     ]
-    errors = []
-    for delay in (70.0, 150.0):
-        unseen = curve("unseen", 35.0, delay, 800)
-        found = forecast_score(unseen.points[1], unseen.points[3], 800, records=records)
+    early, late = (curve("unseen", 35.0, delay, 800) for delay in (70.0, 150.0))
+    for run in (early, late):
+        found = forecast_score(run.points[1], run.points[3], 800, records=records)
+        assert abs(found.bleu - run.bleu) < 2.0
         assert found.high - found.low < 6.0
-        errors.append(found.bleu - unseen.bleu)
-    assert max(map(abs, errors)) < 2.0
     noisy = [
         msgspec.structs.replace(run, bleu=run.bleu * factor)
         for run, factor in zip(records, [0.7, 1.3, 1.0] * 6, strict=True)
     ]
-    wide = forecast_score(unseen.points[1], unseen.points[3], 800, records=noisy)
-    assert wide.high - wide.low > 2 * (found.high - found.low)
+    narrow, wide = (forecast_score(late.points[1], late.points[3], 800, records=each) for each in (records, noisy))
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 
 def test_the_recorded_runs_are_runs() -> None:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import msgspec
+from typing_extensions import override
 
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import add_columns, add_computing, check_folder, check_writable, write_json
@@ -14,9 +15,9 @@ from transduce.tasks.run.run import RunRequest
 from transduce.tasks.settings.reading import put_setting, read_settings
 from transduce.tasks.train import train_in_stages
 from transduce.text.languages import language_of
-from transduce.training.callbacks import TRACKERS
+from transduce.training.callbacks import TRACKERS, Callback
 from transduce.training.choices import PRESETS
-from transduce.training.loop import TrainResult
+from transduce.training.forecast import RunForecast
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
@@ -158,15 +159,26 @@ def run(options: argparse.Namespace) -> int:
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=is_dry)
-    request = msgspec.structs.replace(
-        request, forecast=options.forecast, callbacks=tuple(TRACKERS[name]() for name in options.track)
-    )
+    keeper = _ForecastKeeper()
+    callbacks = (keeper,) if is_dry else tuple(TRACKERS[name]() for name in options.track)
+    request = msgspec.structs.replace(request, forecast=options.forecast, callbacks=callbacks)
     result = train_in_stages(request)
+    report = keeper.forecast if is_dry else result
     if (
-        options.json is not None and result is not None and os.environ.get("RANK", "0") == "0"
+        options.json is not None and report is not None and os.environ.get("RANK", "0") == "0"
     ):  # only the first of several processes
-        write_json(result, options.json)
-    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if isinstance(result, TrainResult) else 0
+        write_json(report, options.json)
+    return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
+
+
+class _ForecastKeeper(Callback):
+    """A callback that keeps the forecast of a run."""
+
+    forecast: RunForecast | None = None
+
+    @override
+    def on_forecast(self, event: RunForecast) -> None:
+        self.forecast = event
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:

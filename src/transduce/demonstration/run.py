@@ -15,7 +15,6 @@ from transduce.inspection.sentence_view import draw_attention
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, read_settings
-from transduce.training.loop import TrainResult
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
 _SHOWN = 6  # number of held-out sentences to translate besides SENTENCES
@@ -94,7 +93,7 @@ def demo(
     show(translator, corpus.test, console)
     translations = translator([pair.source for pair in corpus.test], beam_size=1)
     exact = sum(t.text == pair.target for t, pair in zip(translations, corpus.test, strict=True))
-    seconds = result.elapsed_seconds if isinstance(result, TrainResult) else 0.0
+    seconds = result.elapsed_seconds if result is not None else 0.0
     return DemoResult(str(out), exact, len(corpus.test), seconds)
 
 

@@ -13,7 +13,6 @@ from transduce.inference.bulk_files import ReportClock, ResumableFile, portion_s
 from transduce.inference.load import open_translator
 from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
-from transduce.tasks.run.forecast import RunForecast
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
@@ -148,7 +147,7 @@ _SHARE_OF_REVERSE = 1 / 3
 _COMMON = ("training.seed", "training.precision", "training.kernels")
 
 
-def train_with_monolingual(request: RunRequest) -> TrainResult | RunForecast | None:
+def train_with_monolingual(request: RunRequest) -> TrainResult | None:
     """Train a model on the pairs and on `data.monolingual`, which is back-translated first.
 
     All three stages can be resumed: training the reverse model, translating, and training the final model.
@@ -173,7 +172,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | RunForecast | N
         if request.dry_run:
             display.say("Then the text would be translated back, and a model would be trained on all pairs.")
             return None
-        if not isinstance(reverse, TrainResult) or reverse.reason.startswith("SIG"):
+        if reverse is None or reverse.reason.startswith("SIG"):
             return reverse
         folder = request.out / REVERSE_FOLDER
         translator = open_translator(folder, device=request.device, threads=request.threads)
@@ -281,7 +280,7 @@ TEACHER_FOLDER = "taught"
 """The folder inside the run's folder that holds the teacher's translations."""
 
 
-def train_with_teacher(request: RunRequest) -> TrainResult | RunForecast | None:
+def train_with_teacher(request: RunRequest) -> TrainResult | None:
     """Translate the sources with the teacher of `data.distill_from`, then train a model on the translations.
 
     Both stages can be resumed.

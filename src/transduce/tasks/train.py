@@ -13,7 +13,6 @@ from transduce.argument_checks import as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.tasks.conversion import write_objects
-from transduce.tasks.run.forecast import RunForecast
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
@@ -29,11 +28,11 @@ from transduce.training.loop import TrainResult
 _STAGES = {REVERSE_FOLDER: "--monolingual", TEACHER_FOLDER: "--distill-from"}
 
 
-def train_in_stages(request: RunRequest) -> TrainResult | RunForecast | None:
+def train_in_stages(request: RunRequest) -> TrainResult | None:
     """Train a run; text for back-translation or distillation is translated first.
 
     Returns:
-        How the run ended, or the forecast of a dry run, as `train_run` returns them.
+        How the run ended; None for a dry run.
 
     Raises:
         TransduceError: settings or files are invalid, the text cannot be translated, or training fails.
@@ -101,7 +100,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     device: str = "auto",
     threads: int | None = None,
     precision: str = "auto",
-) -> TrainResult | RunForecast | None:
+) -> TrainResult | None:
     """Train a model on text; settings that are not specified are chosen by the corpus and the machine.
 
     Args:
@@ -139,7 +138,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster.
 
     Returns:
-        How the run ended, or the forecast of a dry run (None if the run would resume).
+        How the run ended; None for a dry run.
 
     Raises:
         TransduceError: settings or files are invalid.

@@ -29,15 +29,6 @@ from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus, StoredTextFiles
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
-from transduce.tasks.run.forecast import (
-    NO_SCORE,
-    PROBE_SECONDS,
-    PROBE_STEPS,
-    SCORE_PROBE_SECONDS,
-    RunForecast,
-    forecast_run,
-    with_score,
-)
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
@@ -81,6 +72,14 @@ from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
 from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.forecast import (
+    NO_SCORE,
+    PROBE_SECONDS,
+    PROBE_STEPS,
+    SCORE_PROBE_SECONDS,
+    forecast_run,
+    with_score,
+)
 from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Durations, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
@@ -324,10 +323,8 @@ def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
     write_file(folder / SETTINGS_FILE, to_toml(as_settings(resolved)).encode())
 
 
-def train_run(request: RunRequest) -> TrainResult | RunForecast | None:
-    """Run training as requested; return how it ended, or the forecast of a dry run.
-
-    A dry run of several processes, or of a run that would resume, has no forecast: then the result is None.
+def train_run(request: RunRequest) -> TrainResult | None:
+    """Run training as requested; return None for a dry run.
 
     Training continues if its terminal is closed.
 
@@ -357,11 +354,13 @@ def _alone_in_process(folder: Path) -> Iterator[None]:
         _TRAINING.release()
 
 
-def _train_run(request: RunRequest) -> TrainResult | RunForecast | None:
+def _train_run(request: RunRequest) -> TrainResult | None:
     run = Run(request)
     has_run = (request.out / SETTINGS_FILE).exists()
     if request.dry_run:
-        return _dry_run(run, is_resumed=request.resume and has_run) if run.processes.is_first else None
+        if run.processes.is_first:
+            _dry_run(run, is_resumed=request.resume and has_run)
+        return None
     with ExitStack() as resources:
         resolved, corpus = _open_run(run, resources, has_run=has_run)
         result = _train(run, resolved, corpus)
@@ -400,9 +399,8 @@ def prepare_run(request: RunRequest) -> ResolvedSettings:
     return resolved
 
 
-def _dry_run(run: Run, *, is_resumed: bool) -> RunForecast | None:
-    """Print all choices and a forecast without leaving files behind; return the forecast, unless a run would resume."""
-    forecast = None
+def _dry_run(run: Run, *, is_resumed: bool) -> None:
+    """Print all choices, and a forecast unless a run would resume, without leaving files behind."""
     if is_resumed:
         resolved, _ = run.resume()
         run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
@@ -411,13 +409,12 @@ def _dry_run(run: Run, *, is_resumed: bool) -> RunForecast | None:
             resolved, corpus = run.start(Path(folder))
             if run.processes.count == 1:
                 run.request = msgspec.structs.replace(run.request, out=Path(folder))
-                forecast = _forecast(run, resolved, corpus)
+                _forecast(run, resolved, corpus)
     run.display.say("Dry run: nothing was trained.")
-    return forecast
 
 
-def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunForecast:
-    """Take the first steps of a run in a temporary folder, validate once, and return and print the run's forecast."""
+def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
+    """Take the first steps of a run in a temporary folder, validate, and print the run's forecast."""
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
@@ -444,7 +441,8 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> RunFor
     if run.request.forecast:
         forecast = with_score(forecast, events)
         run.display.say(NO_SCORE if forecast.score is None else f"Forecast: {forecast.score}.")
-    return forecast
+    for callback in run.request.callbacks:
+        callback.on_forecast(forecast)
 
 
 def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
@@ -475,6 +473,8 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
             validated=False,
         )
         run.display.say(f"Forecast: {forecast}.")
+        for callback in run.request.callbacks if run.processes.is_first else ():
+            callback.on_forecast(forecast)
 
     trainer.after_first_steps = say_forecast
     with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
