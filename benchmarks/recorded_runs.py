@@ -45,8 +45,8 @@ FITTED = {
 HELD_OUT = {
     "m30-en-cs": ("multi30k-en-cs/raw", 1, (400, 1600)),
     "m30-cs-en": ("multi30k-en-cs/raw", 1, (400,)),
-    "tat-en-zh": ("tatoeba-zh-en", 1, (400,)),
     **{f"es-{code}": (f"{AMERICAS}/es-{code}", 1, (400,)) for code in ("aym", "hch", "shp")},
+    "es-cni": (f"{AMERICAS}/es-cni", 1, (300,)),
 }
 
 

@@ -97,7 +97,7 @@ def test_a_dry_run_forecasts_and_leaves_nothing(
 
 def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
     events = [
-        ValidationEvent(step, loss, math.exp(loss), bleu=bleu, chrf=chrf)
+        ValidationEvent(step, loss, math.exp(loss), bleu=bleu, chrf=chrf, signature="tok:13a")
         for step, loss, bleu, chrf in ((100, 4.2, 6.4, 26.4), (200, 3.2, 17.0, 38.0))
     ]
     forecast = RunForecast(
@@ -108,6 +108,8 @@ def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
     assert 17.0 < found.bleu < 60.0
     assert 0.0 <= found.low < found.bleu < found.high <= 100.0
     assert with_score(forecast, events[:1]).score is None
+    chinese = [msgspec.structs.replace(event, signature="tok:zh") for event in events]
+    assert with_score(forecast, chinese).score is None
 
 
 def test_a_forecast_as_json(toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

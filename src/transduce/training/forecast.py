@@ -25,7 +25,10 @@ SCORE_PROBE_SECONDS = 40.0
 """The time of the steps from which a score is forecast; the validation after them takes some more seconds."""
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
-NO_SCORE = f"No score is forecast: that takes {FEWEST_STEPS} steps of translation in {SCORE_PROBE_SECONDS:g} seconds."
+NO_SCORE = (
+    f"No score is forecast: that takes {FEWEST_STEPS} steps in {SCORE_PROBE_SECONDS:g} seconds, and translation into a "
+    "language written with spaces."
+)
 
 
 class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,12 +120,13 @@ def _due(step: int, steps: int, every: int | None) -> int:
 def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunForecast:
     """Return a forecast with the final score on the dev set, from two validations during the probe.
 
-    It stays without a score if the validations translated nothing, or if the probe took too few steps.
+    It stays without a score if the validations translated nothing or if the probe took too few steps. No run was
+    recorded for target languages that are written without spaces, so they have no score either.
     """
     points = [
         CurvePoint(event.step, event.loss, event.bleu, event.chrf)
         for event in events
-        if event.bleu is not None and event.chrf is not None
+        if event.bleu is not None and event.chrf is not None and "tok:13a" in (event.signature or "")
     ]
     if len(points) < 2 or points[-1].step < FEWEST_STEPS:
         return forecast

@@ -25,6 +25,7 @@ FEWEST_STEPS = 90
 _NEIGHBORS = 20
 _COVERAGE = 0.85
 _RIDGE = 0.05
+_OFFSET = 2.0  # BLEU; scores near 0 differ by less than their noise
 _LEAST_ERROR = 1.5  # BLEU; a score on some hundred sentences is no more certain
 
 
@@ -173,8 +174,8 @@ def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
 
 def _logit(bleu: float) -> float:
     """Map a score from 0 to 100 to a scale on which equal steps are about equally hard; 0 and 100 stay finite."""
-    return math.log((bleu + 0.5) / (100.5 - bleu))
+    return math.log((bleu + _OFFSET) / (100.0 + _OFFSET - bleu))
 
 
 def _bleu(logit: float) -> float:
-    return min(100.0, max(0.0, 101.0 / (1.0 + math.exp(-logit)) - 0.5))
+    return min(100.0, max(0.0, (100.0 + 2 * _OFFSET) / (1.0 + math.exp(-logit)) - _OFFSET))
