@@ -155,7 +155,7 @@ def test_curves_like_the_recorded_ones_are_forecast() -> None:
     for run in (early, late):
         found = forecast_score(run.points[1], run.points[3], 800, records=records)
         assert abs(found.bleu - run.bleu) < 2.0
-        assert found.high - found.low < 6.0
+        assert found.high - found.low < 7.0
     noisy = [
         msgspec.structs.replace(run, bleu=run.bleu * factor)
         for run, factor in zip(records, [0.7, 1.3, 1.0] * 6, strict=True)
