@@ -33,7 +33,8 @@ TYPES = {
     "task.series.columns": "list of strings",
     "task.class_weights": "`balanced` or a table",
     "search.forbidden": "list of strings",
-    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`, `loss_weight`",
+    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`, "
+    "`loss_weight`",
     "search.generate.forbidden_ids": "list of integers",
 }
 

@@ -169,7 +169,7 @@ class PreparedCorpus:
 
 
 class ContextSettings(NamedTuple):
-    """How many sentences of a document stand before each sentence, and the tokens that separate them."""
+    """The number of sentences of a document that stand before each sentence, and the tokens that separate them."""
 
     before: int
     """Maximum number of sentences of context."""
