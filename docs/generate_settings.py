@@ -47,6 +47,7 @@ IF_NOT_SET = {
     "data.languages": "the files' suffixes",
     "data.columns": "by their names",
     "data.weight_column": "none",
+    "data.document_column": "empty lines",
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, or if the two languages are unknown",

@@ -109,6 +109,18 @@ class PreparedCorpus:
         return cls(folder, card)
 
     @property
+    def sentences(self) -> "PreparedCorpus":
+        """The corpus of single sentences, without repetitions and context."""
+        return self
+
+    def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
+        """Yield the language pair of each file of a corpus of several, with the range of its pairs."""
+        start = 0
+        for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=False):
+            yield direction, start, start + pairs
+            start += pairs
+
+    @property
     def filters(self) -> FilterReport:
         """The numbers of pairs that were read, dropped and kept during preparation."""
         return self.card.filters
@@ -193,12 +205,16 @@ class ContextCorpus(PreparedCorpus):
             settings: the number of sentences and the separators.
         """
         super().__init__(corpus.folder, corpus.card)
-        self.sentences = corpus
-        """The corpus without context."""
+        self._corpus = corpus
         self.settings = settings
         lengths = self.read_run_lengths([(0, self.pairs)])
         self.source_tokens, self.target_tokens = (int(each.sum(dtype=np.int64)) for each in lengths)
-        self._longest = tuple(map(_length_percentiles, lengths))
+        self._longest = _length_percentiles(lengths[0]), _length_percentiles(lengths[1])
+
+    @property
+    @override
+    def sentences(self) -> PreparedCorpus:
+        return self._corpus.sentences
 
     @property
     @override
@@ -312,14 +328,10 @@ class RepeatedCorpus(PreparedCorpus):
             target_percentiles=of_files.target_percentiles,
         )
 
-    def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """Yield the language pair of each file, with a range of this corpus that has each of its pairs once."""
-        start = 0
-        for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=True):
-            if pairs:
-                first = int(self._starts[self._runs.index((start, start + pairs))])
-                yield direction, first, first + pairs
-            start += pairs
+    @property
+    @override
+    def sentences(self) -> PreparedCorpus:
+        return self._corpus.sentences
 
     @override
     def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:

@@ -151,15 +151,21 @@ class DocumentMemory:
             self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
 
 
-def continues_document(lines: Sequence[str], *, first: bool = False) -> list[bool]:
-    """Return whether each line continues the document of the line before it; an empty line ends a document.
+class Documents(NamedTuple):
+    """The documents that texts to translate belong to, for models that read earlier sentences as context."""
 
-    Args:
-        lines: lines of a file.
-        first: whether the first line continues a document.
+    continues: Sequence[bool]
+    """For each text, whether it continues the document of the text before it."""
+    before: Sequence[tuple[str, str]] = ()
+    """Texts of the document before the first text, with their translations, which may be empty if the model has no
+    context on the target side.
     """
-    follows = [first, *(bool(line.strip()) for line in lines[:-1])]
-    return [one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)]
+
+    @classmethod
+    def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
+        """Return the documents of the lines of a file, which empty lines separate."""
+        follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
+        return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
 
 
 # One character of a private-use area stands for a protected span while a sentence is cut.

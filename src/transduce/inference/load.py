@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
+from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.decoding import read_max_source_tokens, read_search_settings
 from transduce.inference.forecaster import Forecaster, load_forecaster
@@ -28,7 +29,7 @@ from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
 from transduce.model_folder.load import check_precision, check_vocabularies, convert_to_precision, with_languages
-from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
+from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 from transduce.text.text_settings import TextSettings, TrainingLines

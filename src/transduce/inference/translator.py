@@ -16,11 +16,11 @@ from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
     DocumentContext,
     DocumentMemory,
+    Documents,
     Part,
     PartsObserver,
     batch_token_budget,
     batches,
-    continues_document,
     cut_long_sentence,
     decode_in_parallel,
     encode_parts,
@@ -71,8 +71,9 @@ from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
 
-class _Documents:
-    """The documents of texts that are translated together: they give each part its history."""
+
+class _Histories:
+    """The earlier sentences of the documents of texts that are translated together, in the order of the texts."""
 
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
@@ -94,9 +95,7 @@ class _Documents:
             memory.remember(part)
         return result
 
-    def waves(
-        self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]
-    ) -> Iterator[list[Part]]:
+    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
         """Yield groups of parts to translate; a later group may need the translations of earlier ones.
 
         Args:
@@ -352,11 +351,11 @@ class Translator:
             phrases=required,
             glossary=glossary,
             text_settings=text_settings,
-            continues=continues_document(sentences) if document else None,
+            documents=Documents.of_lines(sentences) if document else None,
         )
         return translations[0] if isinstance(text, str) else translations
 
-    def translate(
+    def translate(  # noqa: PLR0913  (the options of the command)
         self,
         sentences: Iterable[str],
         search: SearchSettings,
@@ -368,8 +367,7 @@ class Translator:
         observer: Observer | None = None,
         text_settings: TextSettings | None = None,
         protected: Iterable[Iterable[Span] | None] | None = None,
-        continues: Sequence[bool] | None = None,
-        before: Sequence[tuple[str, str]] = (),
+        documents: Documents | None = None,
     ) -> list[Translation]:
         """Translate texts sentence by sentence; the sentences of all texts are batched by length.
 
@@ -387,10 +385,8 @@ class Translator:
             text_settings: settings for texts; None: the translator's defaults.
             protected: spans of each text that translation must not change, in order and disjoint; None, also for a
                 single text: placeholders, URLs and other spans that `find_protected` finds.
-            continues: whether each text continues the document of the text before it, whose sentences are then its
-                context; None: each text is a document. It has an effect only if the model was trained with context.
-            before: texts of the document before the first text, with their translations (which may be empty if the
-                model has no context on the target side).
+            documents: the documents that the texts belong to, for models that were trained with context; None: each
+                text is a document.
 
         Returns:
             A translation of each text, in order.
@@ -410,7 +406,7 @@ class Translator:
             spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
-        document = self._document(continues, before, len(texts), text_settings or self.text)
+        document = self._histories(documents, len(texts), text_settings or self.text)
         parts = document.with_history(parts)
         watch = PartsObserver(
             observer,
@@ -522,7 +518,7 @@ class Translator:
             yield whole.text
             return
         writer, placeholders = LayoutWriter(texts[0]), Placeholders(self.tokenizer, self.target_language)
-        document = self._document(None, (), 1, settings)
+        document = self._histories(None, 1, settings)
         for part in document.with_history(self._parts(texts, search, prefix, [required], terms)):
             yield from filter(None, [writer.next_gap()])
             if part.is_empty:
@@ -692,27 +688,21 @@ class Translator:
         parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
-    def _document(
-        self,
-        continues: Sequence[bool] | None,
-        before: Sequence[tuple[str, str]],
-        texts: int,
-        settings: TextSettings,
-    ) -> "_Documents":
-        """Return the documents that a number of texts belong to, with the sentences before the first text."""
-        continues = [False] * texts if continues is None else list(continues)
+    def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> "_Histories":
+        """Return the histories of a number of texts, with the sentences before the first text."""
+        continues = [False] * texts if documents is None else list(documents.continues)
         if len(continues) != texts:
             raise TransduceError(
-                f"`continues` must have a value for each of the {texts:,} texts, but has {len(continues):,}."
+                f"`documents.continues` must have a value for each of the {texts:,} texts, but has {len(continues):,}."
             )
         if self.context is None:
-            return _Documents(None, continues)
+            return _Histories(None, continues)
         memory = DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
-        earlier = before[-self.context.before :] if continues[:1] == [True] else ()
+        earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             for part in encode_parts(self._segment([text], settings, None), self.tokenizer.source):
                 memory.remember(part, translation)
-        return _Documents(memory, continues, is_sequential=self.context.on_target)
+        return _Histories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
         """Return translations of parts by the parts' keys, without an observer of the search."""

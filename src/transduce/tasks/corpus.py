@@ -16,7 +16,14 @@ from transduce.atomic_io import is_special_file, write_file
 from transduce.data.batches import Batch
 from transduce.data.holdout import HoldOutSettings, source_keys
 from transduce.data.parts import CORPUS_CARD_NAME
-from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare, write_sample
+from transduce.data.prepared import (
+    ContextCorpus,
+    ContextSettings,
+    PreparedCorpus,
+    RepeatedCorpus,
+    prepare,
+    write_sample,
+)
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -37,7 +44,7 @@ from transduce.text.languages import NAMES, base_code, detect_other_language, la
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import fallback_ids
+from transduce.text.vocabulary import CONTEXT_SEPARATOR, fallback_ids
 from transduce.training.choices import CorpusSize
 from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
@@ -360,6 +367,10 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     """The target sentences of the dev set."""
     dev_directions: Sequence[tuple[str, str]] = ()
     """The language pair of each sentence of the dev set, in a run with several; sentences of a pair are adjacent."""
+    dev_continues: Sequence[bool] = ()
+    """Whether each sentence of the dev set continues the document of the one before it; empty: there are no documents.
+
+    """
 
     @property
     def pairs(self) -> int:
@@ -638,33 +649,63 @@ def _task_corpus(
             else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
             "--dev-target, or prepare it again."
         )
-    pairs, dev_directions = _read_dev(dev)
+    pairs, dev_directions, dev_continues = _read_dev(dev)
+    prepared_dev = None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER)
+    if data.context_before:
+        if "documents" not in prepared.card.columns:
+            raise TransduceError(
+                f"`data.context_before` is {data.context_before}, but {data.prepared} was prepared without documents: "
+                "prepare it again with `data.context_before`, or leave it out."
+            )
+        prepared = ContextCorpus(prepared, _context_settings(data, tokenizer))
+        assert prepared_dev is not None
+        prepared_dev = ContextCorpus(prepared_dev, prepared.settings)
     return TaskCorpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=RepeatedCorpus(prepared, data.repetitions(prepared.card.file_pairs)) if data.corpora else prepared,
         languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
         filters=text.filters,
-        dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
+        dev=prepared_dev,
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
         dev_directions=dev_directions,
+        dev_continues=dev_continues,
     )
 
 
-def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]]]:
-    """Return the decodable pairs of a dev set, and their language pairs if there are several."""
-    pairs, directions = list[Pair](), list[tuple[str, str]]()
+def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettings:
+    on_target = data.context_sides == "both"
+    separators = (side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
+    source, target = separators
+    return ContextSettings(data.context_before, source, target if on_target else None)
+
+
+def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]], list[bool]]:
+    """Return the decodable pairs of a dev set, their language pairs if there are several, and their documents.
+
+    The last list has for each pair whether it continues the document of the pair before it; blank lines, which separate
+    documents, are left out then. The list is empty if the dev set has no documents.
+    """
+    pairs, directions, continues = list[Pair](), list[tuple[str, str]](), list[bool]()
+    document: tuple[int, object] | None = None
+    boundaries = 0
     for block in () if dev is None else PairReader(dev):
-        decodable = [
-            pair
-            for pair in map(block.pair, range(len(block.sources)))
-            if pair.source not in (MALFORMED, HEADER) and is_decodable(pair.source + pair.target)
-        ]
-        pairs += decodable
-        if dev is not None and dev.directions:
-            directions += [dev.directions[block.file]] * len(decodable)
-    return pairs, directions
+        assert dev is not None
+        for row in range(len(block.sources)):
+            pair = block.pair(row)
+            if pair.source in (MALFORMED, HEADER) or not is_decodable(pair.source + pair.target):
+                continue
+            if dev.has_documents:
+                if not (pair.source.strip() or pair.target.strip()):
+                    boundaries += 1
+                    continue
+                own = (block.file, boundaries if block.documents is None else block.documents[row])
+                continues.append(own == document)
+                document = own
+            pairs.append(pair)
+            directions += dev.directions[block.file : block.file + 1]
+    return pairs, directions, continues
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:

@@ -81,6 +81,8 @@ def train(  # noqa: PLR0913  (the command's own options)
     dev_pairs: Any = None,
     columns: tuple[str, str] | None = None,
     weight_column: str | None = None,
+    document_column: str | None = None,
+    context_before: int | None = None,
     monolingual: Files | None = None,
     distill_from: Files | None = None,
     back_translated: Files | None = None,
@@ -114,6 +116,9 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_pairs: in place of `dev_source` and `dev_target`: the pairs of the dev set.
         columns: the columns, keys or JSON fields of source and target; None: found by their names.
         weight_column: the column, key or JSON field with the weight of each pair in the loss.
+        document_column: the column, key or JSON field that names the document of each pair; None: blank lines separate
+            documents.
+        context_before: how many earlier sentences of the document the model reads before each sentence; None: none.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
         distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
@@ -157,6 +162,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.corpora": None if corpora is None else list(map(dict, corpora)),
         "data.columns": None if columns is None else list(columns),
         "data.weight_column": weight_column,
+        "data.document_column": document_column,
+        "data.context_before": context_before,
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),

@@ -230,6 +230,8 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    accepts_context: ClassVar[bool] = False
+    """True if the model may read earlier sentences of a document (`data.context_before`)."""
     accepts_weights: ClassVar[bool] = False
     """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
     accepts_several_directions: ClassVar[bool] = False
@@ -256,6 +258,8 @@ class TaskKind(ABC, Generic[C]):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.corpora and not self.accepts_several_directions:
             raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.context_before and not self.accepts_context:
+            raise TransduceError(f"`data.context_before` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.weight_column is not None and not self.accepts_weights:
             raise TransduceError(f"`data.weight_column` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.accepts_back_translations:
@@ -507,6 +511,8 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             languages=data.languages,
             strict=data.strict_format,
             directions=directions,
+            has_documents=data.context_before > 0,
+            document_field=data.document_column,
         )
 
     weights = tuple(corpus.loss_weight for corpus in data.corpora for _ in corpus.source)

@@ -286,6 +286,13 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
                 "placeholders: leave it out."
             )
         return 0
+    if settings.data.context_before:
+        if specified:
+            raise TransduceError(
+                f"`tokenizer.placeholders` is {specified}, but with `data.context_before` a placeholder could stand "
+                "for a word of another sentence: leave it out."
+            )
+        return 0
     is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
     source, target = (None if code is None else base_code(code) for code in languages_of(settings.data))
     is_of_languages = source != target and {source, target} <= TWO_LETTER_CODES

@@ -36,6 +36,7 @@ from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # Maximum of how often an epoch contains a pair.
 _MAX_REPEATS = 100
+_MAX_CONTEXT = 20
 _MAX_CLASS_WEIGHT = 1e6
 
 
@@ -186,6 +187,17 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The column of tables, or field of JSON lines, that holds the weight of each training pair in the loss. A weight
     of 2 counts as if the pair occurred twice, and 0 leaves it out. None: every pair has the weight 1."""
 
+    context_before: int = 0
+    """How many earlier sentences of the document a translation model reads before each sentence, with a separator
+    token between them. Translating a document then keeps its context."""
+
+    context_sides: Literal["source", "both"] = "source"
+    """With `context_before`: `both` also puts the translations of these sentences before each translation."""
+
+    document_column: str | None = None
+    """With `context_before`: the column of tables, or field of JSON lines, that names the document of each pair; None:
+    blank lines separate documents. The pairs of a document are consecutive."""
+
     strict_format: bool = False
     """A line of a .tsv file without two columns is an error; otherwise it is skipped and counted."""
 
@@ -222,6 +234,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def __post_init__(self) -> None:
         self._join_corpora()
+        self._check_context()
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
@@ -238,6 +251,32 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 )
         if self.dev_target and not self.dev_source:
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
+
+    def _check_context(self) -> None:
+        """Refuse settings of documents that contradict each other.
+
+        Raises:
+            TransduceError: a setting would have no effect, or documents would lose their context.
+        """
+        if not 0 <= self.context_before <= _MAX_CONTEXT:
+            raise TransduceError(
+                f"`data.context_before` must be from 0 to {_MAX_CONTEXT}, but is {self.context_before}."
+            )
+        for name, has_effect in (
+            ("document_column", self.document_column),
+            ("context_sides", self.context_sides == "both"),
+        ):
+            if has_effect and not self.context_before:
+                raise TransduceError(
+                    f"`data.{name}` is for models that read earlier sentences, but `data.context_before` is 0: set "
+                    "that, too, or leave it out."
+                )
+        for name in ("monolingual", "distill_from"):
+            if self.context_before and getattr(self, name):
+                raise TransduceError(
+                    f"`data.{name}` has single sentences translated, but `data.context_before` needs documents: leave "
+                    "one of them out."
+                )
 
     def _join_corpora(self) -> None:
         """Set `source`, `target` and the dev files to those of all corpora, so that all readers of files find them.
