@@ -162,8 +162,9 @@ class _Merging:
             target=target_writer.card(),
             filters=self._report,
             directions=list(self._request.files.directions),
+            tags=list(self._request.files.tags),
             file_pairs=self._pairs_of_files(),
-            held_out_pairs=[len(self._held_of(file)) for file in range(len(self._request.files.directions))],
+            held_out_pairs=[len(self._held_of(file)) for file in range(self._request.files.grouped_files)],
             columns={name: writer.card() for name, writer in writers.items()},
         )
 
@@ -262,7 +263,7 @@ class _Merging:
         return f"{segment.block.path}:{segment.block.first_line + int(self._rows[number])}"
 
     def _write_held_out(self, folder: Path) -> None:
-        files: list[int | None] = [*range(len(self._request.files.directions))] or [None]
+        files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
         for file in files:
             held = self._held if file is None else self._held_of(file)
             if held:

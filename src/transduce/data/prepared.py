@@ -135,7 +135,8 @@ class PreparedCorpus:
         return CorpusFiles(
             source=tuple(str(self.folder / source) for source, _ in names),
             target=tuple(str(self.folder / target) for _, target in names),
-            directions=tuple(self.card.directions[file] for file in files),
+            directions=tuple(self.card.directions[file] for file in files if self.card.directions),
+            tags=tuple(self.card.tags[file] for file in files if self.card.tags),
         )
 
     @property
@@ -299,7 +300,8 @@ class RepeatedCorpus(PreparedCorpus):
 
         Args:
             corpus: the prepared corpus.
-            factors: how often an epoch contains each pair of a file, at least 1, in the order of the files.
+            factors: how often an epoch contains each pair of a file, in the order of the files; below 1, an epoch
+                contains a fixed random part of the pairs.
             seed: chooses the pairs that are contained once more than the others.
         """
         super().__init__(corpus.folder, corpus.card)
@@ -317,6 +319,11 @@ class RepeatedCorpus(PreparedCorpus):
         self.source_tokens, self.target_tokens = (
             int(lengths.sum(dtype=np.int64)) for lengths in corpus.read_run_lengths(self._runs)
         )
+
+    @property
+    def unrepeated(self) -> PreparedCorpus:
+        """The corpus that has each pair once, with its context."""
+        return self._corpus
 
     @property
     @override

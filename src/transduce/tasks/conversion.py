@@ -61,7 +61,7 @@ def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> 
             corpus,
             source=tuple(next(files) for _ in corpus.source),
             dev_source=tuple(next(dev_files) for _ in corpus.dev_source),
-            languages=corpus.direction,
+            languages=corpus.known_direction,
         )
         for corpus in data.corpora
     )

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -110,20 +110,26 @@ class StoredTextFiles:
             return Path(old).exists() and Path(old).samefile(new)
         return content_sha256(new) == state.sha256
 
-    def locate(self, settings: Settings) -> Settings:
+    def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
         """Return a run's settings with the absolute paths of files that are not where relative paths lead now.
+
+        Args:
+            settings: the run's settings.
+            needs_dev: whether the files of the dev set must be there.
 
         Raises:
             TransduceError: a file of the dev set, which is read again, is not there any more.
         """
         data = settings.data
         paths = {name: tuple(map(self._located, getattr(data, name))) for name in _NAMES}
-        for path in (*paths["dev_source"], *paths["dev_target"]):
+        for path in (*paths["dev_source"], *paths["dev_target"]) if needs_dev else ():
             if path in self._files and self._files[path].is_dev and not Path(path).exists():
                 raise TransduceError(
                     f"{path}, a file of the run's dev set, is not there any more: pass the dev set by --dev-source and "
                     "--dev-target (in Python: dev_source=, dev_target=) where it is now."
                 )
+        if data.corpora:
+            data, paths = _with_located_corpora(data, paths), {}
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
@@ -165,6 +171,19 @@ class StoredTextFiles:
                 if file.is_dev
                 else ", which continues with the text as it was then."
             )
+
+
+def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
+    """Return settings of several corpora with other paths of their files, which are those of all corpora in order."""
+    left = {name: iter(files) for name, files in paths.items()}
+    corpora = tuple(
+        msgspec.structs.replace(
+            corpus,
+            **{name: tuple(next(left[name]) for _ in getattr(corpus, name)) for name in _NAMES[:4]},
+        )
+        for corpus in data.corpora
+    )
+    return msgspec.structs.replace(data, corpora=corpora, source=(), target=(), dev_source=(), dev_target=())
 
 
 def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
@@ -348,6 +367,17 @@ class RunCorpus(Protocol):
         """Return a description of a batch that can be written as JSON."""
 
 
+class DevGroups(NamedTuple):
+    """The groups that the sentences of a dev set belong to, each with a value for each sentence or empty."""
+
+    directions: Sequence[tuple[str, str]] = ()
+    """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
+    tags: Sequence[str] = ()
+    """The tag of each sentence's corpus, in a run with tags; an empty one: no tag."""
+    continues: Sequence[bool] = ()
+    """Whether each sentence continues the document of the one before it, in a run with documents."""
+
+
 class TaskCorpus(msgspec.Struct, frozen=True):
     """A prepared corpus of text, with its tokenizer and dev set."""
 
@@ -365,12 +395,8 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     """The source sentences of the dev set."""
     dev_targets: Sequence[str]
     """The target sentences of the dev set."""
-    dev_directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence of the dev set, in a run with several; sentences of a pair are adjacent."""
-    dev_continues: Sequence[bool] = ()
-    """Whether each sentence of the dev set continues the document of the one before it; empty: there are no documents.
-
-    """
+    dev_groups: DevGroups = DevGroups()
+    """The language pairs, tags and documents of the dev set's sentences."""
 
     @property
     def pairs(self) -> int:
@@ -649,7 +675,7 @@ def _task_corpus(
             else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
             "--dev-target, or prepare it again."
         )
-    pairs, dev_directions, dev_continues = _read_dev(dev)
+    pairs, groups = _read_dev(dev)
     prepared_dev = None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER)
     if data.context_before:
         if "documents" not in prepared.card.columns:
@@ -669,8 +695,7 @@ def _task_corpus(
         dev=prepared_dev,
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
-        dev_directions=dev_directions,
-        dev_continues=dev_continues,
+        dev_groups=groups,
     )
 
 
@@ -681,13 +706,9 @@ def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettin
     return ContextSettings(data.context_before, source, target if on_target else None)
 
 
-def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]], list[bool]]:
-    """Return the decodable pairs of a dev set, their language pairs if there are several, and their documents.
-
-    The last list has for each pair whether it continues the document of the pair before it; blank lines, which separate
-    documents, are left out then. The list is empty if the dev set has no documents.
-    """
-    pairs, directions, continues = list[Pair](), list[tuple[str, str]](), list[bool]()
+def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
+    """Return the decodable pairs of a dev set, without blank lines that separate documents, and their groups."""
+    pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None
     boundaries = 0
     for block in () if dev is None else PairReader(dev):
@@ -705,7 +726,8 @@ def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]
                 document = own
             pairs.append(pair)
             directions += dev.directions[block.file : block.file + 1]
-    return pairs, directions, continues
+            tags += dev.tags[block.file : block.file + 1]
+    return pairs, DevGroups(directions, tags, continues)
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
@@ -732,6 +754,6 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
 def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
     """Return the languages, as specified or from the files' suffixes."""
     if data.languages is not None or data.corpora:
-        return data.languages or (None, None)
+        return data.pair or (None, None)
     source = language_of(data.source[0]) if data.target else None
     return source, language_of(data.target[0]) if data.target else None

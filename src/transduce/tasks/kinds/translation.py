@@ -8,6 +8,7 @@ Legend: B batch, S source length, T target length.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, NamedTuple
@@ -20,8 +21,10 @@ from torch import Tensor
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.id_files import IdRun
+from transduce.data.mixing import MixedPlan
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
-from transduce.data.prepared import PreparedCorpus
+from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
+from transduce.data.text_noise import NoisyPlan
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
@@ -52,7 +55,7 @@ from transduce.text.languages import learn_profiles
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
-from transduce.text.vocabulary import BACK_TRANSLATED, CONTEXT_SEPARATOR, Vocabulary, language_token
+from transduce.text.vocabulary import BACK_TRANSLATED, CONTEXT_SEPARATOR, Vocabulary, language_token, tag_token
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -133,27 +136,30 @@ class DevDirection(NamedTuple):
     references: Sequence[str]
     continues: Sequence[bool] = ()
     """Whether each sentence continues the document of the one before it; empty: there are no documents."""
+    tag: str = ""
+    """The tag of the sentences; empty: none."""
 
     def __str__(self) -> str:
-        return f"{self.source_language} → {self.target_language}"
+        tag = f", {self.tag}" if self.tag else ""
+        return f"{self.source_language or 'source'} → {self.target_language or 'target'}{tag}"
 
 
 def dev_directions(corpus: TaskCorpus, most: int | None = None) -> list[DevDirection]:
-    """Return the dev sentences of each language pair, at most `most` in all."""
-    if not corpus.dev_directions:
-        source, target = corpus.languages
-        sources, references = corpus.dev_sources[:most], corpus.dev_targets[:most]
-        return [DevDirection(source, target, corpus.tokenizer, sources, references, corpus.dev_continues[:most])]
-    directions = dict.fromkeys(corpus.dev_directions)
-    each = None if most is None else -(-most // len(directions))
-    groups = []
-    for source, target in directions:
-        rows = [row for row, pair in enumerate(corpus.dev_directions) if pair == (source, target)][:each]
+    """Return the dev sentences of each language pair and tag, at most `most` in all."""
+    groups, count = corpus.dev_groups, len(corpus.dev_sources)
+    pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
+    keys = list(zip(pairs, groups.tags or [""] * count, strict=True))
+    distinct = list(dict.fromkeys(keys)) or [(corpus.languages, "")]
+    each = None if most is None else -(-most // len(distinct))
+    found = []
+    for (source, target), tag in distinct:
+        rows = [row for row, key in enumerate(keys) if key == ((source, target), tag)][:each]
         sources, references = ([side[row] for row in rows] for side in (corpus.dev_sources, corpus.dev_targets))
-        continues = [corpus.dev_continues[row] for row in rows] if corpus.dev_continues else []
-        tokenizer = corpus.tokenizer.for_target(target)
-        groups.append(DevDirection(source, target, tokenizer, sources, references, continues))
-    return groups
+        continues = [groups.continues[row] for row in rows] if groups.continues else []
+        tokenizer = corpus.tokenizer.for_target(str(target)) if groups.directions else corpus.tokenizer
+        tokenizer = tokenizer.for_tag(tag) if tag else tokenizer
+        found.append(DevDirection(source, target, tokenizer, sources, references, continues, tag))
+    return found
 
 
 class DevSet:
@@ -270,6 +276,7 @@ class Translation(TextKind):
     accepts_several_directions = True
     accepts_weights = True
     accepts_context = True
+    accepts_text_noise = True
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
@@ -295,7 +302,8 @@ class Translation(TextKind):
         text = super().read_text(settings, folder, overwrite=overwrite)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         languages = dict.fromkeys(target for _, target in text.files.directions)
-        marks = (*text.marks, *map(language_token, languages), *([BACK_TRANSLATED] if tagged else []))
+        tags = dict.fromkeys(map(tag_token, filter(None, text.files.tags)))
+        marks = (*text.marks, *map(language_token, languages), *tags, *([BACK_TRANSLATED] if tagged else []))
         if settings.data.context_before:
             marks = (*marks, CONTEXT_SEPARATOR)
         return msgspec.structs.replace(text, marks=marks)
@@ -318,13 +326,13 @@ class Translation(TextKind):
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
         """Return the training batches of one training process, with placeholder tokens in a few pairs."""
         training, tokenizer = resolved.training, corpus.tokenizer
-        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=training.seed, share=share)
-        tokens = placeholder_tokens(tokenizer)
-        if not tokens or training.placeholder_rate == 0.0:
-            return plan
-        sides = (tokenizer.source, tokenizer.target)
-        rate, seed = training.placeholder_rate, training.seed
-        return PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+        plan: Batches = _batch_plan(corpus, resolved, share)
+        tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
+        if tokens and training.placeholder_rate > 0.0:
+            rate, seed = training.placeholder_rate, training.seed
+            plan = PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+        noise = resolved.data.noise
+        return NoisyPlan(plan, noise, sides, training.seed) if noise.is_active else plan
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
         """Return the batches that need the most memory, grown by the placeholder tokens of one pair."""
@@ -393,7 +401,7 @@ class Translation(TextKind):
             precision=resolved.training.precision,
             device=placement.device,
             threads=placement.threads,
-            target_language=corpus.dev_directions[0][1] if corpus.dev_directions else None,
+            target_language=corpus.dev_groups.directions[0][1] if corpus.dev_groups.directions else None,
         )
         reports = score_dev(translator, corpus, resolved)
         several = len(reports) > 1
@@ -412,6 +420,26 @@ class Translation(TextKind):
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
         )
+
+
+def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, share: Share) -> BatchPlan:
+    """Return the plan of training batches, mixed from several corpora if they have shares."""
+    training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
+    if not resolved.data.has_shares:
+        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, share=share)
+    assert isinstance(prepared, RepeatedCorpus)
+    ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()
+    files = np.cumsum([0, *(len(each.source) for each in resolved.data.corpora)]).tolist()
+    return MixedPlan(
+        prepared.unrepeated,
+        [(ends[first], ends[last]) for first, last in pairwise(files)],
+        resolved.data.mixture(prepared.card.file_pairs),
+        batch_tokens=tokens,
+        seed=training.seed,
+        epoch_batches=-(-prepared.target_tokens // tokens),
+        run_batches=None if training.steps is None else training.steps * training.accumulate,
+        share=share,
+    )
 
 
 def _target_option(data: DataSettings) -> str:
@@ -483,8 +511,9 @@ def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSett
     }
     reports = {}
     for direction in dev_directions(corpus):
-        target = direction.target_language if corpus.dev_directions else None
+        target = direction.target_language if corpus.dev_groups.directions else None
         directed = translator if target is None else translator.for_target(target)
+        directed = directed.for_tag(direction.tag) if direction.tag else directed
         hypotheses = translate_dev(directed, direction, search)
         reports[str(direction)] = score(
             hypotheses, direction.references, target_language=direction.target_language, decoding=decoding

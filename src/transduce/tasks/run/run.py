@@ -304,7 +304,9 @@ class Run:
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
     """Store the languages that the files' suffixes gave, unless one is unknown."""
     source, target = languages
-    return data if source is None or target is None else msgspec.structs.replace(data, languages=(source, target))
+    if source is None or target is None or data.corpora:
+        return data
+    return msgspec.structs.replace(data, languages=(source, target))
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
