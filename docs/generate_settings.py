@@ -34,7 +34,7 @@ TYPES = {
     "task.class_weights": "`balanced` or a table",
     "search.forbidden": "list of strings",
     "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`, "
-    "`loss_weight`",
+    "`share`, `tag`, `run`, `loss_weight`",
     "search.generate.forbidden_ids": "list of integers",
 }
 
@@ -90,6 +90,7 @@ _TABLES = {
     "task.masking": "`[task.masking]`",
     "task.series": "`[task.series]`",
     "data": "`[data]`",
+    "data.noise": "`[data.noise]`",
     "data.filters": "`[data.filters]`",
     "tokenizer": "`[tokenizer]`",
     "word_vectors": "`[word_vectors]`: with this table, embeddings start as word vectors",

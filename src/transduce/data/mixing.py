@@ -215,7 +215,10 @@ class MixedPlan(BatchPlan):
         pairs = sum(stop - start for start, stop in ranges)
         per_batch = max(1, pairs // max(1, epoch_batches))
         # Small windows follow a schedule closely, and large ones leave little padding.
-        self._window_pairs = min(BLOCK_PAIRS, max(_LEAST_WINDOW, _BATCHES_OF_WINDOW * per_batch))
+        most = _BATCHES_OF_WINDOW
+        if mixture.changes and run_batches is not None:
+            most = max(_LEAST_BATCHES, min(most, run_batches // _WINDOWS_OF_RUN))
+        self._window_pairs = min(BLOCK_PAIRS, most * per_batch)
 
     @override
     def __len__(self) -> int:
@@ -272,5 +275,5 @@ def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
     return counts
 
 
-# Pairs of a window, at least, and the batches that it should have.
-_LEAST_WINDOW, _BATCHES_OF_WINDOW = 2_048, 50
+# The number of batches that a window should have; and with shares that change, at least, and windows of a run.
+_BATCHES_OF_WINDOW, _LEAST_BATCHES, _WINDOWS_OF_RUN = 50, 8, 40

@@ -5,6 +5,7 @@ end. The text of a pair is decoded, changed and tokenized again, so a noised pai
 translation.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -48,7 +49,7 @@ class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 _PUNCTUATION = ".!?…。！？"
 _TYPO_RATE = 1 / 7
-_MIN_TYPO_LETTERS = 4
+_LETTERS = re.compile(r"[^\W\d_]{4,}")
 
 Draw = Callable[[], float]
 """A function that returns a new random number in [0, 1) at each call."""
@@ -73,9 +74,10 @@ def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw
 
 def _misspelled(word: str, draw: Draw) -> str:
     """Return a word, sometimes with a typing error behind its first letter; short words and numbers stay."""
-    if draw() >= _TYPO_RATE or len(word) < _MIN_TYPO_LETTERS or not word.isalpha():
+    letters = _LETTERS.search(word)
+    if draw() >= _TYPO_RATE or letters is None:
         return word
-    position = 1 + int(draw() * (len(word) - 2))
+    position = letters.start() + 1 + int(draw() * (letters.end() - letters.start() - 2))
     kind = int(draw() * 3)
     if kind == 0:
         return word[:position] + word[position + 1] + word[position] + word[position + 2 :]

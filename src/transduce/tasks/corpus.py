@@ -690,7 +690,9 @@ def _task_corpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=RepeatedCorpus(prepared, data.repetitions(prepared.card.file_pairs)) if data.corpora else prepared,
-        languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
+        languages=languages_of(
+            data if data.corpora else msgspec.structs.replace(data, languages=data.languages or text.files.languages)
+        ),
         filters=text.filters,
         dev=prepared_dev,
         dev_sources=[pair.source for pair in pairs],
