@@ -4,8 +4,9 @@
     python benchmarks/document_context.py --quick    # two of them
 
 Each document describes things in English: "The lamp is old . It is red . But it is very clean , too ." The German
-pronoun for *it* has the gender of the thing: er, sie or es. The second sentence needs one sentence of context, the third
-one two sentences, or the translation of one, whose pronoun shows the gender. Training has 1,500 documents, the test 200.
+pronoun for *it* has the gender of the thing: er, sie or es. The second sentence needs one sentence of context. The
+third one needs two, or the translation of one, whose pronoun shows the gender. Training has 1,500 documents, the test
+has 200.
 
 Bars: without context at most half of the pronouns are right, with two sentences at least 95 %.
 """

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transduce.data.batches import Batch, Plan
+from transduce.data.placeholders import pad_rows
 from transduce.errors import TransduceError
 from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
 
@@ -135,7 +136,8 @@ class NoisyPlan:
         if not changed:
             return batch
         (source, source_tokens), (target, target_tokens) = (
-            _padded(rows, vocabulary.pad_id) for rows, vocabulary in zip(sides, self._vocabularies, strict=True)
+            pad_rows([np.array(row, np.int64) for row in rows], vocabulary.pad_id)
+            for rows, vocabulary in zip(sides, self._vocabularies, strict=True)
         )
         return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
 
@@ -195,11 +197,3 @@ def _special_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 def _is_symbol(piece: str) -> bool:
     return piece.startswith("<") and piece.endswith(">") and len(piece) > 2 and byte_of(piece) is None
-
-
-def _padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return rows padded to one length, and their total number of tokens without padding."""
-    padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded, sum(map(len, rows))

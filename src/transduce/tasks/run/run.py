@@ -25,7 +25,7 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.corpus import RunCorpus, StoredTextFiles
+from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement
 from transduce.tasks.run.initial_weights import (
@@ -50,6 +50,7 @@ from transduce.tasks.run.resolving import (
     resolve_tokenizer,
     resolve_training,
     vocabulary_properties,
+    with_vocabulary_sizes,
 )
 from transduce.tasks.run.run_folder import (
     SETTINGS_FILE,
@@ -65,6 +66,7 @@ from transduce.tasks.run.run_folder import (
 )
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.tasks.text_file_states import StoredTextFiles
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
@@ -221,6 +223,7 @@ class Run:
             model = resolve_model(settings, preset, vocabulary_properties(corpus.tokenizer), choice_log, epochs=epochs)
         else:
             model = keep_base_config(settings, base_config, str(settings.init_from), choice_log)
+            model = with_vocabulary_sizes(model, corpus.tokenizer)
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
@@ -231,7 +234,7 @@ class Run:
             task=settings.task,
             data=_with_languages(self.kind.as_prepared(settings.data, corpus), corpus.languages),
             tokenizer=corpus.tokenizer_settings,
-            tokenizer_text=settings.tokenizer.text,
+            vocabulary=settings.tokenizer,
             word_vectors=settings.word_vectors,
             model=model,
             training=training,
