@@ -104,7 +104,7 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
 
 
 class DocumentContext(NamedTuple):
-    """How a model reads earlier sentences of a document before each sentence."""
+    """The number of earlier sentences of a document that a model reads before each sentence, and on which sides."""
 
     before: int
     """Maximum number of sentences of context."""

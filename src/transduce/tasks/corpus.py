@@ -40,6 +40,7 @@ from transduce.tasks.prepared_folder import (
     tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings, VocabularySettings
+from transduce.tasks.text_file_states import store_text_file_states
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, count_noun, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
