@@ -22,7 +22,7 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
 
 
 class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How much of the training text is noised: `data.noise.*` in a settings file. Every epoch noises other pairs."""
+    """Settings of noise in the training text: `data.noise.*` in a settings file. Every epoch noises other pairs."""
 
     uppercase: float = 0.0
     """Share of the pairs whose source and target are in capitals."""
