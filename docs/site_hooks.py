@@ -5,6 +5,7 @@ site shows the English one and says so. READMEs, CHANGELOG.md and CONTRIBUTING.m
 for the repository's folders and are rewritten here.
 """
 
+import logging
 import os
 import posixpath
 import re
@@ -71,6 +72,7 @@ def chinese_anchor(english: str, name: str, anchor: str) -> str:
 def on_config(config: Any) -> None:
     """Make the anchors of headings those of the repository's pages, and title the sections."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # how long its dictionary took says nothing to a reader
 
 
 def on_files(files: Files, config: Any) -> Files:
