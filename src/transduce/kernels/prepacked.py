@@ -369,7 +369,9 @@ def _pack(weight: Tensor) -> Any:
 def quantize(model: Transformer, *, make: MakeLinear = ...) -> PrepackedTransformer: ...
 @overload
 def quantize(model: Decoder, *, make: MakeLinear = ...) -> PrepackedDecoder: ...
-def quantize(model: Transformer | Decoder, *, make: MakeLinear = Int8Linear) -> PrepackedTransformer | PrepackedDecoder:
+@overload
+def quantize(model: Encoder, *, make: MakeLinear = ...) -> PrepackedEncoder: ...
+def quantize(model: InferenceModel, *, make: MakeLinear = Int8Linear) -> AnyPrepacked:
     """Return a model with 8-bit weights, made from a float32 model, which must not be used afterwards.
 
     Args:

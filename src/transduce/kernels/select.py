@@ -18,10 +18,10 @@ from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.prepacked import (
     PREPACKABLE,
-    InferenceCopy,
-    Int8Linear,
     AnyPrepacked,
+    InferenceCopy,
     InferenceModel,
+    Int8Linear,
     MakeLinear,
     PrepackedDecoder,
     PrepackedEncoder,
@@ -176,6 +176,12 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     return model.start(source_ids)
 
 
+def select_encoder(model: Encoder) -> Selection:
+    """Return which backend computes the states of an encoder-only model as it is now."""
+    compiled = _find_compiled(model)
+    return Selection("reference", {"compiled": compiled}) if isinstance(compiled, str) else Selection("compiled", {})
+
+
 def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
     """Return an encoder-only model's state of each token, (B, S) to (B, S, D), by the fastest backend that supports it.
 
@@ -187,21 +193,16 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
     Returns:
         The states; those of padding are unspecified.
     """
-    present = ids != model.config.pad_id
-    lengths = present.sum(dim=1)
-    is_at_right = torch.equal(present, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
-    compiled = _find_compiled(model) if is_at_right and ids.numel() and bool((lengths > 0).all()) else ""
-    if isinstance(compiled, str):
-        return decoded_model(model).encode(ids, token_types=token_types)[0]
-    from transduce.kernels.cpu.decoding.state import encode_texts
+    compiled = _find_compiled(model)
+    if not isinstance(compiled, str):
+        from transduce.kernels.cpu.decoding.state import encode_texts
 
-    prepacked, programs = compiled
-    assert isinstance(prepacked, PrepackedEncoder)
-    types = None if token_types is None else token_types[present]
-    states = encode_texts(prepacked, programs, ids[present], types, lengths.tolist())
-    if len(states) == ids.numel():
-        return states.view(*ids.shape, -1)
-    return states.new_zeros(*ids.shape, states.shape[-1]).masked_scatter_(present[..., None], states)
+        prepacked, programs = compiled
+        assert isinstance(prepacked, PrepackedEncoder)
+        states = encode_texts(prepacked, programs, ids, token_types)
+        if states is not None:
+            return states.to(model.source_weight.dtype)  # that of the heads
+    return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
 
 
 def has_compiled_steps(model: EncoderDecoder) -> bool:

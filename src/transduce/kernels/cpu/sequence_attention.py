@@ -5,8 +5,8 @@ head's keys once, so that neighboring keys lie in a vector's lanes and scores ne
 queries share each loaded key and value. Every sum is added in the same order whatever the batch, so that results do not
 depend on it.
 
-Legend: N rows (tokens of all sentences), S sentences, H heads, L tokens of a sentence, K width of a head's queries, keys
-and values.
+Legend: N rows (tokens of all sentences), S sentences, H heads, L tokens of a sentence, K width of a head's queries,
+keys and values.
 """
 
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class SequenceArguments(NamedTuple):
     sentences: Any
     """The number of sentences S."""
     bias: Any
-    """The relative position bias of the first head at distance 0; the distance is the key's position minus the query's."""
+    """The first head's relative position bias at distance 0; the distance is the key's position minus the query's."""
     bias_stride: Any
     """The number of elements between two heads' biases."""
     out: Any

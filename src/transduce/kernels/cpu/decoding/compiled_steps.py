@@ -195,9 +195,7 @@ COMPILABLE = table(
 )
 """The models whose inference copy with prepacked weights `CompiledModel` computes."""
 _ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
-ENCODED = table(
-    "the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS
-)
+ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
 """The encoder-only models with prepacked weights that `CompiledModel` computes."""
 ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
 """The encoder-only models whose inference copy with prepacked weights `CompiledModel` computes."""
@@ -294,9 +292,7 @@ def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
 def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
     """Return the functions that emit the kernels `read` (encodes source or prompt) and `step` (a decoding step)."""
     if isinstance(model, PrepackedEncoder):
-        return {
-            "read": lambda w: emit_encoder_stack(w, model.embedding, model.source_weight, model.layers, model.norm)
-        }
+        return {"read": lambda w: emit_encoder_stack(w, model.embedding, model.source_weight, model.layers, model.norm)}
     output = output_projection_of(model)
     if isinstance(model, PrepackedDecoder):
         return {"read": lambda w: emit_prompts(w, model), "step": lambda w: emit_prompt_step(w, model, output)}

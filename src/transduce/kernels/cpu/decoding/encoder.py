@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from transduce.kernels.cpu.decoding.writer import ModelEmitter
+from transduce.kernels.cpu.gemm.decode import NativeLinear
 from transduce.kernels.cpu.jit.ir_builder import I64, POINTER, KernelBuilder, Value
-from transduce.model.attention import MultiHeadAttention
 from transduce.model.embedding import Embedding
 from transduce.model.layers import EncoderLayer, each_layer
 
@@ -112,14 +112,16 @@ def emit_encoder_stack(
 def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
     """Emit an encoder layer for all rows of an emitter."""
     assert isinstance(layer, EncoderLayer)
-    attention: MultiHeadAttention = layer.self_attention
+    projection, output = layer.self_attention.projection, layer.self_attention.output
+    assert isinstance(projection, NativeLinear)
+    assert isinstance(output, NativeLinear)
 
     def attend(source: Value) -> None:
         heads = w.heads
-        w.gemm("store", attention.projection, w.quantize(source, attention.projection), w.pointers.projected)
+        w.gemm("store", projection, w.quantize(source, projection), w.pointers.projected)
         w.rotate("run", w.pointers.projected, heads.queries + 2 * heads.keys, heads.number + heads.shared)
         w.attend_texts()
-        w.self_attention_output(attention.output)
+        w.self_attention_output(output)
 
     w.sublayer(layer.self_attention_residual, attend)
     w.sublayer(layer.feed_forward_residual, lambda source: w.feed_forward(layer.feed_forward, source))

@@ -366,41 +366,49 @@ def _attention_size(compiled: CompiledModel, longest: int) -> int:
 
 
 def encode_texts(
-    model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor, token_types: Tensor | None, counts: list[int]
-) -> Tensor:
-    """Return an encoder-only model's states of all tokens, (N, D).
+    model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor, token_types: Tensor | None
+) -> Tensor | None:
+    """Return an encoder-only model's state of each token, float32, zeros for padding; None if not all padding is right.
 
     Args:
         model: the model with prepacked weights.
         compiled: its compiled kernels.
-        ids: the tokens of all texts without padding, int64 (N,).
-        token_types: the segment of each token, int64 (N,); None: all are 0.
-        counts: the number of tokens of each text, each at least 1.
+        ids: token ids, padded at the right, (B, S).
+        token_types: the segment of each token, (B, S); None: all are 0.
+
+    Returns:
+        (B, S, D); None if padding is between tokens, or if a text has no token.
 
     Raises:
         IndexError: an id or a segment is out of range, so that machine code would read out of bounds.
     """
-    check_range(ids, len(model.source_weight), "token ids")
-    table = model.embedding.token_types
-    types = torch.zeros_like(ids) if token_types is None else token_types.contiguous()
+    present = ids != model.config.pad_id
+    lengths = present.sum(dim=1)
+    is_at_right = torch.equal(present, torch.arange(ids.shape[1]) < lengths[:, None])
+    if not is_at_right or not len(ids) or int(lengths.min()) == 0:
+        return None
+    tokens, table = ids[present], model.embedding.token_types
+    check_range(tokens, len(model.source_weight), "token ids")
+    types = torch.zeros_like(tokens) if token_types is None else token_types.expand_as(ids)[present]
     if table is not None:
         check_range(types, len(table), "token types")
-    layout, longest, ids = TextLayout.of(counts), max(counts), ids.contiguous()
-    x, scores = torch.empty(len(ids), compiled.d_model), _attention_size(compiled, longest)
+    layout, longest = TextLayout.of(lengths.tolist()), int(lengths.max())
+    x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, longest)
     scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(longest - 1)
-    unused = dict.fromkeys(StepArguments._fields, 0)
-    arguments = unused | scratch.addresses | layout.addresses() | tables.addresses()
+    arguments = dict.fromkeys(StepArguments._fields, 0) | scratch.addresses | layout.addresses() | tables.addresses()
     arguments |= {
-        "rows": len(ids),
+        "rows": len(tokens),
         "weights": compiled.weights.data_ptr(),
         "x": x.data_ptr(),
-        "ids": ids.data_ptr(),
+        "ids": tokens.data_ptr(),
         "token_types": types.data_ptr(),
         "attention": scratch.addresses["scores"],
         "attention_each": scores // torch.get_num_threads(),
     }
     run_timed(compiled.read, StepArguments(**arguments), layout.chunk_rows * compiled.read_multiplications)
-    return x
+    if len(tokens) == ids.numel():
+        return x.view(*ids.shape, -1)
+    return x.new_zeros(*ids.shape, x.shape[-1]).masked_scatter_(present[..., None], x)
 
 
 def check_range(numbers: Tensor, size: int, what: str) -> None:

@@ -83,7 +83,7 @@ class StepArguments(NamedTuple):
     logits: Any
     """The logits (N, V), V padded to whole blocks."""
     token_types: Any = 0
-    """The segment of each token, int64 (N,), for encoders with token types. Only encoders have this and the later fields."""
+    """The segment of each token, int64 (N,), if encoders have token types. Only encoders read this and later fields."""
     starts: Any = 0
     """The index of the first token of each text within its chunk, int64, one for each text."""
     lengths: Any = 0
@@ -197,7 +197,9 @@ class ModelEmitter:
         table = self.weight(weight), k.float32(embedding.scale), pointers.position_encodings
         k.call("embed_run", pointers.ids, *sizes, *table, pointers.x, pointers.firsts, *self.share)
         if embedding.token_types is not None:
-            k.call("add_rows", pointers.x, *sizes, self.weight(embedding.token_types), pointers.token_types, *self.share)
+            k.call(
+                "add_rows", pointers.x, *sizes, self.weight(embedding.token_types), pointers.token_types, *self.share
+            )
         self._norm_embedded(embedding)
 
     def _norm_embedded(self, embedding: Embedding) -> None:
