@@ -42,7 +42,10 @@ GROUPS = {
         "demo",
         "DemoResult",
     ],
-    "Load and save": ["load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"],
+    "Load and save": [
+        *("load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"),
+        *("quantize", "QuantizeReport", "verify", "VerifyReport"),
+    ],
     "Translate": ["Translator", "Translation", "Alternative", "SearchSettings", "SamplingSettings"],
     "Documents": ["translate_document", "DocumentSettings", "translate_markup", "MarkupSettings"],
     "Glossaries and kNN retrieval": ["Glossary", "Term", "read_glossary", "build_datastore", "Datastore"],
@@ -88,6 +91,7 @@ GROUPS = {
         "merge_lora",
         "LowRankSettings",
         "import_tutorial",
+        "read_vocabulary",
         "TutorialNames",
         "fill_embeddings",
     ],
@@ -96,7 +100,7 @@ GROUPS = {
 }
 
 _MOST_COLUMNS = 100
-_SECTION = re.compile(r"^(Args|Returns|Raises|Yields):$")
+_SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Warns):$")
 _ITEM = re.compile(r"^ {4}(\S.*?): (.*)$")
 
 _HEAD = """\
@@ -170,9 +174,9 @@ def render(docstring: str) -> str:
         if match := _SECTION.match(line):
             section = match[1]
             lines += [f"**{section}**", ""]
-        elif section in ("Args", "Raises") and (item := _ITEM.match(line)):
+        elif section in ("Args", "Raises", "Warns") and (item := _ITEM.match(line)):
             lines.append(f"* `{item[1]}`: {item[2]}")
-        elif section in ("Args", "Raises") and line.strip():
+        elif section in ("Args", "Raises", "Warns") and line.strip():
             lines.append(f"  {line.strip()}")
         else:
             lines.append(line.strip() if section else line)

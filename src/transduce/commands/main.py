@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from types import ModuleType
 from typing import NoReturn
 
@@ -46,6 +45,8 @@ VERBS = {
     "doctor": "check that a model is implemented correctly, and find problems of a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
     "import": "import a Hugging Face model: Marian, NLLB, BART, T5, BERT, GPT-2, Llama and others",
+    "quantize": "store a model's weights in 8 bits, so that `--precision int8` opens it at once",
+    "verify": "read every byte of a model folder, and compare it with what was written",
 }
 
 
@@ -85,6 +86,17 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class _Version(argparse.Action):
+    """An option that prints the version of transduce and exits, and reads the version only then."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Print the version and exit."""
+        from importlib.metadata import version  # half of the time of `transduce --help`, if imported above
+
+        print(f"transduce {version('transduce')}")
+        raise SystemExit(0)
+
+
 def build_parser(verb: str | None) -> Parser:
     """Return the parser of one subcommand, or the parser that lists all subcommands."""
     if verb is None:
@@ -96,7 +108,7 @@ def build_parser(verb: str | None) -> Parser:
             "`transduce COMMAND --help` explains a command.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("--version", action="version", version=f"transduce {version('transduce')}")
+        parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
         return parser
     parser = Parser(
         prog=f"transduce {verb}",

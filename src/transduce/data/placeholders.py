@@ -6,6 +6,7 @@ Machine Translation"), learned from a sample of the corpus in a few seconds.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -71,12 +72,12 @@ def _sample_runs(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of each distinct token pair after a few iterations of expectation maximization.
+    """Return the probability of a token given its counterpart, for each distinct token pair (IBM Model 1).
 
     Args:
-        kind: the distinct pair of each occurrence.
-        position: the position in the corpus of the token that is explained, for each occurrence.
-        given: the token that explains, for each distinct pair.
+        kind: index of the distinct token pair, for each pair of positions in the corpus.
+        position: index in the corpus of the explained token, for each pair of positions.
+        given: id of the explaining token, for each distinct pair.
     """
     probabilities = np.ones(len(given))
     for _ in range(_ITERATIONS):
@@ -241,9 +242,9 @@ class PlaceholderMasker:
             edited = self._edit(sides[0][row], sides[1][row], np.random.Generator(np.random.Philox(key)))
             sides[0][row], sides[1][row] = edited
         (source, source_tokens), (target, target_tokens) = (
-            _padded(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
+            pad_rows(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
         )
-        return Batch(source, target, batch.indices, source_tokens, target_tokens)
+        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
 
     def _rows(self, ids: NDArray[np.int64], side: int) -> list[NDArray[np.int64]]:
         return [row[: int(n)] for row, n in zip(ids, (ids != self._pads[side]).sum(axis=1), strict=True)]
@@ -332,7 +333,7 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
     return uniform
 
 
-def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
+def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
     """Return rows padded to one length, and their total number of tokens without padding."""
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):

@@ -27,6 +27,7 @@ from transduce.kernels.prepacked import (
     PrepackedEncoder,
     PrepackedTransformer,
 )
+from transduce.machine import usable_memory
 from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _MIN_LLVMLITE = (0, 50)
-_MAX_COPY_BYTES = 2**30  # larger models get no inference copy, which takes as much memory again
+_COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
 
 
 def has_kernels() -> bool:
@@ -124,11 +125,13 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 
 def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
     """Return the compiled search for a state that has run no step, or None if there is none."""
-    native = compiled_state(state)
-    if native is not None:
-        from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
+    if "transduce.kernels.cpu.decoding.state" in sys.modules:
+        from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
 
-        return NativeSearch(native, bounds) if supports_compiled_search(native.output.outputs, bounds) else None
+        if isinstance(state, NativeState | NativePromptState):
+            from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
+
+            return NativeSearch(state, bounds) if supports_compiled_search(state.output.outputs, bounds) else None
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search
@@ -346,9 +349,15 @@ def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear 
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
     count = sum(parameter.numel() for parameter in model.parameters())
-    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MAX_COPY_BYTES:
+    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _max_copy_bytes():
         return None
     return make_float_linear(tile)
+
+
+@cache
+def _max_copy_bytes() -> int:
+    """Return the size of the greatest inference copy, in bytes."""
+    return usable_memory() // _COPY_SHARE
 
 
 def decoded_model(model: _Model) -> _Model:

@@ -80,6 +80,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     pairs: Any = None,
     dev_pairs: Any = None,
     columns: tuple[str, str] | None = None,
+    weight_column: str | None = None,
     monolingual: Files | None = None,
     distill_from: Files | None = None,
     back_translated: Files | None = None,
@@ -87,6 +88,8 @@ def train(  # noqa: PLR0913  (the command's own options)
     languages: tuple[str, str] | None = None,
     task: str | None = None,
     init_from: str | Path | None = None,
+    vocabulary: Files | None = None,
+    user_symbols: Sequence[str] | None = None,
     preset: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -112,6 +115,7 @@ def train(  # noqa: PLR0913  (the command's own options)
             dictionaries, a table of pandas or Arrow, or a ``datasets.Dataset``.
         dev_pairs: in place of `dev_source` and `dev_target`: the pairs of the dev set.
         columns: the columns, keys or JSON fields of source and target; None: found by their names.
+        weight_column: the column, key or JSON field with the weight of each pair in the loss.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
         distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
@@ -121,6 +125,9 @@ def train(  # noqa: PLR0913  (the command's own options)
         languages: source and target language; None: by the files' suffixes.
         task: the task; None: "translation". docs/tasks.md describes the data of each task.
         init_from: the folder of a base model, whose weights and tokenizer training starts from.
+        vocabulary: an existing vocabulary for both sides, or one for each: a sentencepiece model, a tokenizer.json, a
+            word list, or a model folder; None: learned from the text.
+        user_symbols: tokens that are never split; with `init_from`, those that the base model lacks are added.
         preset: the preset of the model's size; None: chosen by the corpus.
         steps: number of parameter updates.
         minutes: training time, in place of `steps`.
@@ -154,9 +161,12 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.back_translated": _paths(back_translated, "back_translated"),
         "data.corpora": None if corpora is None else list(map(dict, corpora)),
         "data.columns": None if columns is None else list(columns),
+        "data.weight_column": weight_column,
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
+        "tokenizer.vocabulary": _paths(vocabulary, "vocabulary"),
+        "tokenizer.user_symbols": None if user_symbols is None else list(user_symbols),
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,

@@ -230,8 +230,16 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    accepts_weights: ClassVar[bool] = False
+    """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
     accepts_several_directions: ClassVar[bool] = False
     """True if a run may have corpora of several language pairs (`data.corpora`)."""
+    accepts_own_vocabularies: ClassVar[bool] = False
+    """True if the vocabulary may be the user's own, whole words, or have a token for line feeds."""
+    accepts_user_symbols: ClassVar[bool] = True
+    """True if the vocabulary may have the user's symbols (`tokenizer.user_symbols`)."""
+    samples_tokens: ClassVar[bool] = False
+    """True if training sentences may be tokenized anew in each epoch (`training.bpe_dropout`)."""
     uses_placeholders: ClassVar[bool] = False
     """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
@@ -254,6 +262,9 @@ class TaskKind(ABC, Generic[C]):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.corpora and not self.accepts_several_directions:
             raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
+        self._check_vocabulary(settings)
+        if settings.data.weight_column is not None and not self.accepts_weights:
+            raise TransduceError(f"`data.weight_column` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.accepts_back_translations:
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
@@ -272,6 +283,23 @@ class TaskKind(ABC, Generic[C]):
         ):
             if name not in used and value not in (None, _UNUSED_LAYERS):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+    def _check_vocabulary(self, settings: Settings) -> None:
+        for name in ("bpe_dropout", "unigram_alpha"):
+            if getattr(settings.training, name) and not self.samples_tokens:
+                raise TransduceError(f"`training.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        vocabulary = settings.tokenizer
+        asks = {
+            "vocabulary": bool(vocabulary.vocabulary) and not self.accepts_own_vocabularies,
+            "kind` = `word": vocabulary.kind == "word" and not self.accepts_own_vocabularies,
+            "line_feeds": vocabulary.line_feeds and not self.accepts_own_vocabularies,
+            "user_symbols": bool(vocabulary.user_symbols) and not self.accepts_user_symbols,
+        }
+        for name, is_asked in asks.items():
+            if is_asked:
+                raise TransduceError(
+                    f"`tokenizer.{name}` means nothing where `task.kind` is {self.name}: leave it out."
+                )
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Refuse a kind of model that cannot do the task; `where` names the setting or folder in the error message.
@@ -505,10 +533,19 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             directions=directions,
         )
 
-    training = files(data.source, data.target, data.directions)
+    weights = tuple(corpus.loss_weight for corpus in data.corpora for _ in corpus.source)
+    training = msgspec.structs.replace(
+        files(data.source, data.target, data.directions),
+        back_translated=data.back_translated,
+        weight_field=data.weight_column,
+        loss_weights=weights if any(weight != 1.0 for weight in weights) else (),
+    )
+    dev = files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None
+    if dev is not None and data.weight_column is not None:
+        dev = msgspec.structs.replace(dev, ignored_fields=(data.weight_column,))
     return TaskText(
-        files=msgspec.structs.replace(training, back_translated=data.back_translated),
-        dev=files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None,
+        files=training,
+        dev=dev,
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),
     )

@@ -26,7 +26,7 @@ from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, valid_language
 from transduce.text.protected import PLACEHOLDER_TOKENS
-from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.sentencepiece_model import TokenizerSettings, check_symbols
 from transduce.training.choices import PRESETS
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
@@ -36,6 +36,7 @@ from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # Maximum of how often an epoch contains a pair.
 _MAX_REPEATS = 100
+_MAX_CLASS_WEIGHT = 1e6
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,12 +73,23 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     merges: int | None = None
     """Parsing: how many of the most frequent runs of symbols between two words become one token each; None: 1,000."""
 
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
+    """Classification: the weight of each class in the loss, a table of labels; classes without an entry have the weight
+    1. `balanced` gives all classes the same share: texts / (classes × texts of the class). None: 1."""
+
     series: SeriesSettings | None = None
     """Time series: which columns are read, and what is forecast."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
             raise TransduceError(f"`task.context` must be at least 2, but is {self.context}.")
+        if isinstance(self.class_weights, dict):
+            for label, weight in self.class_weights.items():
+                if not 0.0 < weight <= _MAX_CLASS_WEIGHT:
+                    raise TransduceError(
+                        f"`task.class_weights` must be above 0 and at most {_MAX_CLASS_WEIGHT:g}, but that of "
+                        f'"{label}" is {weight:g}: to leave its texts out, delete them.'
+                    )
         if self.merges is not None and self.merges < 0:
             raise TransduceError(f"`task.merges` must not be negative, but is {self.merges}.")
 
@@ -102,6 +114,8 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """By how much more often than by the number of its pairs the corpus is sampled."""
     upsample: float | None = None
     """How often an epoch contains each pair, at least 1; None: by `weight` and `data.temperature`."""
+    loss_weight: float = 1.0
+    """The factor of the pairs' losses; unlike `weight`, it does not change how often they are sampled."""
 
     def __post_init__(self) -> None:
         name = " ".join(self.source[:1]) or "one"
@@ -116,6 +130,10 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             )
         if self.upsample is not None and not 1.0 <= self.upsample <= _MAX_REPEATS:
             raise TransduceError(f"`upsample` must be from 1 to {_MAX_REPEATS}, but is {self.upsample:g} for {name}.")
+        if not 0.0 < self.loss_weight <= _MAX_REPEATS:
+            raise TransduceError(
+                f"`loss_weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.loss_weight:g} for {name}."
+            )
         if bool(self.target) != bool(self.dev_target) and self.dev_source and self.dev_target:
             raise TransduceError(f"The dev set of {name} must have the form of its training text: name the same sides.")
 
@@ -163,6 +181,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     columns: tuple[str, str] | None = None
     """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
     names such as `source` and `target`, or the only two columns."""
+
+    weight_column: str | None = None
+    """The column of tables, or field of JSON lines, that holds the weight of each training pair in the loss. A weight
+    of 2 counts as if the pair occurred twice, and 0 leaves it out. None: every pair has the weight 1."""
 
     strict_format: bool = False
     """A line of a .tsv file without two columns is an error; otherwise it is skipped and counted."""
@@ -280,8 +302,14 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The vocabulary and how it is learned: `tokenizer.*` in a settings file."""
 
-    kind: Literal["bpe", "unigram", "character"] = "bpe"
+    kind: Literal["bpe", "unigram", "character", "word"] = "bpe"
     vocabulary_size: int | None = None
+    vocabulary: tuple[str, ...] = ()
+    """Existing vocabularies instead of a learned one, one for both sides or one for each: a sentencepiece model, a
+    tokenizer.json, a word list, or a model folder."""
+    user_symbols: tuple[str, ...] = ()
+    """Tokens that are never split. With `--init-from`, those that the base model lacks are added to its vocabulary."""
+    line_feeds: bool = False
     joint: bool = True
     byte_fallback: bool | None = None
     character_coverage: float | None = None
@@ -296,6 +324,23 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         most = len(PLACEHOLDER_TOKENS)
         if self.placeholders is not None and not 0 <= self.placeholders <= most:
             raise TransduceError(f"`tokenizer.placeholders` must be from 0 to {most}, but is {self.placeholders}.")
+        if len(self.vocabulary) > 2:
+            raise TransduceError(
+                "`tokenizer.vocabulary` names one vocabulary for both sides or one for each, but "
+                f"{len(self.vocabulary)} are named: leave some out."
+            )
+        check_symbols(self.user_symbols)
+        reserved = next((each for each in self.user_symbols if each in PLACEHOLDER_TOKENS), None)
+        if reserved is not None:
+            raise TransduceError(
+                f"`tokenizer.user_symbols` has {reserved}, which stands for copied text: choose another name, or set "
+                "`tokenizer.placeholders`."
+            )
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """All tokens that are never split and that the user asks for: `user_symbols`, and the line feed."""
+        return (*self.user_symbols, *("\n" for _ in range(self.line_feeds)))
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -388,8 +433,8 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     data: DataSettings
     tokenizer: TokenizerSettings | None
     """Settings of the tokenizer; None for a task without text."""
-    tokenizer_text: tuple[str, ...] = ()
-    """Files of further text that the vocabulary is learned from."""
+    vocabulary: VocabularySettings = VocabularySettings()
+    """The user's settings of the vocabulary."""
     word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining

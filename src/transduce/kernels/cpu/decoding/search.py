@@ -13,7 +13,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativeState, Scratch
+from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativePromptState, NativeState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -22,19 +22,21 @@ from transduce.kernels.cpu.jit.compiler import (
     new_builder,
     raw_kernel,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
-from transduce.model.backend import FoundHypothesis, SearchBounds
+from transduce.kernels.cpu.logits import RuleArguments, SelectArguments, emit_select, select_scratch_size
+from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 # --- search kernel ---
 # The whole search is one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses. It finds what
-# `search.beam.BeamSearch` finds without rules, and with one hypothesis what greedy search finds.
+# `search.beam.BeamSearch` or `search.beam.GenerateSearch` finds, and with one hypothesis what greedy search finds.
 
 
 _MINUS_INFINITY = float("-inf")
+RANKINGS = ("paper", "full", "likely", "never")
+"""The values of `SearchRules.ranking`, as the kernel numbers them."""
 
 
 class SearchArguments(NamedTuple):
@@ -62,7 +64,7 @@ class SearchArguments(NamedTuple):
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
     lists: Any
-    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, T + 1)."""
+    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, `list_stride`)."""
     next_lists: Any
     """A second buffer for `lists`, swapped at each step."""
     step: Any
@@ -71,6 +73,18 @@ class SearchArguments(NamedTuple):
     """The decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
     """The selection's arguments, `logits.SelectArguments`."""
+    rule_arguments: Any
+    """The arguments of the rules on tokens, `logits.RuleArguments`."""
+    is_read: Any
+    """1 until the first selection in decoder-only models, whose prompts have given the first logits; else 0."""
+    is_ragged: Any
+    """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
+    list_stride: Any
+    """The number of elements between two hypotheses' lists."""
+    longest_prompt: Any
+    """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
+    ranking: Any
+    """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
     """The beam size W."""
     certain_count: Any
@@ -79,10 +93,6 @@ class SearchArguments(NamedTuple):
     """The capacity in tokens T."""
     positions: Any
     """The number of positions in the step's tables."""
-    never: Any
-    """Token ids that are never generated, int64."""
-    never_count: Any
-    """The number of token ids in `never`."""
     newest: Any
     """The last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
@@ -90,7 +100,10 @@ class SearchArguments(NamedTuple):
     max_rows: Any
     """The number of elements between the two arrays in `row_sources`."""
     sources: Any
-    """The offset of each sentence's source, and its number of tokens, int64 (2, N)."""
+    """The offset of each sentence's source, and its number of tokens, int64 (2, N).
+
+    In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
+    """
     all_sentences: Any
     """The number of sentences at first N."""
     indices: Any
@@ -127,10 +140,10 @@ def search_kernel() -> CompiledKernel:
     _write_record(k)
     _write_update(k)
     with raw_kernel(k, "search") as (numbers, thread, threads):
-        fields = Fields(k, numbers)
+        fields = Fields(k, numbers, SearchArguments._fields)
         with k.do_while() as done:
-            k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
-            _forbid(fields, thread, threads)
+            with k.when(k.build.not_(k.is_nonzero(fields.get("is_read")))):
+                k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
             k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
             k.barrier(threads)
             with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
@@ -140,56 +153,6 @@ def search_kernel() -> CompiledKernel:
     return compile_kernels(k, ("search",))["search"]
 
 
-class Fields:
-    """An accessor of kernel arguments in memory by their names, for emitted code."""
-
-    def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
-        self.k = k
-        self.pointer = pointer
-        self.names = names
-
-    def get(self, name: str) -> Value:
-        """Emit a load of the kernel argument with this name."""
-        return self.k.load(self._at(name), I64)
-
-    def set(self, name: str, value: Value) -> None:
-        """Emit a store of a value as the kernel argument with this name."""
-        self.k.store(self.k.int64(value), self._at(name))
-
-    def at(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Return a pointer to element `index` of the array whose address is the argument `name`."""
-        return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
-
-    def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Emit a load of element `index` of the array whose address is the argument `name`."""
-        return self.k.load(self.at(name, index, kind), kind)
-
-    def swap(self, one: str, other: str) -> None:
-        """Emit an exchange of the values of two kernel arguments."""
-        first, second = self.get(one), self.get(other)
-        self.set(one, second)
-        self.set(other, first)
-
-    def _at(self, name: str) -> Value:
-        """Return a pointer to the kernel argument with this name."""
-        return self.k.element_pointer(self.pointer, self.names.index(name), I64)
-
-
-def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
-    """Set the logits of tokens that search never outputs, such as padding, to -inf.
-
-    Each thread does so for the sentences that it selects tokens for next.
-    """
-    k = fields.k
-    select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
-    first, last = k.thread_range(fields.get("sentences"), thread, threads)
-    width = fields.get("width")
-    with k.loop(k.mul(first, width), k.mul(last, width)) as row:
-        logits = select.at("logits", k.mul(row, select.get("stride")))
-        with k.loop(0, fields.get("never_count")) as number:
-            k.store(k.float32(_MINUS_INFINITY), k.element_pointer(logits, fields.element("never", number, I64)))
-
-
 def _write_record(k: KernelBuilder) -> None:
     """Emit `record(numbers, place, row, token, value, ended)`: store a finished hypothesis if it is among the best.
 
@@ -197,7 +160,7 @@ def _write_record(k: KernelBuilder) -> None:
     input batch.
     """
     with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
-        fields = Fields(k, numbers)
+        fields = Fields(k, numbers, SearchArguments._fields)
         length, capacity = fields.get("length"), fields.get("capacity")
         history = k.mul(row, capacity)
         # Summed in order and in float64, as the search in Python does.
@@ -232,17 +195,27 @@ def _write_record(k: KernelBuilder) -> None:
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Return how many finished hypotheses rank before a new one; hypotheses that ended rank before those cut off."""
+    """Return how many finished hypotheses rank before a new one.
+
+    In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`, only scores count.
+    """
     k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.int64(0))
+    by_score = _has_generate_ranking(fields)
     with k.loop(0, count) as number:
         slot_index = k.add(base, fields.element("order", k.add(base, number), I64))
         other_ended = fields.element("finished_ended", slot_index, I64)
         worse = k.build.fcmp_ordered("<", fields.element("finished_scores", slot_index, F64), score)
-        same_kind = k.build.icmp_signed("==", other_ended, ended)
-        stays = k.build.or_(k.build.icmp_signed(">", other_ended, ended), k.build.and_(same_kind, k.build.not_(worse)))
+        same_kind = k.build.or_(by_score, k.build.icmp_signed("==", other_ended, ended))
+        is_cut = k.build.and_(k.build.not_(by_score), k.build.icmp_signed(">", other_ended, ended))
+        stays = k.build.or_(is_cut, k.build.and_(same_kind, k.build.not_(worse)))
         k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
     return k.load_variable(rank, count)
+
+
+def _has_generate_ranking(fields: Fields) -> Value:
+    """Return whether hypotheses are ranked as Hugging Face's `generate` ranks them."""
+    return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
 def _write_update(k: KernelBuilder) -> None:
@@ -251,20 +224,23 @@ def _write_update(k: KernelBuilder) -> None:
     It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
     """
     with k.function("go_on", POINTER) as (numbers,):
-        fields = Fields(k, numbers)
+        fields = Fields(k, numbers, SearchArguments._fields)
         select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
         beam_size, new_length = fields.get("beam_size"), k.add(fields.get("length"), 1)
         rows = k.mul(fields.get("sentences"), fields.get("width"))
         kept_count = k.variable(k.int64(0))
         with k.loop(0, fields.get("sentences")) as sentence:
             index = fields.element("indices", sentence, I64)
-            _record_ended(fields, select, sentence, index)
+            ended_count = _record_ended(fields, select, sentence, index)
             first = k.mul(sentence, beam_size)
             with k.when(_may_improve(fields, select, sentence, index)):
                 full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
                 with k.build.if_else(full) as (then, otherwise):
-                    with then, k.loop(first, k.add(first, beam_size)) as chosen:
-                        _record(fields, select, "live", (sentence, index, chosen), ended=False)
+                    with then:
+                        # In `generate`, the hypotheses that end and those that are cut share W slots.
+                        taken = k.build.select(_has_generate_ranking(fields), ended_count, k.int64(0))
+                        with k.loop(first, k.build.sub(k.add(first, beam_size), taken)) as chosen:
+                            _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
                         to = k.load_variable(kept_count, sentence)
                         _keep_sentence(fields, sentence, to)
@@ -277,13 +253,16 @@ def _write_update(k: KernelBuilder) -> None:
         _set_next(fields, select, k.load_variable(kept_count, rows), rows)
 
 
-def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
-    """Record a sentence's candidates that ended with the end symbol as finished hypotheses."""
+def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
+    """Record a sentence's candidates that ended with the end symbol as finished hypotheses; return their number."""
     k = fields.k
     candidates = k.mul(fields.get("beam_size"), 2)
-    first = k.mul(sentence, candidates)
+    first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))
     with k.loop(first, k.add(first, candidates)) as candidate:
+        exists = k.build.fcmp_ordered(">", select.element("ended_totals", candidate), k.float32(_MINUS_INFINITY))
+        k.store(k.add(k.load_variable(ended, candidate), k.build.zext(exists, I64)), ended)
         _record(fields, select, "ended", (sentence, index, candidate), ended=True)
+    return k.load_variable(ended, first)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
@@ -299,7 +278,10 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return whether a live hypothesis can still enter the n best; in greedy search, whether none has ended."""
+    """Return whether to continue a sentence: whether a live hypothesis can still improve on the finished ones.
+
+    In greedy search: whether none has ended.
+    """
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
     with k.loop(first, k.add(first, beam_size)) as number:
@@ -320,8 +302,26 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
         k.build.fcmp_ordered(">", live, k.float32(_MINUS_INFINITY)),
         k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
     )
+    better = k.build.select(
+        _has_generate_ranking(fields), _may_improve_as_in_generate(fields, sentence, index, live), better
+    )
     none_ended = k.build.icmp_signed("==", count, k.int64(0))
     return k.build.select(k.build.icmp_signed("==", certain_count, k.int64(0)), none_ended, better)
+
+
+def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
+    """Return whether `search.beam.GenerateSearch` waits for the best live hypothesis, whose total is `best`."""
+    k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
+    is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
+    length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(fields.get("length"), 1))
+    bound = k.build.fdiv(k.build.fpext(best, F64), fields.element("penalties", length, F64))
+    count, base = fields.element("finished_counts", index, I64), k.mul(index, k.add(beam_size, 1))
+    slot = fields.element("order", k.add(base, beam_size, -1), I64)  # of the worst of W finished hypotheses
+    beats_worst = k.build.fcmp_ordered(">", bound, fields.element("finished_scores", k.add(base, slot), F64))
+    is_full = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("full")))
+    exists = k.build.fcmp_ordered(">", best, k.float32(_MINUS_INFINITY))
+    beats_worst = k.build.and_(beats_worst, k.build.not_(is_full))
+    return k.build.select(k.build.icmp_signed("<", count, beam_size), exists, beats_worst)
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
@@ -329,8 +329,9 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
     k = fields.k
     for name, kind in (("indices", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
-    for part in (k.int64(0), fields.get("all_sentences")):
-        k.store(fields.element("sources", k.add(part, sentence), I64), fields.at("sources", k.add(part, to), I64))
+    for part, more in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("is_ragged"))):
+        source = fields.element("sources", k.add(part, sentence), I64)
+        k.store(k.add(source, more), fields.at("sources", k.add(part, to), I64))
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
@@ -344,9 +345,11 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
     token, end = select.element("live_tokens", chosen, I64), k.add(new, length)
     k.store(k.build.trunc(token, I32), fields.at("next_tokens", end, I32))
     k.store(select.element("live_scores", chosen), fields.at("next_values", end))
-    stride = k.add(capacity, 1)
+    stride = fields.get("list_stride")
     entries, new_entries = k.mul(row, stride), k.mul(new_row, stride)
-    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.add(length, 1))
+    own_count = k.add(fields.element("sources", k.add(fields.get("all_sentences"), to), I64), -1)
+    count = k.build.select(k.is_nonzero(fields.get("is_ragged")), own_count, k.add(length, 1))
+    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), count)
     k.store(token, fields.at("newest", new_row, I64))
     k.store(select.element("live_totals", chosen), select.at("scores", new_row))
     for start, of_row in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("max_rows"))):
@@ -359,12 +362,17 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     k = fields.k
     step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
     beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
-    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), old_rows)
+    appended = k.build.select(k.is_nonzero(fields.get("is_read")), k.int64(0), old_rows)
+    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), appended)
+    fields.set("is_read", k.int64(0))
     steps = k.add(fields.get("steps"), -1)
     for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
         fields.set(name, value)
     select.set("rows", rows)
     select.set("beams", beam_size)
+    rules = Fields(k, k.pointer(fields.get("rule_arguments")), RuleArguments._fields)
+    rules.set("length", length)
+    rules.set("tokens", fields.get("tokens"))
     for name, value in (
         ("rows", rows),
         ("used", used),
@@ -376,7 +384,7 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
         k.build.icmp_signed("==", sentences, k.int64(0)),
         k.build.icmp_signed("<=", steps, k.int64(0)),
         k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
-        k.build.icmp_signed(">=", length, fields.get("positions")),
+        k.build.icmp_signed(">=", k.add(length, fields.get("longest_prompt")), fields.get("positions")),
     )
     stop = ends[0]
     for end in ends[1:]:
@@ -387,6 +395,7 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
 # --- search of a batch ---
 
 
+_FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
 _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
@@ -396,24 +405,28 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """
-    rows = len(bounds.max_lengths) * bounds.beam_size
-    return (
-        vocabulary_size >= max(_MIN_VOCABULARY, 2 * bounds.beam_size) and max(bounds.max_lengths) * rows <= _MAX_TOKENS
-    )
+    rows, longest, rules = len(bounds.max_lengths) * bounds.beam_size, max(bounds.max_lengths), bounds.rules
+    candidates = 2 * bounds.beam_size
+    if rules != SearchRules():  # so many tokens may be forbidden in one step
+        candidates += longest + len((*rules.forbidden, *bounds.forbidden_tokens, *rules.more_ends)) + 1
+    return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and longest * rows <= _MAX_TOKENS
 
 
 class NativeSearch:
     """A compiled search for a batch (implements `model.backend.BatchSearch`)."""
 
-    def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
-        """Create a search from `state`, which has encoded its sentences and run no step."""
+    def __init__(self, state: NativeState | NativePromptState, bounds: SearchBounds) -> None:
+        """Create a search from `state`, which has read its sources or prompts and run no step."""
         self.state = state
+        self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
         self.sentences = len(bounds.max_lengths)  # N
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
         self.capacity = max(bounds.max_lengths, default=0)  # T
+        self.list_stride = self.longest_prompt + self.capacity + 1
+        self.forced_count = max(map(len, bounds.rules.forced), default=0)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -423,20 +436,21 @@ class NativeSearch:
         # its source.
         steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
         state.pool.reserve(self.rows * steps)
-        self.tables = state.compiled.step_positions.until(0)
-        self.positions = (
-            max(state.longest_source, self.capacity + 1) + MAX_LANES
-        )  # greatest number that a hypothesis attends to
+        self.tables = state.compiled.step_positions.until(self.longest_prompt)
+        # The greatest number that a hypothesis attends to.
+        self.positions = max(state.longest_source, self.longest_prompt + self.capacity + 1) + MAX_LANES
         self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
         self._step = _Arguments(StepArguments, **self._step_arguments())
         self._select = _Arguments(SelectArguments, **self._select_arguments())
+        self._rules = _Arguments(RuleArguments, **self._rule_arguments())
+        self._select["rules"] = ctypes.addressof(self._rules.array)
         self._numbers = _Arguments(SearchArguments, **self._search_arguments())
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each of the search's arrays that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
-        lists = (torch.int32, (self.rows, self.capacity + 1))
+        lists = (torch.int32, (self.rows, self.list_stride))
         return {
             "sources": (torch.int64, (2, *by_sentence)),
             "row_sources": (torch.int64, (2, *by_row)),
@@ -446,6 +460,9 @@ class NativeSearch:
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
+            "forbidden": (torch.int64, (len(self.bounds.rules.forbidden),)),
+            "more_ends": (torch.int64, (len(self.bounds.rules.more_ends),)),
+            "forced": (torch.int64, (self.sentences, self.forced_count)),
             "lists": lists,
             "next_lists": lists,
             "finished_counts": (torch.int64, by_sentence),
@@ -483,7 +500,9 @@ class NativeSearch:
     def _begin(self) -> None:
         """Fill the search kernel's arrays with their values before the first step."""
         numbers, count = self._zeroed.ctypes_array, self.sentences
-        starts, lengths = self.state.sources.tolist()
+        starts, lengths = (
+            self._begin_prompts() if isinstance(self.state, NativePromptState) else self.state.sources.tolist()
+        )
         numbers("sources")[:] = starts + lengths
         numbers("row_sources")[:count] = starts
         numbers("row_sources")[self.rows : self.rows + count] = lengths
@@ -492,7 +511,23 @@ class NativeSearch:
         numbers("longest")[:] = self.bounds.max_lengths
         numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.max_lengths].tolist()
         numbers("never")[:] = self.bounds.forbidden_tokens
+        numbers("forbidden")[:] = self.bounds.rules.forbidden
+        numbers("more_ends")[:] = self.bounds.rules.more_ends
+        numbers("forced")[:] = [
+            id for row in self.bounds.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
+        ]
         numbers("order")[:] = [*range(self.slots)] * count
+
+    def _begin_prompts(self) -> tuple[list[int], list[int]]:
+        """Take over the prompts' cache entries and logits; return the offset and the length of each prompt."""
+        assert isinstance(self.state, NativePromptState)
+        counts: list[int] = self.state.counts.tolist()
+        self._zeroed.tensor("lists")[: self.sentences, : self.longest_prompt] = self.state.lists[
+            :, : self.longest_prompt
+        ]
+        logits = self.state.logits_after_prompts()
+        self._uninitialized.tensor("logits")[: self.sentences, : logits.shape[1]] = logits
+        return [0] * self.sentences, counts
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -547,12 +582,15 @@ class NativeSearch:
 
     def _ensure_capacity(self) -> None:
         """Make sure that the KV cache and the position tables suffice for another step."""
-        position, rows = self.length, self._step["rows"]
+        position, rows = self.longest_prompt + self.length, self._step["rows"]
         pool = self.state.pool
         pool.used = self._step["used"]
-        if not pool.has_capacity(rows):
+        if not self._numbers["is_read"] and not pool.has_capacity(rows):
             lists = self._lists()[:rows, :position]
-            lists.copy_(pool.compact(lists, rows))
+            if self.longest_prompt:  # elements behind the end of a list are undefined
+                counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
+                lists = torch.where(torch.arange(position) < counts, lists, lists[:, :1])
+            self._lists()[:rows, :position] = pool.compact(lists, rows)
             self._step["used"] = pool.used
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
@@ -594,6 +632,7 @@ class NativeSearch:
     def _step_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the decoder step that the search kernel calls."""
         state, addresses = self.state, self._addresses
+        memory = None if isinstance(state, NativePromptState) else state.memory
         return {
             "rows": self.sentences,
             "weights": state.compiled.weights.data_ptr(),
@@ -602,13 +641,13 @@ class NativeSearch:
             "score_capacity": self.positions,
             "firsts": addresses["row_sources"],
             "counts": addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
-            "memory": state.memory.data_ptr(),
-            "sources": state.memory.shape[1],
+            "memory": 0 if memory is None else memory.data_ptr(),
+            "sources": 0 if memory is None else memory.shape[1],
             "past": state.pool.entries.data_ptr(),
             "entries": state.pool.entries.shape[1],
-            "used": 0,
+            "used": state.pool.used,
             "lists": addresses["lists"],
-            "list_stride": self.capacity + 1,
+            "list_stride": self.list_stride,
             "length": 1,
             "ids": addresses["newest"],
             **self.tables.addresses(),
@@ -628,6 +667,24 @@ class NativeSearch:
             "beam_size": beam_size,
             "scratch": self._addresses["select_scratch"],
             "scratch_per_thread": select_scratch_size(output.outputs, beam_size, beam_size),
+            "rules": 0,
+        }
+
+    def _rule_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the rules that the selection applies."""
+        rules = self.bounds.rules
+        return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
+            "never_count": len(self.bounds.forbidden_tokens),
+            "forbidden_count": len(rules.forbidden),
+            "more_ends_count": len(rules.more_ends),
+            "renormalizes": int(rules.renormalizes),
+            "min_length": rules.min_length,
+            "ngram": rules.no_repeated_ngrams,
+            "forced_count": self.forced_count,
+            "certain_count": rules.certain_count,
+            "forced_last": _FREE if rules.forced_last is None else rules.forced_last,
+            "capacity": self.capacity,
+            "length": 0,
         }
 
     def _search_arguments(self) -> dict[str, int]:
@@ -642,11 +699,16 @@ class NativeSearch:
             "step": self.state.compiled.step.address,
             "step_arguments": ctypes.addressof(self._step.array),
             "select_arguments": ctypes.addressof(self._select.array),
+            "rule_arguments": ctypes.addressof(self._rules.array),
+            "is_read": int(isinstance(self.state, NativePromptState)),
+            "is_ragged": int(isinstance(self.state, NativePromptState)),
+            "list_stride": self.list_stride,
+            "longest_prompt": self.longest_prompt,
+            "ranking": RANKINGS.index(bounds.rules.ranking) if bounds.beam_size > 1 else 0,
             "beam_size": bounds.beam_size,
             "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
             "capacity": self.capacity,
             "positions": self.tables.length,
-            "never_count": len(bounds.forbidden_tokens),
             "penalties": bounds.penalties.data_ptr(),
             "max_rows": self.rows,
             "all_sentences": self.sentences,
@@ -655,14 +717,17 @@ class NativeSearch:
 
 _INDICES = {
     kind: {name: index for index, name in enumerate(kind._fields)}
-    for kind in (StepArguments, SelectArguments, SearchArguments)
+    for kind in (StepArguments, SelectArguments, RuleArguments, SearchArguments)
 }
+
+
+_Kind = StepArguments | SelectArguments | RuleArguments | SearchArguments
 
 
 class _Arguments:
     """A ctypes array of kernel arguments, which Python code reads and writes by name."""
 
-    def __init__(self, kind: type[StepArguments | SelectArguments | SearchArguments], **values: int) -> None:
+    def __init__(self, kind: type[_Kind], **values: int) -> None:
         self._indices = _INDICES[kind]
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 
