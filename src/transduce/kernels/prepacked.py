@@ -249,7 +249,7 @@ _PACKED = ("weights", "initial_sums", "weight_scales", "bias")  # the tensors of
 class PackedModel:
     """The prepacked layers of a model, whose tensors can be stored in a file and mapped from it."""
 
-    def __init__(self, model: PrepackedTransformer | PrepackedDecoder, originals: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: AnyPrepacked, originals: Mapping[str, Tensor]) -> None:
         """Find the prepacked layers of a model.
 
         Args:
@@ -303,7 +303,7 @@ def _is_packed(module: nn.Module) -> TypeGuard[Any]:
 
 def packed_layers(model: nn.Module) -> PackedModel | None:
     """Return the prepacked layers of a model; None if it has none, or some that cannot be stored."""
-    if not isinstance(model, PrepackedTransformer | PrepackedDecoder):
+    if not isinstance(model, AnyPrepacked):
         return None
     return None if any(isinstance(part, Int8Linear) for part in model.modules()) else PackedModel(model, {})
 
@@ -315,7 +315,7 @@ def outline_quantized(model: nn.Module, make: MakeLinear) -> PackedModel | None:
         model: on the meta device; it must not be used afterwards.
         make: makes the linear layers.
     """
-    if not isinstance(model, Transformer | Decoder) or refusal(PREPACKABLE, model) is not None:
+    if not isinstance(model, InferenceModel) or refusal(PREPACKABLE, model) is not None:
         return None
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
