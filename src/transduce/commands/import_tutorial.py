@@ -155,8 +155,9 @@ def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
         return found
     if min(added) < 0 or max(added) > _MOST_ADDED:
         raise TransduceError(
-            f"The word lists have {sizes[0]:,} and {sizes[1]:,} words, but the embeddings {config.source_vocabulary_size:,} "
-            f"and {config.target_vocabulary_size:,} rows: pass the lists that the model was trained with."
+            f"The word lists have {sizes[0]:,} and {sizes[1]:,} words, but the embeddings "
+            f"{config.source_vocabulary_size:,} and {config.target_vocabulary_size:,} rows: pass the lists that the "
+            "model was trained with."
         )
     for name, rows in (("source_weight", added[0]), ("own_target_weight", added[1]), ("own_output_weight", added[1])):
         if name in weights:

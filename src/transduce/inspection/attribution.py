@@ -31,7 +31,7 @@ _BATCH_TOKENS = 4096
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """How much each source token and word contributed to each target token and word, by one method.
+    """The contributions of source tokens and words to target tokens and words, measured by one method.
 
     The unit of `occlusion`, `integrated` and `gradient-input` is nats of the target's log-probability; values may be
     negative. `gradient` is a norm. `value` and `rollout` are shares, whose sum over the source tokens is 1.
