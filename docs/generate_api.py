@@ -72,6 +72,8 @@ GROUPS = {
         "inspect",
         "Inspection",
         "attention_maps",
+        "attribute",
+        "Attribution",
         "word_attention",
         "align",
         "pronoun_attention",
