@@ -48,7 +48,13 @@ from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
-from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
+from transduce.inference.translation import (
+    GrowingText,
+    Translation,
+    decode_like,
+    empty_alternative,
+    translation_from_hypotheses,
+)
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
@@ -443,7 +449,10 @@ class Translator:
             if text:
                 yield text
         (hypotheses,) = progress.results()
-        rest = growing.finish(list(hypotheses[0].ids)) if hypotheses else ""
+        if not hypotheses:
+            return
+        ids = list(hypotheses[0].ids)
+        rest = growing.finish(decode_like(self.tokenizer.target, ids, line_feeds=has_line_feeds))
         if rest:
             yield rest
 
