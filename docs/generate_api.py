@@ -23,6 +23,8 @@ GROUPS = {
     "Train": [
         "train",
         "TrainResult",
+        "RunForecast",
+        "ScoreForecast",
         "Callback",
         "RunStart",
         "TrainEvent",
@@ -42,7 +44,10 @@ GROUPS = {
         "demo",
         "DemoResult",
     ],
-    "Load and save": ["load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"],
+    "Load and save": [
+        *("load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"),
+        *("quantize", "QuantizeReport", "verify", "VerifyReport"),
+    ],
     "Translate": ["Translator", "Translation", "Alternative", "SearchSettings", "SamplingSettings"],
     "Documents": ["translate_document", "DocumentSettings", "translate_markup", "MarkupSettings"],
     "Glossaries and kNN retrieval": ["Glossary", "Term", "read_glossary", "build_datastore", "Datastore"],

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from transduce.interop.word_vectors import fill_embeddings
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
+    from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
+    from transduce.model_folder.upkeep import quantize_folder as quantize
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
@@ -70,6 +72,8 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
+    from transduce.training.forecast import RunForecast
+    from transduce.training.learning_curves import ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -112,10 +116,13 @@ __all__ = [
     "PronounAttention",
     "PronounPair",
     "QualityWarning",
+    "QuantizeReport",
     "RunEnd",
+    "RunForecast",
     "RunStart",
     "SamplingSettings",
     "Score",
+    "ScoreForecast",
     "ScoreReport",
     "SearchSettings",
     "ShardReport",
@@ -134,6 +141,7 @@ __all__ = [
     "Translator",
     "TutorialNames",
     "ValidationEvent",
+    "VerifyReport",
     "WandbTracker",
     "add_lora",
     "align",
@@ -157,6 +165,7 @@ __all__ = [
     "pipeline",
     "prepare",
     "pronoun_attention",
+    "quantize",
     "read_glossary",
     "read_vocabulary",
     "redecode",
@@ -166,6 +175,7 @@ __all__ = [
     "train",
     "translate_document",
     "translate_markup",
+    "verify",
     "word_attention",
 ]
 
@@ -217,6 +227,7 @@ _DEFINED_IN = {
     "PronounAttention": "transduce.inspection.pronouns",
     "PronounPair": "transduce.inspection.pronouns",
     "QualityWarning": "transduce.inference.quality_estimation",
+    "QuantizeReport": "transduce.model_folder.upkeep",
     "SamplingSettings": "transduce.search.settings",
     "Score": "transduce.inference.scoring",
     "ScoreReport": "transduce.evaluation.scores",
@@ -227,10 +238,13 @@ _DEFINED_IN = {
     "Tokenizer": "transduce.text.tokenizer",
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
+    "RunForecast": "transduce.training.forecast",
+    "ScoreForecast": "transduce.training.learning_curves",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",
     "TutorialNames": "transduce.interop.tutorials",
+    "VerifyReport": "transduce.model_folder.upkeep",
     "add_lora": "transduce.training.lora:adapt",
     "align": "transduce.inspection.alignment",
     "attention_maps": "transduce.inspection.attention",
@@ -253,6 +267,7 @@ _DEFINED_IN = {
     "pipeline": "transduce.inference.load",
     "prepare": "transduce.tasks.preparing",
     "pronoun_attention": "transduce.inspection.coreference",
+    "quantize": "transduce.model_folder.upkeep:quantize_folder",
     "read_glossary": "transduce.text.glossary",
     "read_vocabulary": "transduce.interop.vocabulary_files",
     "redecode": "transduce.inference.redecoding",
@@ -261,6 +276,7 @@ _DEFINED_IN = {
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
     "translate_document": "transduce.documents.translate",
+    "verify": "transduce.model_folder.upkeep",
     "translate_markup": "transduce.documents.markup",
     "MarkupSettings": "transduce.documents.markup_tokens",
     "word_attention": "transduce.inspection.attention",
