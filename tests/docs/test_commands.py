@@ -157,6 +157,17 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
             exec(compile(re.sub('"▁(?:bought|ate)"', repr(known), code), "views.md", "exec"), namespace)
 
 
+def test_the_code_about_the_doctor_runs() -> None:
+    from transduce.model.config import ModelConfig
+    from transduce.model.transformer import Transformer
+
+    sizes = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    vocabulary = {"source_vocabulary_size": 8000, "target_vocabulary_size": 8000, "start_id": 1, "eos_id": 2}
+    page = (DOCS / "doctor.md").read_text("utf-8")
+    (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
+    exec(compile(code, "doctor.md", "exec"), {"model": Transformer(ModelConfig(**vocabulary, **sizes)).double()})
+
+
 @pytest.mark.usefixtures("demonstration")
 def test_the_service_answers_as_the_page_says() -> None:
     pytest.importorskip("starlette", reason="the extra `serve` is not installed")
