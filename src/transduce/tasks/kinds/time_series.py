@@ -291,6 +291,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
 
     scales_rate_with_batch = False
     name = "time-series"
+    accepts_user_symbols = False
     model_kinds = ("series",)
     measures = ("loss", SKILL)
     label_smoothing = 0.0
