@@ -570,7 +570,7 @@ def emit_select(k: KernelBuilder) -> None:
 
 
 class RuleResult(NamedTuple):
-    """What rules leave of the next tokens of a hypothesis."""
+    """The result of the rules for the next token of a hypothesis."""
 
     normalizer: Any
     """The log-sum-exp to subtract from a logit."""
