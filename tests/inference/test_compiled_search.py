@@ -295,7 +295,6 @@ def both_samplers(
     return program, GreedySearch(scorer, bounds, draws[1], width=samples, rules=rules)
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @torch.inference_mode()
