@@ -23,6 +23,8 @@ GROUPS = {
     "Train": [
         "train",
         "TrainResult",
+        "RunForecast",
+        "ScoreForecast",
         "Callback",
         "RunStart",
         "TrainEvent",
@@ -70,6 +72,8 @@ GROUPS = {
         "inspect",
         "Inspection",
         "attention_maps",
+        "attribute",
+        "Attribution",
         "word_attention",
         "align",
         "pronoun_attention",

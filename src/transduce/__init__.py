@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
+    from transduce.inspection.attribution import Attribution, attribute
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
+    from transduce.training.forecast import RunForecast
+    from transduce.training.learning_curves import ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -79,6 +82,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alternative",
+    "Attribution",
     "Callback",
     "Candidate",
     "CheckpointEvent",
@@ -116,9 +120,11 @@ __all__ = [
     "QualityWarning",
     "QuantizeReport",
     "RunEnd",
+    "RunForecast",
     "RunStart",
     "SamplingSettings",
     "Score",
+    "ScoreForecast",
     "ScoreReport",
     "SearchSettings",
     "ShardReport",
@@ -142,6 +148,7 @@ __all__ = [
     "add_lora",
     "align",
     "attention_maps",
+    "attribute",
     "build_datastore",
     "check_install",
     "compare",
@@ -234,6 +241,8 @@ _DEFINED_IN = {
     "Tokenizer": "transduce.text.tokenizer",
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
+    "RunForecast": "transduce.training.forecast",
+    "ScoreForecast": "transduce.training.learning_curves",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",
@@ -242,6 +251,8 @@ _DEFINED_IN = {
     "add_lora": "transduce.training.lora:adapt",
     "align": "transduce.inspection.alignment",
     "attention_maps": "transduce.inspection.attention",
+    "attribute": "transduce.inspection.attribution",
+    "Attribution": "transduce.inspection.attribution",
     "build_datastore": "transduce.inference.datastore",
     "check_install": "transduce.inspection.installation",
     "compare": "transduce.evaluation.significance",

@@ -2,9 +2,12 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import add_columns, add_computing, check_folder, check_writable, write_json
@@ -14,8 +17,9 @@ from transduce.tasks.run.run import RunRequest
 from transduce.tasks.settings.reading import put_setting, read_settings
 from transduce.tasks.train import train_in_stages
 from transduce.text.languages import language_of
-from transduce.training.callbacks import TRACKERS
+from transduce.training.callbacks import TRACKERS, Callback
 from transduce.training.choices import PRESETS
+from transduce.training.forecast import RunForecast
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
@@ -32,6 +36,8 @@ _SETTINGS = {
     "strict_format": "data.strict_format",
     "columns": "data.columns",
     "weight_column": "data.weight_column",
+    "document_column": "data.document_column",
+    "context_before": "data.context_before",
     "languages": "data.languages",
     "vocabulary": "tokenizer.vocabulary",
     "user_symbols": "tokenizer.user_symbols",
@@ -48,8 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
-    add("--dry-run", action="store_true", help="print all choices with their reasons, and do not train")
-    add("--json", metavar="PATH", help="write how the run ended as JSON; -: to standard output")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print all choices with their reasons and a forecast of time and memory, and do not train",
+    )
+    add("--forecast", action="store_true", help="like --dry-run, and forecast the final dev score from early steps")
+    add("--json", metavar="PATH", help="write how the run ended, or the forecast, as JSON; -: to standard output")
     add(
         "--track",
         nargs="+",
@@ -130,11 +141,27 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     add("--prepared", metavar="DIR", help="output of `transduce prepare`, instead of files")
     add("--dev-source", nargs="+", metavar="FILE", help="dev set (default: a part of the training pairs)")
     add("--dev-target", nargs="+", metavar="FILE", help="target side of the dev set")
-    for option, text in (
-        ("--corpus", "one of several corpora with their own languages; can be repeated, instead of --source"),
-        ("--dev-corpus", "the dev set of one of several corpora, in any order"),
-    ):
-        add(option, nargs=2, action="append", metavar=("SOURCE", "TARGET"), help=text)
+    add(
+        "--corpus",
+        nargs="+",
+        action="append",
+        metavar="FILE",
+        help="SOURCE TARGET [KEY=VALUE …]: one of several corpora, instead of --source, with settings such as "
+        "tag=news, share=0.3 or weight=2; can be repeated",
+    )
+    add(
+        "--dev-corpus",
+        nargs=2,
+        action="append",
+        metavar=("SOURCE", "TARGET"),
+        help="the dev set of one of several corpora, in any order",
+    )
+    add(
+        "--mix",
+        nargs="+",
+        metavar="OLD:SHARE",
+        help="the folder of an earlier run, whose training text makes up this share of all pairs, such as old:0.3",
+    )
     add(
         "--columns",
         nargs=2,
@@ -170,23 +197,41 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# A setting of a corpus after its files.
+_ASSIGNMENT = re.compile(r"[a-z_]+=")
+
+
 def run(options: argparse.Namespace) -> int:
     """Train, and return 0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved."""
-    if options.json is not None and options.dry_run:
-        raise TransduceError("`--json` writes how a run ended, but --dry-run starts none: leave one of them out.")
+    is_dry = options.dry_run or options.forecast
+    if options.json is not None and is_dry and options.resume:
+        raise TransduceError("`--json` writes the forecast of a new run: leave --json out, or --resume.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
     check_writable(
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
-    request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
-    request = msgspec.structs.replace(request, callbacks=tuple(TRACKERS[name]() for name in options.track))
+    request = run_request(options, Path(options.out), resume=options.resume, dry_run=is_dry)
+    keeper = _ForecastKeeper()
+    callbacks = (keeper,) if is_dry else tuple(TRACKERS[name]() for name in options.track)
+    request = msgspec.structs.replace(request, forecast=options.forecast, callbacks=callbacks)
     result = train_in_stages(request)
+    report = keeper.forecast if is_dry else result
     if (
-        options.json is not None and result is not None and os.environ.get("RANK", "0") == "0"
+        options.json is not None and report is not None and os.environ.get("RANK", "0") == "0"
     ):  # only the first of several processes
-        write_json(result, options.json)
+        write_json(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
+
+
+class _ForecastKeeper(Callback):
+    """A callback that keeps the forecast of a run."""
+
+    forecast: RunForecast | None = None
+
+    @override
+    def on_forecast(self, event: RunForecast) -> None:
+        self.forecast = event
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:
@@ -196,6 +241,8 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
         value = getattr(options, option)
         if value is not None:
             put_setting(content, name, value)
+    if options.mix:
+        put_setting(content, "data.mix", options.mix)
     if options.corpus:
         put_setting(content, "data.corpora", _corpora(options.corpus, options.dev_corpus or []))
     elif options.dev_corpus:
@@ -213,16 +260,23 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
     )
 
 
-def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, list[str]]]:
+def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, Any]]:
     """Return the tables of `data.corpora`; dev sets belong to the corpora whose languages their suffixes show.
 
     Raises:
-        TransduceError: a dev set belongs to no corpus.
+        TransduceError: a dev set belongs to no corpus, or a corpus has other than one or two files.
     """
-    tables: list[dict[str, list[str]]] = []
+    tables: list[dict[str, Any]] = []
     waiting = [(tuple(map(language_of, files)), files) for files in dev]
-    for files in corpora:
-        table = {"source": files[:1], "target": files[1:]}
+    for arguments in corpora:
+        files = [each for each in arguments if not _ASSIGNMENT.match(each)]
+        table: dict[str, Any] = read_settings(None, [each for each in arguments if _ASSIGNMENT.match(each)])
+        if not 1 <= len(files) <= 2:
+            raise TransduceError(
+                "--corpus takes a source and a target file, or one file of pairs, but was given "
+                f"{' '.join(files) or 'none'}."
+            )
+        table |= {"source": files[:1], "target": files[1:]}
         languages = tuple(map(language_of, files))
         own = [pair for pair in waiting if pair[0] == languages]
         if own:

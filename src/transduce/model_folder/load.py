@@ -69,7 +69,7 @@ def convert_to_precision(
     return model
 
 
-def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] = ()) -> Transformer | Decoder:
+def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] = ()) -> Transformer | Decoder | Encoder:
     """Return the model with 8-bit weights; the original model must not be used afterwards.
 
     Args:
@@ -78,14 +78,14 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
         files: the files that the weights are mapped from; their memory is released while other weights are quantized.
 
     Raises:
-        TransduceError: the device is a GPU, the model is not a Transformer that generates text, or PyTorch has no 8-bit
-            matrix multiplication here.
+        TransduceError: the device is a GPU, the model is not a Transformer of tokens, or PyTorch has no 8-bit matrix
+            multiplication here.
     """
     if device != "cpu":
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
-    if not isinstance(model, Transformer | Decoder):
+    if not isinstance(model, Transformer | Decoder | Encoder):
         raise TransduceError(
-            "Precision `int8` is for Transformers that generate text, but this model is of the kind "
+            "Precision `int8` is for Transformers that read or write text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
     quantized = quantize(model, make=_releasing(int8_linear_maker(), files))
