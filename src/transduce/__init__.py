@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transduce.inference.quality_estimation import QualityWarning
     from transduce.inference.redecoding import estimate_quality, redecode
     from transduce.inference.scoring import Score
+    from transduce.inference.tagger import Tagger, Tagging
     from transduce.inference.translation import Alternative, Translation
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
@@ -118,6 +119,8 @@ __all__ = [
     "ScoreReport",
     "SearchSettings",
     "ShardReport",
+    "Tagger",
+    "Tagging",
     "TensorBoardTracker",
     "Term",
     "TextScore",
@@ -220,6 +223,8 @@ _DEFINED_IN = {
     "ScoreReport": "transduce.evaluation.scores",
     "SearchSettings": "transduce.search.settings",
     "ShardReport": "transduce.tasks.preparing",
+    "Tagger": "transduce.inference.tagger",
+    "Tagging": "transduce.inference.tagger",
     "Term": "transduce.text.glossary",
     "TextScore": "transduce.inference.generator",
     "Tokenizer": "transduce.text.tokenizer",

@@ -31,6 +31,7 @@ VERBS = {
     "generate": "let a language model continue a text",
     "fill-mask": "fill the masks of a text with a masked language model",
     "classify": "label lines of text",
+    "tag": "tag the words of sentences: parts of speech, names",
     "parse": "print the constituency trees of sentences",
     "forecast": "forecast time series",
     "serve": "translate over HTTP, for clients of LibreTranslate, DeepL and OpenAI",

@@ -36,7 +36,7 @@ _NOT_SERIES = (
     "source_vocabulary_size",
     "target_vocabulary_size",
 )
-_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_types")
+_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_labels", "token_types")
 _RECURRENT_ONLY = (
     "recurrent_cell",
     "bidirectional",
@@ -193,6 +193,8 @@ def _check_kind(config: Any) -> None:
             raise TransduceError(
                 f"`model.{name}` = {changed[name]} means nothing where `model.kind` is {config.kind}: leave it out."
             )
+    if config.token_labels and not config.num_labels:
+        raise TransduceError("`model.token_labels` needs labels to predict: set `model.num_labels`.")
     if config.kind == "recurrent" and config.positions not in ("sinusoidal", "none"):
         raise TransduceError(
             "A recurrent model reads in order and has no positions, but `model.positions` is "
@@ -447,7 +449,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A layer with tanh over the first position, as in BERT."""
 
     num_labels: int = 0
-    """Classes that are predicted from the pooled first position; 0: none."""
+    """Classes that are predicted from the pooled first position, or labels of each token; 0: none."""
+
+    token_labels: bool = False
+    """Predict one of `num_labels` labels for each token from its state, as in BertForTokenClassification."""
 
     # --- numbers instead of tokens ---
 

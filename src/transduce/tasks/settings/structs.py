@@ -47,15 +47,16 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "denoising",
         "masked-language-model",
         "classification",
+        "tagging",
         "parsing",
         "time-series",
     ] = "translation"
     """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
     pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
-    parsing: constituency trees; time-series: forecast numbers."""
+    tagging: a tag of each word; parsing: constituency trees; time-series: forecast numbers."""
 
     context: int | None = None
-    """Largest number of tokens that a language model (masked or not) or a classifier sees at a time."""
+    """Largest number of tokens that a language model (masked or not), a classifier or a tagger sees at a time."""
 
     noise: NoiseSettings | None = None
     """Denoising: how the text is noised."""
@@ -162,7 +163,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     columns: tuple[str, str] | None = None
     """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
-    names such as `source` and `target`, or the only two columns."""
+    names such as `source` and `target`, or the only two columns. For tagging: those of words and tags, by number from 1
+    or by name; None: the first and the last."""
 
     strict_format: bool = False
     """A line of a .tsv file without two columns is an error; otherwise it is skipped and counted."""
