@@ -58,6 +58,8 @@ GROUPS = {
         "Candidate",
         "Classifier",
         "Classification",
+        "Tagger",
+        "Tagging",
         "Parser",
         "Parse",
         "Forecaster",

@@ -102,13 +102,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_classifiers(models: str | Sequence[str]) -> None:
-    """Refuse classifiers, which another command measures.
+    """Refuse classifiers and taggers, which other commands measure.
 
     Raises:
-        TransduceError: a model is a classifier.
+        TransduceError: a model is a classifier or a tagger.
     """
     for model in [models] if isinstance(models, str) else models:
         card = find_task_card(Path(model)) if Path(model).is_dir() else None
+        if card is not None and card.kind == "tagging":
+            raise TransduceError(
+                f"`evaluate` scores translations, but {model} is a tagger: `transduce tag {model} FILE --score` "
+                "reports its accuracy and the F1 of spans."
+            )
         if card is not None and card.kind == "classification":
             raise TransduceError(
                 f"`evaluate` scores translations, but {model} is a classifier: `transduce classify {model} TEXTS "

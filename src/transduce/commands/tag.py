@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="FILE has columns: which of them holds the word and, for --score, the tag; numbers from 1, or names",
     )
-    add("--score", action="store_true", help="compare with the tags in FILE: report accuracy and span F1, print no tags")
+    add(
+        "--score", action="store_true", help="compare with the tags in FILE: report accuracy and span F1, print no tags"
+    )
     add("--output", metavar="FILE", type=file_or_stream, help="write the tags here (default: standard output)")
     add("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
     add_computing(parser, int8=False)
@@ -89,7 +91,9 @@ def _report(options: argparse.Namespace, tagger: Tagger) -> None:
             f"{', '.join(tagger.tags[:_MOST_SHOWN])}{more}; choose the column of the tags by --columns."
         )
     if unknown:
-        sys.stderr.write(f"The model does not know {len(unknown)} of {len(tags)} tags: {', '.join(unknown[:_MOST_SHOWN])}\n")
+        sys.stderr.write(
+            f"The model does not know {len(unknown)} of {len(tags)} tags: {', '.join(unknown[:_MOST_SHOWN])}\n"
+        )
     taggings = list(_tagged(tagger, [sentence.words for sentence in sentences]))
     if options.output:
         write_file(Path(options.output), "".join(f"{tagging}\n\n" for tagging in taggings).encode())

@@ -79,7 +79,9 @@ class TaggedTexts(LabeledTexts):
         self.rows = rows
         self.lengths = np.array([len(row.ids) for row in rows], np.int64)
         offsets = np.concatenate(([0], np.cumsum(self.lengths)))
-        self._texts = IdRun(np.fromiter(chain.from_iterable(row.ids for row in rows), np.uint32, int(offsets[-1])), offsets)
+        self._texts = IdRun(
+            np.fromiter(chain.from_iterable(row.ids for row in rows), np.uint32, int(offsets[-1])), offsets
+        )
         shifted = np.zeros(int(offsets[-1]), np.uint32)  # 0: no label
         for row, start in zip(rows, offsets.tolist(), strict=False):
             words = labels[row.sentence][row.first_word : row.first_word + len(row.positions)]

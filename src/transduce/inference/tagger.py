@@ -149,7 +149,9 @@ def _word_prefix(vocabulary: Vocabulary) -> str:
     Some vocabularies write a space at the start of a text by themselves; those of characters and of RoBERTa do not.
     """
     both = vocabulary.encode("x x")
-    return next((prefix for prefix in ("", " ") if vocabulary.encode("x") + vocabulary.encode(f"{prefix}x") == both), "")
+    return next(
+        (prefix for prefix in ("", " ") if vocabulary.encode("x") + vocabulary.encode(f"{prefix}x") == both), ""
+    )
 
 
 def load_tagger(

@@ -99,7 +99,7 @@ _USES = {
     "transformer": "`transduce translate` uses it",
     "recurrent": "`transduce translate` uses it",
     "decoder": "`transduce generate` uses it",
-    "encoder": "`transduce fill-mask` or `transduce classify` uses it, as it was trained for",
+    "encoder": "`transduce fill-mask`, `transduce classify` or `transduce tag` uses it, as it was trained for",
     "series": "`transduce forecast` uses it",
 }
 

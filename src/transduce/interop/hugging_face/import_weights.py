@@ -72,6 +72,8 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     needs_output = rules.stores_output and not reader.flag("tie_word_embeddings", default=False)
     tables = _read_tables(family, stored, settings, needs_output=needs_output)
     settings |= _ties(tables, settings["pad_id"]) | encoder_heads(content, stored)
+    if settings.get("token_labels"):  # nothing reads the pooler that old files of taggers have
+        family = family._replace(ignored=rf"{family.ignored}|(bert|roberta)\.pooler\.dense\.(weight|bias)")
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, place)
     weights = _collect(family, stored, config)
@@ -141,7 +143,10 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
     if "classifier.dense.weight" in stored.names:
         pooled = set()  # RoBERTa's classifier contains the pooler
     has_pooler = bool(pooled & set(stored.names))
-    is_tagger = any(str(name).endswith("ForTokenClassification") for name in config.get("architectures") or ())
+    architectures = config.get("architectures")
+    is_tagger = isinstance(architectures, list) and any(
+        str(name).endswith("ForTokenClassification") for name in architectures
+    )
     # Classifiers of texts have a pooler, and taggers have none, except in old files.
     labels_tokens = label == "classifier.weight" and (is_tagger or not has_pooler)
     return {

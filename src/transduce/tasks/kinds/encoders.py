@@ -39,7 +39,7 @@ BERT: dict[str, object] = {
     "pooler": True,
 }
 
-# Settings of the vocabulary projection, which classifiers and taggers lack, with values that settings files may contain.
+# Settings of the vocabulary projection, which these models lack, with values that settings files may contain.
 OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
 
 
