@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 #   make demo      install the core, train a small Chinese-English translator, translate with it
 #   make test      install the development tools, check style, types and imports, run all tests
+#   make docs      build the documentation as a site in English and Chinese, build/site/index.html
 # Other interpreters and more processes: make test PYTHON=python3.12 JOBS=8
 
 PYTHON ?= python3
@@ -11,6 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CORE := $(VENV)/.core-installed
 DEV := $(VENV)/.dev-installed
+DOCS := $(VENV)/.docs-installed
 ENVIRONMENT := $(VENV)/pyvenv.cfg
 LOG := $(VENV)/.install.log
 
@@ -20,7 +22,7 @@ quietly = echo "$(1)"; { $(2); } >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "$(1): f
 # An environment whose interpreter is gone (for example after an upgrade of the system's Python) is recreated.
 $(shell test -x $(BIN)/python || rm -f $(ENVIRONMENT))
 
-.PHONY: help demo test check lint format types contracts clean
+.PHONY: help demo test docs check lint format types contracts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +34,12 @@ demo: $(CORE)
 # One thread a process: two processes with a thread pool each would wait for one another.
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# The Chinese site lies inside the English one, whose build empties the folder.
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file mkdocs.zh.yml
+	@echo "Built build/site/index.html"
 
 check: lint types contracts
 
@@ -64,6 +72,11 @@ $(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
 
 $(DEV): $(CORE)
 	@$(call quietly,Installing the development tools,$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]')
+	@touch $@
+
+$(DOCS): $(ENVIRONMENT) pyproject.toml constraints.txt
+	@$(call quietly,Installing what builds the site,$(PIP) install --constraint constraints.txt hatchling editables setuptools && \
+	  $(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[docs]')
 	@touch $@
 
 # Some systems ship a Python without ensurepip, which puts pip inside a new environment: their own pip does it then.

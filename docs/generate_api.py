@@ -98,7 +98,7 @@ GROUPS = {
 }
 
 _MOST_COLUMNS = 100
-_SECTION = re.compile(r"^(Args|Returns|Raises|Yields):$")
+_SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Warns):$")
 _ITEM = re.compile(r"^ {4}(\S.*?): (.*)$")
 
 _HEAD = """\
@@ -172,9 +172,9 @@ def render(docstring: str) -> str:
         if match := _SECTION.match(line):
             section = match[1]
             lines += [f"**{section}**", ""]
-        elif section in ("Args", "Raises") and (item := _ITEM.match(line)):
+        elif section in ("Args", "Raises", "Warns") and (item := _ITEM.match(line)):
             lines.append(f"* `{item[1]}`: {item[2]}")
-        elif section in ("Args", "Raises") and line.strip():
+        elif section in ("Args", "Raises", "Warns") and line.strip():
             lines.append(f"  {line.strip()}")
         else:
             lines.append(line.strip() if section else line)

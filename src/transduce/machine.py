@@ -28,6 +28,9 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"fp32": torch.float32, "bf
 # --- hardware ---
 
 
+_UNKNOWN_MEMORY = 2**32  # bytes, where the system does not tell
+
+
 # Values of ONEDNN_MAX_CPU_ISA with which the user disables instruction sets.
 _WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
 _WITHOUT_AMX = _WITHOUT_BF16 | {"AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_256", "AVX10_1_512"}
@@ -189,6 +192,21 @@ def _cgroup_limit(root: Path) -> int | None:
         return -(-int(quota) // int(period))
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def usable_memory() -> int:
+    """Return the bytes of memory that this process may use: the machine's, or the cgroup's limit if it is lower."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):  # Windows
+        return _UNKNOWN_MEMORY
+    limits = [physical]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int((Path("/sys/fs/cgroup") / name).read_text("ascii")))
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+    return min(limits)
 
 
 def describe(machine: Machine) -> str:

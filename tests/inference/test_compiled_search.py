@@ -18,9 +18,19 @@ from transduce.kernels.prepacked import PrepackedTransformer, quantize
 from transduce.kernels.select import int8_linear_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.search.beam import Beam, BeamSearch
+from transduce.search.beam import Beam, BeamSearch, GenerateSearch, LogProbabilities
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.scorer import Bounds, Hypothesis, Search, run
+from transduce.search.rules import (
+    Forbid,
+    ForcedPrefix,
+    ForcedToken,
+    GenerateSettings,
+    MinimumLength,
+    NoRepeatedNgrams,
+    Rule,
+    generate_rules,
+)
+from transduce.search.scorer import Bounds, Hypothesis, Search, length_power, run
 from transduce.search.selection import use_kernels
 
 if find_integer_tile() is None:
@@ -177,3 +187,101 @@ def test_it_stands_aside_where_something_sways_the_choice() -> None:
     assert find_compiled_search(scorer, roomy, Beam(beam_size=4)) is None
     attentive = TransformerScorer(model, sources(), attentive=True)
     assert find_compiled_search(attentive, bounds, Beam(beam_size=4)) is None
+
+
+# --- rules on tokens, and the search of `generate` ---
+
+
+PREFIXES = [[7, 9], [], [11], [], [12, 13, 14], [], [END]]
+RULES: dict[str, list[Rule]] = {
+    "none": [],
+    "minimum length": [MinimumLength(6, END)],
+    "no repeated bigram": [NoRepeatedNgrams(2)],
+    "no repeated token": [NoRepeatedNgrams(1), Forbid([5, 6])],
+    "prefixes": [ForcedPrefix(PREFIXES, [MinimumLength(4, END), Forbid([7, 8])])],
+}
+GENERATE = [
+    GenerateSettings(),
+    GenerateSettings(stop="full", forced_last_id=END),
+    GenerateSettings(stop="never", forbidden_ids=(PAD, 20, 199)),
+    GenerateSettings(forced_first_id=17, forced_last_id=END, forbidden_ids=(PAD,), renormalize=True),
+]
+
+
+def both_with_rules(
+    model: PrepackedTransformer, beam: Beam, rules: list[Rule], generate: GenerateSettings | None
+) -> tuple[CompiledSearch | None, Search]:
+    """Return the compiled search with rules, and the equivalent search that runs step by step."""
+    bounds = Bounds(PAD, END, torch.tensor(LONGEST))
+    if generate is not None:
+        rules = rules + generate_rules(generate, bounds.max_lengths)
+    scorers = [TransformerScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
+    program = find_compiled_search(scorers[0], bounds, beam, rules=rules, generate=generate)
+    if generate is None:
+        if beam.beam_size == 1:
+            return program, GreedySearch(scorers[1], bounds, take_argmax, alpha=beam.alpha, rules=rules)
+        return program, BeamSearch(scorers[1], bounds, beam, rules=rules)
+    scorer = LogProbabilities(scorers[1])
+    if beam.beam_size == 1:
+        return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha, divisor=length_power, rules=rules)
+    return program, GenerateSearch(scorer, bounds, beam, generate, rules=rules)
+
+
+def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    """Assert that hypotheses are the same, and scores as equal as two normalizations in float32 allow."""
+    assert [[(each.ids, each.ended) for each in own] for own in found] == [
+        [(each.ids, each.ended) for each in own] for own in expected
+    ]
+    for own, other in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+        assert own.score == pytest.approx(other.score, abs=1e-4)
+        assert own.token_log_probabilities == pytest.approx(other.token_log_probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@torch.inference_mode()
+def test_rules_apply_as_they_do_step_by_step(beam_size: int) -> None:
+    for seed, rules in enumerate(RULES.values()):
+        program, stepwise = both_with_rules(build(1 + seed % 3), Beam(beam_size=beam_size), rules, None)
+        assert program is not None
+        assert_same(run(program), run(stepwise))
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("generate", GENERATE, ids=str)
+@torch.inference_mode()
+def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_size: int) -> None:
+    for number, (name, rules) in enumerate(RULES.items()):
+        if name == "prefixes" and generate.forced_first_id is not None:
+            continue  # a forced first token begins each prefix
+        beam = Beam(beam_size=beam_size, n_best=min(3, beam_size), alpha=(1.0, 0.0, 2.0)[number % 3])
+        program, stepwise = both_with_rules(build(1 + number % 3), beam, rules, generate)
+        assert program is not None
+        assert_same(run(program), run(stepwise))
+
+
+@torch.inference_mode()
+def test_sentences_given_up_in_generate_keep_their_hypotheses() -> None:
+    giving_up = {2: [0, 5], 4: [1, 6], 6: [4, 2]}
+    beam = Beam(beam_size=4, n_best=2, alpha=1.0)
+    program, stepwise = both_with_rules(build(), beam, RULES["minimum length"], GENERATE[3])
+    assert program is not None
+    seen = [Watching(giving_up) for _ in range(2)]
+    assert_same(run(program, seen[0]), run(stepwise, seen[1]))
+
+
+class Unknown(MinimumLength):
+    """A rule of another class."""
+
+
+@torch.inference_mode()
+def test_unknown_rules_and_orders_are_left_to_the_search_step_by_step() -> None:
+    beam = Beam(beam_size=4)
+    cases: list[tuple[list[Rule], GenerateSettings | None]] = [
+        ([Unknown(3, END)], None),
+        ([MinimumLength(3, 9)], None),
+        ([ForcedToken(5, 1)], None),
+        ([ForcedPrefix([[PAD], *PREFIXES[1:]])], None),
+        ([ForcedPrefix([[20], *PREFIXES[1:]])], GENERATE[2]),
+    ]
+    for rules, generate in cases:
+        assert both_with_rules(build(), beam, rules, generate)[0] is None, rules

@@ -126,7 +126,7 @@ def part(text: str) -> Translation:
 
 def test_a_part_without_a_translation_leaves_no_gap() -> None:
     sentences = [Sentence(text, (0, 1, 2)) for text in ("a。", "b。", "c。")]
-    gaps = [Gap(""), Gap(" ", is_soft=True), Gap(" ", is_soft=True), Gap("")]
+    gaps = [Gap(""), Gap(" ", is_sentence_space=True), Gap(" ", is_sentence_space=True), Gap("")]
     parts = [part("one"), part(""), part("two")]
     assert join_parts(SegmentedText("a。b。c。", sentences, gaps), parts, n_best=1, sampled=False).text == "one two"
 

@@ -10,8 +10,8 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import Part
 from transduce.inference.placeholders import (
     Placeholders,
-    Slot,
-    _Placed,
+    ProtectedRun,
+    _InsertedRun,
     _with_brackets,
     find_unknown,
     mask_part,
@@ -192,8 +192,8 @@ def test_spans_get_the_spaces_of_the_target_language(
 ) -> None:
     placeholders = Placeholders(translator.tokenizer, "zh" if text == "点击。" else "en")
     span = find_protected(source)[0]
-    slot = Slot(_with_brackets(span, source), (span,), "")
-    result, pairs = placeholders._write(source, text, [_Placed(offset, slot)])
+    run = ProtectedRun(_with_brackets(span, source), (span,), "")
+    result, pairs = placeholders._write(source, text, [_InsertedRun(offset, run)])
     assert result == written
     assert [(source[slice(*one)], result[slice(*other)]) for one, other in pairs] == [(source[slice(*span)],) * 2]
 

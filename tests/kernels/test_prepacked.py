@@ -242,7 +242,7 @@ def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatc
     model, _ = build(torch.float32)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     for most, state in ((size, NativeState), (size - 1, EagerState)):
-        monkeypatch.setattr(select, "_MAX_COPY_BYTES", most)
+        monkeypatch.setattr(select, "_max_copy_bytes", lambda most=most: most)
         assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
 
 

@@ -71,12 +71,12 @@ def _sample_runs(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of each distinct token pair after a few iterations of expectation maximization.
+    """Return the probability of a token given its counterpart, for each distinct token pair (IBM Model 1).
 
     Args:
-        kind: the distinct pair of each occurrence.
-        position: the position in the corpus of the token that is explained, for each occurrence.
-        given: the token that explains, for each distinct pair.
+        kind: index of the distinct token pair, for each pair of positions in the corpus.
+        position: index in the corpus of the explained token, for each pair of positions.
+        given: id of the explaining token, for each distinct pair.
     """
     probabilities = np.ones(len(given))
     for _ in range(_ITERATIONS):

@@ -385,7 +385,7 @@ def _abode(random: Random) -> Phrase:
 
 
 def existence(random: Random) -> Phrase:
-    """Return a random sentence such as 桌子上有三本书, 公园里没有猫, 桌子上有几本书."""
+    """Return a random sentence about what exists at a place: 桌子上有三本书, "there are three books on the table"."""
     source, english, links, nouns = random.choice(SPOTS)
     spot, noun = phrase(source, english, links), NOUNS[random.choice(nouns.split())]
     kind = random.random()

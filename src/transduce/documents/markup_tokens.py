@@ -299,7 +299,10 @@ class _Content:
             self._texts.append(token.source)
 
     def include(self, inner: "_Content") -> None:
-        """Add the content of a nested element that keeps its tags, and does not become a single token."""
+        """Add the kinds of a nested element's tokens to those of this element.
+
+        The nested element keeps its tags, so this element cannot become a single token.
+        """
         self._kinds |= inner._kinds | {"start"}
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:

@@ -24,7 +24,7 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import TransformerScorer
-from transduce.model.backend import BatchSearch, SearchBounds
+from transduce.model.backend import BatchSearch, SearchBounds, SearchRules
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
@@ -32,11 +32,23 @@ from transduce.model_folder.safety import read_json, read_toml
 from transduce.search.beam import Beam, BeamSearch, Coverage, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.greedy import Draw, GreedySearch, make_hypothesis, take_argmax
-from transduce.search.rules import ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule, check_ids, generate_rules
+from transduce.search.rules import (
+    Forbid,
+    ForcedPrefix,
+    ForcedToken,
+    GenerateSettings,
+    MinimumLength,
+    NoRepeatedNgrams,
+    Renormalize,
+    Rule,
+    check_ids,
+    generate_rules,
+)
 from transduce.search.scorer import (
     Bounds,
     Ensemble,
     Hypothesis,
+    LengthPenalty,
     MeanAttention,
     Scorer,
     Search,
@@ -146,11 +158,12 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class CompiledSearch:
-    """A compiled search, equal to `BeamSearch`, or to `GreedySearch` for a beam of one (implements `scorer.Search`)."""
+    """A compiled search, equal to `BeamSearch`, `GenerateSearch` or `GreedySearch` (implements `scorer.Search`)."""
 
-    def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam) -> None:
-        """Wrap a compiled search that has not run a step yet."""
+    def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam, divisor: LengthPenalty) -> None:
+        """Wrap a compiled search that has not run a step yet; `divisor` is the length penalty of its scores."""
         self.search = search
+        self.divisor = divisor
         self.beam = beam
         self.eos_id = bounds.eos_id
         self._given_up: dict[int, list[Hypothesis]] = {}
@@ -187,7 +200,10 @@ class CompiledSearch:
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
             results = [*self.search.finished(active[row], self.beam.beam_size), *live]
             hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
-            self._given_up[active[row]] = sorted(hypotheses, key=lambda each: (not each.ended, -each.score))
+            by_score = self.divisor is length_power  # in `generate`, it does not count whether a hypothesis ended
+            self._given_up[active[row]] = sorted(
+                hypotheses, key=lambda each: (not by_score and not each.ended, -each.score)
+            )
 
     def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
@@ -204,20 +220,34 @@ class CompiledSearch:
         self, tokens: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
     ) -> Hypothesis:
         history = tokens.tolist(), log_probabilities.tolist()
-        return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha)
+        return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, divisor=self.divisor)
 
 
-def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> CompiledSearch | None:
+def find_compiled_search(
+    scorer: Scorer,
+    bounds: Bounds,
+    beam: Beam,
+    *,
+    rules: Sequence[Rule] = (),
+    generate: GenerateSettings | None = None,
+) -> CompiledSearch | None:
     """Return a compiled search for a scorer at its first step; None if it has none, or for lack of memory.
 
     Args:
-        scorer: the scorer, of a single model.
+        scorer: the scorer, of a single model; it returns logits in a search as `generate` too.
         bounds: start token, end token and maximum lengths.
         beam: the beam's size; 1: greedy search.
+        rules: rules applied to the logits in turn.
+        generate: the settings of `GenerateSearch`; None for the paper's search.
     """
     if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
         return None
     longest: list[int] = bounds.max_lengths.tolist()
+    ranking = "paper" if generate is None else generate.stop
+    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id)
+    if compiled_rules is None:
+        return None
+    divisor = length_penalty if generate is None else length_power
     limits = SearchBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,
@@ -225,16 +255,56 @@ def find_compiled_search(scorer: Scorer, bounds: Bounds, beam: Beam) -> Compiled
         max_lengths=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
-        penalties=_penalties(beam.alpha, 1 + (max(longest) + 2) // 64),
+        penalties=_penalties(divisor, beam.alpha, 1 + (max(longest) + 2) // 64),
+        rules=compiled_rules._replace(ranking=ranking),
     )
     search = find_batch_search(scorer.state, limits)
-    return None if search is None else CompiledSearch(search, bounds, beam)
+    return None if search is None else CompiledSearch(search, bounds, beam, divisor)
 
 
 @lru_cache(maxsize=64)
-def _penalties(alpha: float, blocks: int) -> Tensor:
+def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
     """Return the length penalties of hypotheses of 0, 1, … tokens, float64 (`blocks` × 64,)."""
-    return torch.tensor([length_penalty(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
+    return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
+
+
+def _compiled_rules(rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int) -> SearchRules | None:
+    """Return rules as a batch search applies them; None if one of them is of another class, or their order matters.
+
+    Args:
+        rules: the rules, in the order of application.
+        longest: the maximum length of each sentence in tokens.
+        never: tokens that have no probability at all.
+        eos_id: the end symbol.
+    """
+    prefixes: Sequence[Sequence[int]] = [[] for _ in longest]
+    inner: Sequence[Rule] = ()  # these do not apply to prefixes
+    if rules and type(rules[0]) is ForcedPrefix:
+        prefixes, inner, rules = rules[0].prefixes, rules[0].rules, rules[1:]
+    certain: list[int] = []
+    found, impossible = SearchRules(), set(never)
+    for rule in (*inner, *rules):
+        if type(rule) is Forbid:
+            found = found._replace(forbidden=(*found.forbidden, *rule.ids))
+            impossible |= set() if rule in inner else set(rule.ids)
+        elif type(rule) is MinimumLength and rule.eos_id == eos_id:
+            found = found._replace(min_length=rule.length)
+        elif type(rule) is NoRepeatedNgrams:
+            found = found._replace(no_repeated_ngrams=rule.length)
+        elif type(rule) is ForcedToken and isinstance(rule.position, Tensor):
+            if (rule.position + 1).tolist() != longest:
+                return None
+            found = found._replace(forced_last=rule.id)
+        elif type(rule) is ForcedToken and rule.position == len(certain):
+            certain.append(rule.id)
+        elif type(rule) is Renormalize and rule is rules[-1]:
+            found = found._replace(renormalizes=True)
+        else:
+            return None
+    if any(not impossible.isdisjoint(prefix) for prefix in prefixes):
+        return None
+    forced = [[*certain, *prefix[len(certain) :]] for prefix in prefixes] if certain or any(prefixes) else []
+    return found._replace(forced=forced, certain_count=len(certain))
 
 
 # --- search of a batch ---
@@ -298,17 +368,17 @@ def start_search(
     bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
     rules = [*build_rules(search, batch.prefixes, vocabulary), *more_rules]
     if search.generate is not None:
-        scorer, rules = (
-            LogProbabilities(scorer),
-            rules + generate_rules(search.generate, bounds.max_lengths, vocabulary.forced),
-        )
+        rules += generate_rules(search.generate, bounds.max_lengths, vocabulary.forced)
+    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
+    if not attentive and not any(batch.phrases) and search.sampling is None:
+        compiled = find_compiled_search(scorer, bounds, beam, rules=rules, generate=search.generate)
+        if compiled is not None:
+            return compiled
+    if search.generate is not None:
+        scorer = LogProbabilities(scorer)
     if search.sampling is not None:
         draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
         return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
-    beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
-    plain = not rules and not attentive and not any(batch.phrases) and search.generate is None
-    if plain and (compiled := find_compiled_search(scorer, bounds, beam)) is not None:
-        return compiled
     if width == 1:
         divisor = length_penalty if search.generate is None else length_power
         return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)

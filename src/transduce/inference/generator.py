@@ -256,10 +256,11 @@ class Generator:
         return TextScore(tokens=len(ids) - 1, characters=len(text), nats=nats)
 
     def prompt_ids(self, text: str) -> list[int]:
-        """Return the token ids of a text as in training.
+        """Return the token ids of a prompt, encoded as texts were in training.
 
-        Each line starts after the end symbol of another line, or with the tokens that an imported tokenizer puts before
-        a text. For imported models with line-feed tokens, the ids are those of their tokenizer.
+        The first line follows the tokenizer's start tokens, or the end symbol if it has none. Each later line follows
+        the end symbol and any start tokens. If an imported vocabulary has tokens for line feeds, the text is not split
+        into lines.
         """
         if self.vocabulary.keeps_line_feeds:
             ids = [*self.vocabulary.before, *self.vocabulary.encode(as_text(text))]

@@ -39,14 +39,14 @@ _SPACED_BRACKETS = str.maketrans("（）［］【】「」『』", "()[][]“”
 # --- masking ---
 
 
-class Slot(NamedTuple):
+class ProtectedRun(NamedTuple):
     """A run of protected spans with only spaces between them, which one placeholder token replaces."""
 
     source: Span
     """The run in the part's text."""
     spans: tuple[Span, ...]
     """The protected spans of the run, in the part's text."""
-    carrier: str
+    placeholder: str
     """The text that stands for the run: a placeholder token, or the run itself if a forced prefix of the translation
     contains it; empty if the run is left out.
     """
@@ -59,21 +59,21 @@ class MaskedPart(NamedTuple):
     """The part with its spans."""
     masked: Part
     """The part as the model translates it."""
-    slots: tuple[Slot, ...]
+    runs: tuple[ProtectedRun, ...]
     """The replaced spans, in order."""
 
     @property
     def is_copied(self) -> bool:
         """True if the part has no letter outside its spans, so that the whole text is copied."""
         rest = self.original.text
-        for slot in reversed(self.slots):
-            rest = rest[: slot.source.start] + rest[slot.source.end :]
+        for run in reversed(self.runs):
+            rest = rest[: run.source.start] + rest[run.source.end :]
         return not any(unicodedata.category(character).startswith("L") for character in rest)
 
     def copy(self) -> Translation:
         """Return a translation that is the part itself, since nothing in it is to be translated."""
         text = self.original.text
-        pairs = tuple((span, span) for slot in self.slots for span in slot.spans)
+        pairs = tuple((span, span) for run in self.runs for span in run.spans)
         return msgspec.structs.replace(Translation.of(text, text), protected=pairs)
 
 
@@ -176,19 +176,19 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
     text, spans = part.text, _spans_of(part, tokenizer)
     if not spans:
         return None
-    runs: list[list[Span]] = []
+    adjacent: list[list[Span]] = []
     for span in spans:
-        if runs and not text[runs[-1][-1].end : span.start].strip():
-            runs[-1].append(span)
+        if adjacent and not text[adjacent[-1][-1].end : span.start].strip():
+            adjacent[-1].append(span)
         else:
-            runs.append([span])
+            adjacent.append([span])
     prefix = tokenizer.target.decode(part.prefix) if part.prefix else ""
     written, position = "", 0
-    slots: list[Slot] = []
-    for number, run in enumerate(runs):
-        source = _with_brackets(Span(run[0].start, run[-1].end), text)
+    runs: list[ProtectedRun] = []
+    for number, group in enumerate(adjacent):
+        source = _with_brackets(Span(group[0].start, group[-1].end), text)
         literal, token = text[slice(*source)], tokens[number] if number < len(tokens) else ""
-        slots.append(Slot(source, tuple(run), literal if not token and literal in prefix else token))
+        runs.append(ProtectedRun(source, tuple(group), literal if not token and literal in prefix else token))
         written, position = _join(written, text[position : source.start]), source.end
         prefix = re.sub(f" ?{re.escape(literal)}", token, prefix, count=1) if token else prefix
         if token:
@@ -203,7 +203,7 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
     literals = {text[slice(*span)] for span in spans}
     phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in literals)
     masked = part._replace(text=written, ids=ids, prefix=prefix_ids, phrases=phrases, protected=())
-    return MaskedPart(part, masked, tuple(slots))
+    return MaskedPart(part, masked, tuple(runs))
 
 
 def _with_brackets(span: Span, text: str) -> Span:
@@ -243,20 +243,20 @@ def _placeholder_ids(vocabulary: Vocabulary) -> frozenset[int]:
 # --- restoring ---
 
 
-class _Placed(NamedTuple):
+class _InsertedRun(NamedTuple):
     """A run of adjacent protected spans, with the offset in a translation at which the run is to be inserted."""
 
     offset: int
-    slot: Slot
+    run: ProtectedRun
 
 
 class _Plain(NamedTuple):
     """A translation whose placeholders were removed: the protected runs with a placeholder in it, and those without."""
 
     text: str
-    placed: list[_Placed]
+    placed: list[_InsertedRun]
     """The runs whose placeholders the translation had."""
-    missing: list[Slot]
+    missing: list[ProtectedRun]
     """The runs whose placeholders the translation lacked."""
 
 
@@ -313,23 +313,27 @@ class Placeholders:
         """
         found = model.search([each.masked for each in masked])
         plain = [
-            (each, found[key], [_without_carriers(alternative.text, each) for alternative in found[key].alternatives])
+            (
+                each,
+                found[key],
+                [_without_placeholders(alternative.text, each) for alternative in found[key].alternatives],
+            )
             for each in masked
             if (key := each.original.key) in found
         ]
         requests = [
-            _Request(*bare[slot], alternative.text)
+            _Request(*bare[run], alternative.text)
             for each, _, alternatives in plain
             for bare in [_bare_sources(each)]
             for alternative in alternatives
-            for slot in alternative.missing
+            for run in alternative.missing
         ]
         offsets = _find_offsets(requests, self._tokenizer, model)
         restored = {}
         for each, translation, alternatives in plain:
             texts = []
             for alternative in alternatives:
-                placed = [*alternative.placed, *(_Placed(next(offsets), slot) for slot in alternative.missing)]
+                placed = [*alternative.placed, *(_InsertedRun(next(offsets), run) for run in alternative.missing)]
                 texts.append(self._write(each.original.text, alternative.text, placed))
             rank = -_count_faults(translation.text, each), _mean_log_probability(translation.alternatives[0])
             restored[each.original.key] = _with_texts(translation, each.original.text, texts), rank
@@ -339,30 +343,32 @@ class Placeholders:
         """Return a translation without placeholder tokens, which a model might write for a source that has none."""
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
-        texts = [(_remove_carriers(each.text).text, ()) for each in translation.alternatives]
+        texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
         return _with_texts(translation, translation.source, texts)
 
-    def _write(self, source: str, text: str, placed: Sequence[_Placed]) -> tuple[str, tuple[tuple[Span, Span], ...]]:
+    def _write(
+        self, source: str, text: str, placed: Sequence[_InsertedRun]
+    ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
         """Return a translation with the protected spans inserted, and the pairs of source and target spans."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
-        for offset, slot in sorted(placed, key=lambda one: (one.offset, one.slot.source)):
+        for offset, run in sorted(placed, key=lambda one: (one.offset, one.run.source)):
             before, after = text[position:offset], text[offset:]
             written += before
             has_space = written.endswith(" ") or after.startswith(" ")
             written, rest = written.rstrip(" "), after.lstrip(" ")
-            left, right = self._spaces(source, slot.source, (written[-1:], rest[:1]), has_space=has_space)
+            left, right = self._spaces(source, run.source, (written[-1:], rest[:1]), has_space=has_space)
             written += left
-            moved = len(written) - slot.source.start
-            pairs += [(span, Span(span.start + moved, span.end + moved)) for span in slot.spans]
-            written += self._literal(source, slot) + right
+            moved = len(written) - run.source.start
+            pairs += [(span, Span(span.start + moved, span.end + moved)) for span in run.spans]
+            written += self._literal(source, run) + right
             position = len(text) - len(rest)
         return written + text[position:], tuple(sorted(pairs))
 
-    def _literal(self, source: str, slot: Slot) -> str:
+    def _literal(self, source: str, run: ProtectedRun) -> str:
         """Return the text of a run of protected spans, with the target script's brackets around it."""
-        literal = source[slice(*slot.source)]
-        if self._joins_words or slot.source.start == slot.spans[0].start:
+        literal = source[slice(*run.source)]
+        if self._joins_words or run.source.start == run.spans[0].start:
             return literal
         return literal[0].translate(_SPACED_BRACKETS) + literal[1:-1] + literal[-1].translate(_SPACED_BRACKETS)
 
@@ -442,21 +448,21 @@ def _is_unspaced_script(character: str) -> bool:
     return bool(character) and is_of_unspaced_script(character)
 
 
-def _without_carriers(text: str, masked: MaskedPart) -> _Plain:
+def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
     """Return a translation without its placeholders; of a placeholder that occurs twice, the first offset counts."""
-    slots = {slot.carrier: slot for slot in masked.slots if slot.carrier}
-    bare = _remove_carriers(text, tuple(slots))
-    placed: dict[Slot, _Placed] = {}
-    for carrier, offset in bare.found:
-        if carrier in slots:
-            placed.setdefault(slots[carrier], _Placed(offset, slots[carrier]))
-    return _Plain(bare.text, list(placed.values()), [slot for slot in masked.slots if slot not in placed])
+    runs = {run.placeholder: run for run in masked.runs if run.placeholder}
+    bare = _remove_placeholders(text, tuple(runs))
+    placed: dict[ProtectedRun, _InsertedRun] = {}
+    for placeholder, offset in bare.found:
+        if placeholder in runs:
+            placed.setdefault(runs[placeholder], _InsertedRun(offset, runs[placeholder]))
+    return _Plain(bare.text, list(placed.values()), [run for run in masked.runs if run not in placed])
 
 
 def _count_faults(text: str, masked: MaskedPart) -> int:
     """Return how many placeholder tokens a translation lacks or has too often."""
     found = Counter(_PLACEHOLDER.findall(text))
-    wanted = Counter(slot.carrier for slot in masked.slots if slot.carrier in PLACEHOLDER_TOKENS)
+    wanted = Counter(run.placeholder for run in masked.runs if run.placeholder in PLACEHOLDER_TOKENS)
     return sum(abs(found[token] - wanted[token]) for token in {*found, *wanted})
 
 
@@ -478,7 +484,7 @@ def remove_placeholders(text: str) -> str:
     return _PLACEHOLDER.sub("", text) if "<placeholder-" in text else text
 
 
-def _remove_carriers(text: str, literals: Sequence[str] = ()) -> _Bare:
+def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> _Bare:
     written, position = "", 0
     found: list[tuple[str, int]] = []
     expression = re.compile("|".join(map(re.escape, dict.fromkeys((*literals, *PLACEHOLDER_TOKENS)))))
@@ -517,16 +523,16 @@ class _Request(NamedTuple):
     """The translation without runs."""
 
 
-def _bare_sources(masked: MaskedPart) -> dict[Slot, tuple[str, int]]:
+def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
     """Return the source without its protected runs, with the offset of each run in it."""
     text, written, position = masked.original.text, "", 0
     offsets = []
-    for slot in masked.slots:
-        written = _join(written, text[position : slot.source.start])
+    for run in masked.runs:
+        written = _join(written, text[position : run.source.start])
         offsets.append(len(written))
-        position = slot.source.end
+        position = run.source.end
     written = _join(written, text[position:])
-    return {slot: (written, offset) for slot, offset in zip(masked.slots, offsets, strict=True)}
+    return {run: (written, offset) for run, offset in zip(masked.runs, offsets, strict=True)}
 
 
 def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: SpanModel) -> Iterator[int]:

@@ -257,7 +257,10 @@ def find_quality_warnings(
 
 
 def _unprotected(translation: Translation) -> Translation:
-    """Return a translation without the spans that were copied unchanged, in its source and in its best alternative."""
+    """Return a translation whose source and best alternative lack the protected spans that were copied unchanged.
+
+    Other alternatives are left out.
+    """
     if not translation.protected:
         return translation
     texts = []

@@ -39,7 +39,7 @@ class Gap(NamedTuple):
     """The text to write into the translation."""
     start: int = 0
     """The offset in the source text."""
-    is_soft: bool = False
+    is_sentence_space: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 
 
@@ -57,7 +57,7 @@ class SegmentedText(NamedTuple):
         """Return the protected spans in the layout between two sentences, relative to the layout's text."""
         gap = self.gaps[number]
         end = gap.start + len(gap.text)
-        if gap.is_soft or not self.protected:
+        if gap.is_sentence_space or not self.protected:
             return []
         return [
             Span(span.start - gap.start, span.end - gap.start) for span in spans_between(self.protected, gap.start, end)
@@ -75,11 +75,11 @@ class LayoutWriter:
     def next_gap(self) -> str:
         """Return the layout to write before the next sentence, or at the end of the text.
 
-        The space between two sentences of a line (a soft gap) is not returned: `write` puts it before the sentence,
+        The space between two sentences of a line is not returned: `write` puts it before the sentence,
         unless the translation of the sentence is empty.
         """
         gap = next(self._gaps)
-        if gap.is_soft:
+        if gap.is_sentence_space:
             self._pending = gap.text if self._line_has_text else ""
             return ""
         self._pending, self._line_has_text = "", False
@@ -388,7 +388,7 @@ class _Collector:
         between = self._source[self._end : offsets[0]]
         if follows and not between.strip():
             is_usual = between in ("", " ") or _LINE_END.search(between)
-            gap = Gap(self._separator if is_usual else between, self._end, is_soft=True)
+            gap = Gap(self._separator if is_usual else between, self._end, is_sentence_space=True)
         else:
             gap = self._copied(between)
         self._gaps.append(gap)

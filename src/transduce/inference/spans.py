@@ -43,7 +43,7 @@ class OcclusionRequest(NamedTuple):
 def word_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield the loss of every word in nats, for each request and each of its parts.
+    """Yield how much less probable each translated word becomes, in nats, when one part of its source is removed.
 
     Args:
         requests: the requests; all are scored in the same batches.
@@ -51,7 +51,8 @@ def word_losses(
         score: scores pairs with the model.
 
     Yields:
-        For each part, one value for each word of `word_spans`: the decrease of its log-probability without the part.
+        For each request and each of its parts, one value for each word of `word_spans`: the decrease of the word's
+        log-probability without the part.
     """
     pairs = [(source, each.text) for each in requests for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))

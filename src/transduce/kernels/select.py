@@ -24,6 +24,7 @@ from transduce.kernels.prepacked import (
     PrepackedDecoder,
     PrepackedTransformer,
 )
+from transduce.machine import usable_memory
 from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _MIN_LLVMLITE = (0, 50)
-_MAX_COPY_BYTES = 2**30  # larger models get no inference copy, which takes as much memory again
+_COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
 
 
 def has_kernels() -> bool:
@@ -314,9 +315,15 @@ def _find_linear_maker(model: Transformer | Decoder, dtype: torch.dtype) -> Make
 
     tile = find_float_tile("pairs" if dtype == torch.bfloat16 else "floats")
     count = sum(parameter.numel() for parameter in model.parameters())
-    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _MAX_COPY_BYTES:
+    if tile is None or why_not_compilable(model) is not None or count * tile.weight_bytes > _max_copy_bytes():
         return None
     return make_float_linear(tile)
+
+
+@cache
+def _max_copy_bytes() -> int:
+    """Return the size of the greatest inference copy, in bytes."""
+    return usable_memory() // _COPY_SHARE
 
 
 def decoded_model(model: _Model) -> _Model:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -506,6 +506,29 @@ class _EmbeddedRows(torch.autograd.Function):
 # Legend: B sentences that are still decoded, W hypotheses of each, t tokens so far.
 
 
+class SearchRules(NamedTuple):
+    """The rules of a batch search on tokens, and its ranking; the default is the paper's search without rules."""
+
+    forced: Sequence[Sequence[int]] = ()
+    """The first tokens of each sentence's hypotheses; they keep the model's probability, with exceptions below."""
+    certain_count: int = 0
+    """The number of first positions at which a forced token has probability 1."""
+    forced_last: int | None = None
+    """The token at each sentence's greatest length, with probability 1."""
+    forbidden: Sequence[int] = ()
+    """Token ids that no hypothesis may contain, but whose probability counts, unless `renormalizes`."""
+    min_length: int = 0
+    """The number of tokens before which no hypothesis may end."""
+    no_repeated_ngrams: int = 0
+    """The length of n-grams that may not occur twice in a hypothesis; 0: no restriction."""
+    renormalizes: bool = False
+    """Whether probabilities are those of the permitted tokens only."""
+    ranking: Literal["paper", "full", "likely", "never"] = "paper"
+    """`paper`: hypotheses that ended rank first, and a sentence is finished once its n best are certain. Otherwise, the
+    search of Hugging Face's `generate`, with `GenerateSettings.stop`.
+    """
+
+
 class SearchBounds(NamedTuple):
     """The options of a batch search: start and end symbols, maximum lengths, and the ranking of hypotheses."""
 
@@ -523,6 +546,8 @@ class SearchBounds(NamedTuple):
     """The number of hypotheses that must be certain before a sentence is finished."""
     penalties: Tensor
     """The length penalty of a hypothesis of 0, 1, … tokens, float64; at least max(max_lengths) + 2 entries."""
+    rules: SearchRules = SearchRules()
+    """The rules on tokens, and the ranking of hypotheses."""
 
 
 class FoundHypothesis(NamedTuple):

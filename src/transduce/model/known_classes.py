@@ -108,7 +108,10 @@ def register_class(
 
 
 def register_parametrization(kind: type[nn.Module]) -> None:
-    """Register a parametrization that changes only weights, such as LoRA's; backends read the resulting weights."""
+    """Register a parametrization, such as LoRA's, as known, so that the layer graph describes modules that have it.
+
+    It may change only weights; backends read the resulting weights.
+    """
     _PARAMETRIZATIONS.add(kind)
     register_class(kind, children=None, tensors=None)
 
@@ -194,9 +197,10 @@ register_class(
 
 
 def global_change() -> str | None:
-    """Return a clause about a change to all modules of the process, such as a global hook; None without a change.
+    """Return a description, for a message, of a change to modules throughout the process; None without a change.
 
-    This cheap check runs at every batch; `replaced_method` runs only when a module is described.
+    Such a change is a global hook, or a replaced `forward` of a known class. This cheap check runs at every batch;
+    `replaced_method` runs only when a module is described.
     """
     if any(GLOBAL_HOOKS):
         return "a global hook is registered for all modules"

@@ -229,5 +229,5 @@ def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, 
 
 
 def each_layer(layers: nn.ModuleList, count: int) -> Iterator[nn.Module]:
-    """Yield the layers of all stacks in the order in which they are computed."""
+    """Yield the `count` layers of a stack in the order of computation, repeating layers that share their weights."""
     return islice(cycle(layers), count)

@@ -367,6 +367,11 @@ class GenerateSearch(BeamSearch):
         self.stop = settings.stop
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
+    def abandon(self, sentences: Collection[int]) -> None:
+        """Remove sentences from the batch, and count all of their live hypotheses as results."""
+        self._ended_now = [[0] * self.beam.groups for _ in self.rows]
+        super().abandon(sentences)
+
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
         """Return the best hypotheses of all groups, whether they ended or reached the maximum length."""
         return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)

@@ -21,7 +21,10 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class Edges(NamedTuple):
-    """The tokens inside words of scripts with spaces, by which search knows whether a phrase ends where a word ends."""
+    """The tokens that continue a word or may be continued, in scripts with spaces.
+
+    Search uses them to know whether a phrase ends at the end of a word.
+    """
 
     continuing: frozenset[int] = frozenset()
     """Tokens that continue the preceding word."""

@@ -76,7 +76,7 @@ class InspectionHandlers:
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
     async def intervene(self, request: Request) -> Response:
-        """Answer `POST /intervene`."""
+        """Answer `POST /intervene` with a sentence's translations without and with a change, such as disabled heads."""
         message = await self.checks.read(request, InterveneRequest)
         self.checks.check_key(request, message.api_key)
         self._check_text("changed", message.changed or "")

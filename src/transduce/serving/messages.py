@@ -135,7 +135,7 @@ class SuggestRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SuggestResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `POST /suggest`."""
+    """The response of `POST /suggest`, which confirms that a user's better translation was stored."""
 
     success: Literal[True] = True
 

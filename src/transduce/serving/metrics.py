@@ -52,7 +52,7 @@ class Metrics:
 
 
 class _Page(Collector):
-    """A collector of a registry's metrics without their creation times, and of the current values of gauges."""
+    """A Prometheus collector of a server's metrics and current gauge values, without the samples of creation times."""
 
     def __init__(self, registry: CollectorRegistry, gauges: Mapping[str, tuple[str, float]]) -> None:
         self._registry = registry

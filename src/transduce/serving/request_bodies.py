@@ -320,7 +320,7 @@ class Decoder:
         return chunk
 
     def finish(self) -> None:
-        """Check that the request's body is complete; a RequestError says what is missing."""
+        """Raise a RequestError if compressed data is incomplete; an uncompressed body needs no check."""
 
 
 class Inflater(Decoder):

@@ -493,7 +493,10 @@ def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
 
 
 def _is_clear_script(text: str, script: str) -> bool:
-    """Return whether a short text in one script cannot be in a language with another script, except as a name."""
+    """Return whether a short text has enough letters of a script to rule out languages with other scripts.
+
+    For Latin, several words are needed, one of them in small letters: names in Latin letters occur in all languages.
+    """
     if script != "Latin":
         return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS
     # Names in Latin letters occur in texts of all scripts, and have capital letters.

@@ -96,10 +96,9 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @classmethod
     def load(cls, folder: str | Path) -> "TrainingLines | None":
-        """Read the measurements in a model folder; None if the folder has none, like folders of earlier versions.
+        """Read the measurements of a model's training lines from its folder; return None if the folder has none.
 
-        Raises:
-            TransduceError: the file is something else, or of another version.
+        Folders of earlier versions have none.
         """
         path = Path(folder) / FILE_NAME
         try:

@@ -235,7 +235,7 @@ class StepTotals(NamedTuple):
     stop: int = 0
     """The number of processes that were asked to stop."""
 
-    def plus(self, loss: Loss) -> "StepTotals":
+    def add(self, loss: Loss) -> "StepTotals":
         """Return these totals of a step plus the loss sums of one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
@@ -243,7 +243,7 @@ class StepTotals(NamedTuple):
             self.likelihood + float(loss.negative_log_likelihood),
         )
 
-    def over(self, processes: Processes, *, stop: bool) -> "StepTotals":
+    def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
         """Return the totals summed over all processes of the run, equal in each process."""
         if processes.count == 1:
             return self._replace(stop=int(stop))

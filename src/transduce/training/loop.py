@@ -378,8 +378,8 @@ class Trainer:
             for number in range(self.settings.accumulate):
                 loss, part = self._accumulate_gradient(number)
                 parts.append(part)
-                sums = sums.plus(loss)
-        sums = sums.over(self.processes, stop=interruption.requested is not None)
+                sums = sums.add(loss)
+        sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
         mean, limit = sums.total / max(1, sums.tokens), self._watch.limit()
         if high := math.isfinite(mean) and mean > limit:

@@ -386,7 +386,7 @@ _CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese 
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Report lines in the rarer script of a side, or in both scripts at once."""
+    """Report lines in the rarer of simplified and traditional Chinese on each side, and lines that mix both."""
     line_numbers = [_rarer_script_lines(side) for side in text.sides]
     message = "{count} in the other of simplified and traditional Chinese, or in both: convert one into the other"
     return line_finding(text, "mixed Chinese scripts", (line_numbers[0], line_numbers[1]), message, 0.01)

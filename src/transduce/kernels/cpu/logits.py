@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import exponential
 from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, Fields, KernelBuilder, Value
 from transduce.kernels.cpu.jit.threads import useful_threads
 
 # --- one row of logits ---
@@ -82,12 +82,24 @@ class LogitsRow:
             index = k.load(k.element_pointer(places, last, I64), I64)
             k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.place, index))
 
+    def forbid(self, index: Value) -> None:
+        """Replace one logit by -inf."""
+        k = self.k
+        k.store(k.float32(_MINUS_INFINITY), k.element_pointer(self.place, index))
+        self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
+
     def _take_greatest(self) -> tuple[Value, Value]:
         """Return the greatest logit and its index, and replace it in the row by -inf."""
         k = self.k
         value, number = self.greatest()
         index = self._find_in_row(value, k.mul(number, self.block))
         k.store(k.float32(_MINUS_INFINITY), k.element_pointer(self.place, index))
+        self._renew_maximum(number)
+        return value, index
+
+    def _renew_maximum(self, number: Value) -> None:
+        """Compute the maximum of a block again, whose logits changed; the remainder is the last block."""
+        k = self.k
         inside = k.build.icmp_signed("<", number, self.blocks)
         new_maximum = k.variable(k.float32(0.0))
         with k.build.if_else(inside) as (then, otherwise):
@@ -95,8 +107,7 @@ class LogitsRow:
                 k.store(self._block_maximum(number), new_maximum)
             with otherwise:
                 k.store(self._rest_maximum(), new_maximum)
-        k.store(k.load_variable(new_maximum, value), k.element_pointer(self.maxima, number))
-        return value, index
+        k.store(k.load_variable(new_maximum, k.float32(0.0)), k.element_pointer(self.maxima, number))
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
         """Return the index of the first element from `start` on that equals a value; the last index if none does (NaN).
@@ -322,6 +333,45 @@ class SelectArguments(NamedTuple):
     """Scratch space of `scratch_per_thread` float32 for each thread."""
     scratch_per_thread: Any
     """The number of float32 of scratch space per thread, as `select_scratch_size` returns it."""
+    rules: Any
+    """`RuleArguments` of the rules that the kernel applies; 0: none."""
+
+
+class RuleArguments(NamedTuple):
+    """Arguments of the rules that `select` applies to logits: addresses, unless stated otherwise."""
+
+    never: Any
+    """Token ids that no hypothesis contains and that have no probability, int64."""
+    never_count: Any
+    """The number of token ids in `never`."""
+    forbidden: Any
+    """Token ids that no hypothesis contains; their probability counts in the log-sum-exp, unless `renormalizes`."""
+    forbidden_count: Any
+    """The number of token ids in `forbidden`."""
+    renormalizes: Any
+    """1: the log-sum-exp is over the tokens that rules permit; 0: over all tokens."""
+    min_length: Any
+    """The number of tokens before which the end symbol is forbidden."""
+    ngram: Any
+    """The length of the n-grams that may not occur twice; 0: no restriction."""
+    forced: Any
+    """The first tokens of each sentence's hypotheses by index in the input batch, int64 (N, F); -1: no token."""
+    forced_count: Any
+    """The number of forced positions F."""
+    certain_count: Any
+    """The number of first positions at which a forced token has probability 1 instead of the model's."""
+    forced_last: Any
+    """The token at the greatest length of a sentence, with probability 1; -1: none."""
+    indices: Any
+    """Each sentence's index in the input batch, int64 (B,)."""
+    longest: Any
+    """Each sentence's greatest number of tokens, int64 (B,)."""
+    tokens: Any
+    """The hypotheses' tokens, int32 (B × W, capacity)."""
+    capacity: Any
+    """The number of elements between two hypotheses' tokens."""
+    length: Any
+    """The number of tokens of each hypothesis t."""
 
 
 class NativeReductions:
@@ -399,6 +449,7 @@ class NativeReductions:
             *(each.data_ptr() for each in (*live, *ended)),
             scratch.data_ptr(),
             scratch.shape[1],
+            0,
             threads=useful_threads(_ELEMENT_WORK * logits.numel()),
         )
         return live, ended
@@ -478,17 +529,23 @@ def emit_select(k: KernelBuilder) -> None:
             with k.loop(0, beams) as beam:
                 row = k.add(k.mul(sentence, beams), beam)
                 line = LogitsRow(k, k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride)), width, maxima)
-                line.find_maxima()
-                row_normalizer = k.variable(k.float32(0.0))
-                with k.build.if_else(k.build.icmp_signed("==", normalizer, k.int64(0))) as (then, otherwise):
-                    with then:
-                        k.store(line.log_sum_exp(), row_normalizer)
-                    with otherwise:
-                        k.store(k.load(k.element_pointer(k.pointer(normalizer), row)), row_normalizer)
-                start = k.mul(beam, count)
-                line.store_top_k(
-                    count, k.element_pointer(candidates.scores, start), k.element_pointer(candidates.tokens, start, I64)
+                row_normalizer, start = k.variable(k.float32(0.0)), k.mul(beam, count)
+                best = (
+                    k.element_pointer(candidates.scores, start),
+                    k.element_pointer(candidates.tokens, start, I64),
                 )
+                with k.build.if_else(k.is_nonzero(args.rules)) as (with_rules, without):
+                    with with_rules:
+                        rules = _Rules(k, args, sentence, row)
+                        k.store(rules.store_top_k(line, count, *best), row_normalizer)
+                    with without:
+                        line.find_maxima()
+                        with k.build.if_else(k.is_nonzero(normalizer)) as (is_known, is_open):
+                            with is_known:
+                                k.store(k.load(k.element_pointer(k.pointer(normalizer), row)), row_normalizer)
+                            with is_open:
+                                k.store(line.log_sum_exp(), row_normalizer)
+                        line.store_top_k(count, *best)
                 score = k.load(k.element_pointer(k.pointer(args.scores), row))
                 candidates.add_up(start, count, k.load_variable(row_normalizer, score), score)
             candidates.close()
@@ -500,6 +557,90 @@ def emit_select(k: KernelBuilder) -> None:
                 )
             )
             _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
+
+
+class _Rules:
+    """The rules that apply to the next token of one hypothesis."""
+
+    def __init__(self, k: KernelBuilder, args: SelectArguments, sentence: Value, row: Value) -> None:
+        """Describe the rules for hypothesis `row` of the batch, which is one of a sentence of the batch."""
+        self.k = k
+        self.fields = Fields(k, k.pointer(args.rules), RuleArguments._fields)
+        self.eos_id = args.eos_id
+        self.sentence = sentence
+        self.row = row
+
+    def store_top_k(self, line: LogitsRow, count: Value, values: Value, places: Value) -> Value:
+        """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
+        k, fields = self.k, self.fields
+        normalizer = k.variable(k.float32(0.0))
+        renormalizes = k.is_nonzero(fields.get("renormalizes"))
+        with k.loop(0, fields.get("never_count")) as number:
+            id = fields.element("never", number, I64)
+            k.store(k.float32(_MINUS_INFINITY), k.element_pointer(line.place, id))
+        line.find_maxima()
+        forced, is_certain = self._forced_token()
+        with k.when(k.build.not_(renormalizes)):
+            k.store(line.log_sum_exp(), normalizer)
+        with k.build.if_else(k.build.icmp_signed(">=", forced, k.int64(0))) as (then, otherwise):
+            with then:
+                known = k.load_variable(normalizer, k.float32(0.0))
+                logit = k.load(k.element_pointer(line.place, forced))
+                with k.loop(0, count) as number:
+                    k.store(k.float32(_MINUS_INFINITY), k.element_pointer(values, number))
+                    k.store(forced, k.element_pointer(places, number, I64))
+                k.store(k.build.select(k.build.or_(is_certain, renormalizes), known, logit), values)
+            with otherwise:
+                self._forbid(line)
+                with k.when(renormalizes):
+                    k.store(line.log_sum_exp(), normalizer)
+                line.store_top_k(count, values, places)
+        return k.load_variable(normalizer, k.float32(0.0))
+
+    def _forced_token(self) -> tuple[Value, Value]:
+        """Return the token that must come next, or -1, and whether its probability is 1."""
+        k, fields = self.k, self.fields
+        position, count = fields.get("length"), fields.get("forced_count")
+        token = k.variable(k.int64(-1))
+        with k.when(k.build.icmp_signed("<", position, count)):
+            index = fields.element("indices", self.sentence, I64)
+            k.store(fields.element("forced", k.add(k.mul(index, count), position), I64), token)
+        forced_last, first = fields.get("forced_last"), k.load_variable(token, position)
+        is_last = k.build.and_(
+            k.build.icmp_signed(">=", forced_last, k.int64(0)),
+            k.build.icmp_signed("==", k.add(position, 1), fields.element("longest", self.sentence, I64)),
+        )
+        is_certain = k.build.or_(is_last, k.build.icmp_signed("<", position, fields.get("certain_count")))
+        return k.build.select(is_last, forced_last, first), is_certain
+
+    def _forbid(self, line: LogitsRow) -> None:
+        """Set the logits of all tokens that may not come next to -inf."""
+        k, fields = self.k, self.fields
+        with k.loop(0, fields.get("forbidden_count")) as number:
+            line.forbid(fields.element("forbidden", number, I64))
+        with k.when(k.build.icmp_signed("<", fields.get("length"), fields.get("min_length"))):
+            line.forbid(self.eos_id)
+        with k.when(k.is_nonzero(fields.get("ngram"))):
+            self._forbid_repetitions(line)
+
+    def _forbid_repetitions(self, line: LogitsRow) -> None:
+        """Forbid every token that would complete an n-gram of the hypothesis a second time."""
+        k, fields = self.k, self.fields
+        before = k.add(fields.get("ngram"), -1)  # tokens of an n-gram before its last one
+        length = fields.get("length")
+        history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
+        end = k.build.sub(length, before)  # the newest tokens start here
+        with k.loop(0, end) as first:
+            differences = k.variable(k.int64(0))
+            with k.loop(0, before) as number:
+                one, other = (
+                    k.load(k.element_pointer(history, k.add(start, number), I32), I32) for start in (first, end)
+                )
+                differs = k.build.zext(k.build.icmp_signed("!=", one, other), I64)
+                k.store(k.add(k.load_variable(differences, first), differs), differences)
+            with k.when(k.build.icmp_signed("==", k.load_variable(differences, first), k.int64(0))):
+                token = k.load(k.element_pointer(history, k.add(first, before), I32), I32)
+                line.forbid(k.build.zext(token, I64))
 
 
 class _Candidates:

@@ -143,7 +143,7 @@ class RowKernelEmitter:
         self.kind = kind
 
     def write(self) -> None:
-        """Emit the row-wise kernels (dropout, norms, softmax, sums) that the attribute `names` lists."""
+        """Emit all row-wise kernels of training: dropout, norms, softmax, column sums and addition."""
         k = self.k
         with kernel(k, "drop", len(DropoutArguments._fields)) as (numbers, *share):
             self._drop(DropoutArguments(*numbers), *share)

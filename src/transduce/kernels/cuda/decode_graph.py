@@ -481,7 +481,10 @@ class GpuState:
         return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
-        """Copy the sentences that are still being decoded from the buffers of one recorded step to those of another."""
+        """Copy the unfinished sentences from the buffers of one recorded CUDA graph to those of a graph of another size.
+
+        The size changes when sentences finish, or when the caches need more capacity.
+        """
         count, length, slots = len(self._slots), self._length, self._slots
         new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:

@@ -30,7 +30,7 @@ from transduce.kernels.cuda.decode_graph import (
 )
 from transduce.kernels.cuda.graphs import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import search as programs
-from transduce.model.backend import FoundHypothesis, SearchBounds
+from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 from transduce.model.positions import LearnedPositions
 from transduce.model.transformer import DecodingState, Transformer
 
@@ -155,6 +155,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
         and config.target_vocabulary_size >= 2 * width
         and bounds.eos_id == config.eos_id
         and list(bounds.forbidden_tokens) == config.forbidden_tokens
+        and bounds.rules == SearchRules()
     )
     return GpuSearch(state, bounds) if is_supported else None
 

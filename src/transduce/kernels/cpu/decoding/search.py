@@ -22,19 +22,21 @@ from transduce.kernels.cpu.jit.compiler import (
     new_builder,
     raw_kernel,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.cpu.logits import SelectArguments, emit_select, select_scratch_size
-from transduce.model.backend import FoundHypothesis, SearchBounds
+from transduce.kernels.cpu.logits import RuleArguments, SelectArguments, emit_select, select_scratch_size
+from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 # --- search kernel ---
 # The whole search is one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses. It finds what
-# `search.beam.BeamSearch` finds without rules, and with one hypothesis what greedy search finds.
+# `search.beam.BeamSearch` or `search.beam.GenerateSearch` finds, and with one hypothesis what greedy search finds.
 
 
 _MINUS_INFINITY = float("-inf")
+RANKINGS = ("paper", "full", "likely", "never")
+"""The values of `SearchRules.ranking`, as the kernel numbers them."""
 
 
 class SearchArguments(NamedTuple):
@@ -71,6 +73,10 @@ class SearchArguments(NamedTuple):
     """The decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
     """The selection's arguments, `logits.SelectArguments`."""
+    rule_arguments: Any
+    """The arguments of the rules on tokens, `logits.RuleArguments`."""
+    ranking: Any
+    """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
     """The beam size W."""
     certain_count: Any
@@ -79,10 +85,6 @@ class SearchArguments(NamedTuple):
     """The capacity in tokens T."""
     positions: Any
     """The number of positions in the step's tables."""
-    never: Any
-    """Token ids that are never generated, int64."""
-    never_count: Any
-    """The number of token ids in `never`."""
     newest: Any
     """The last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
@@ -127,10 +129,9 @@ def search_kernel() -> CompiledKernel:
     _write_record(k)
     _write_update(k)
     with raw_kernel(k, "search") as (numbers, thread, threads):
-        fields = Fields(k, numbers)
+        fields = Fields(k, numbers, SearchArguments._fields)
         with k.do_while() as done:
             k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
-            _forbid(fields, thread, threads)
             k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
             k.barrier(threads)
             with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
@@ -140,56 +141,6 @@ def search_kernel() -> CompiledKernel:
     return compile_kernels(k, ("search",))["search"]
 
 
-class Fields:
-    """An accessor of kernel arguments in memory by their names, for emitted code."""
-
-    def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...] = SearchArguments._fields) -> None:
-        self.k = k
-        self.pointer = pointer
-        self.names = names
-
-    def get(self, name: str) -> Value:
-        """Emit a load of the kernel argument with this name."""
-        return self.k.load(self._at(name), I64)
-
-    def set(self, name: str, value: Value) -> None:
-        """Emit a store of a value as the kernel argument with this name."""
-        self.k.store(self.k.int64(value), self._at(name))
-
-    def at(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Return a pointer to element `index` of the array whose address is the argument `name`."""
-        return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
-
-    def element(self, name: str, index: Value, kind: Any = F32) -> Value:
-        """Emit a load of element `index` of the array whose address is the argument `name`."""
-        return self.k.load(self.at(name, index, kind), kind)
-
-    def swap(self, one: str, other: str) -> None:
-        """Emit an exchange of the values of two kernel arguments."""
-        first, second = self.get(one), self.get(other)
-        self.set(one, second)
-        self.set(other, first)
-
-    def _at(self, name: str) -> Value:
-        """Return a pointer to the kernel argument with this name."""
-        return self.k.element_pointer(self.pointer, self.names.index(name), I64)
-
-
-def _forbid(fields: Fields, thread: Value, threads: Value) -> None:
-    """Set the logits of tokens that search never outputs, such as padding, to -inf.
-
-    Each thread does so for the sentences that it selects tokens for next.
-    """
-    k = fields.k
-    select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
-    first, last = k.thread_range(fields.get("sentences"), thread, threads)
-    width = fields.get("width")
-    with k.loop(k.mul(first, width), k.mul(last, width)) as row:
-        logits = select.at("logits", k.mul(row, select.get("stride")))
-        with k.loop(0, fields.get("never_count")) as number:
-            k.store(k.float32(_MINUS_INFINITY), k.element_pointer(logits, fields.element("never", number, I64)))
-
-
 def _write_record(k: KernelBuilder) -> None:
     """Emit `record(numbers, place, row, token, value, ended)`: store a finished hypothesis if it is among the best.
 
@@ -197,7 +148,7 @@ def _write_record(k: KernelBuilder) -> None:
     input batch.
     """
     with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
-        fields = Fields(k, numbers)
+        fields = Fields(k, numbers, SearchArguments._fields)
         length, capacity = fields.get("length"), fields.get("capacity")
         history = k.mul(row, capacity)
         # Summed in order and in float64, as the search in Python does.
@@ -232,17 +183,27 @@ def _write_record(k: KernelBuilder) -> None:
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Return how many finished hypotheses rank before a new one; hypotheses that ended rank before those cut off."""
+    """Return how many finished hypotheses rank before a new one.
+
+    In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`, only scores count.
+    """
     k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.int64(0))
+    by_score = _has_generate_ranking(fields)
     with k.loop(0, count) as number:
         slot_index = k.add(base, fields.element("order", k.add(base, number), I64))
         other_ended = fields.element("finished_ended", slot_index, I64)
         worse = k.build.fcmp_ordered("<", fields.element("finished_scores", slot_index, F64), score)
-        same_kind = k.build.icmp_signed("==", other_ended, ended)
-        stays = k.build.or_(k.build.icmp_signed(">", other_ended, ended), k.build.and_(same_kind, k.build.not_(worse)))
+        same_kind = k.build.or_(by_score, k.build.icmp_signed("==", other_ended, ended))
+        is_cut = k.build.and_(k.build.not_(by_score), k.build.icmp_signed(">", other_ended, ended))
+        stays = k.build.or_(is_cut, k.build.and_(same_kind, k.build.not_(worse)))
         k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
     return k.load_variable(rank, count)
+
+
+def _has_generate_ranking(fields: Fields) -> Value:
+    """Return whether hypotheses are ranked as Hugging Face's `generate` ranks them."""
+    return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
 def _write_update(k: KernelBuilder) -> None:
@@ -251,20 +212,23 @@ def _write_update(k: KernelBuilder) -> None:
     It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
     """
     with k.function("go_on", POINTER) as (numbers,):
-        fields = Fields(k, numbers)
+        fields = Fields(k, numbers, SearchArguments._fields)
         select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
         beam_size, new_length = fields.get("beam_size"), k.add(fields.get("length"), 1)
         rows = k.mul(fields.get("sentences"), fields.get("width"))
         kept_count = k.variable(k.int64(0))
         with k.loop(0, fields.get("sentences")) as sentence:
             index = fields.element("indices", sentence, I64)
-            _record_ended(fields, select, sentence, index)
+            ended_count = _record_ended(fields, select, sentence, index)
             first = k.mul(sentence, beam_size)
             with k.when(_may_improve(fields, select, sentence, index)):
                 full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
                 with k.build.if_else(full) as (then, otherwise):
-                    with then, k.loop(first, k.add(first, beam_size)) as chosen:
-                        _record(fields, select, "live", (sentence, index, chosen), ended=False)
+                    with then:
+                        # In `generate`, the hypotheses that end and those that are cut share W slots.
+                        taken = k.build.select(_has_generate_ranking(fields), ended_count, k.int64(0))
+                        with k.loop(first, k.build.sub(k.add(first, beam_size), taken)) as chosen:
+                            _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
                         to = k.load_variable(kept_count, sentence)
                         _keep_sentence(fields, sentence, to)
@@ -277,13 +241,16 @@ def _write_update(k: KernelBuilder) -> None:
         _set_next(fields, select, k.load_variable(kept_count, rows), rows)
 
 
-def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> None:
-    """Record a sentence's candidates that ended with the end symbol as finished hypotheses."""
+def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
+    """Record a sentence's candidates that ended with the end symbol as finished hypotheses; return their number."""
     k = fields.k
     candidates = k.mul(fields.get("beam_size"), 2)
-    first = k.mul(sentence, candidates)
+    first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))
     with k.loop(first, k.add(first, candidates)) as candidate:
+        exists = k.build.fcmp_ordered(">", select.element("ended_totals", candidate), k.float32(_MINUS_INFINITY))
+        k.store(k.add(k.load_variable(ended, candidate), k.build.zext(exists, I64)), ended)
         _record(fields, select, "ended", (sentence, index, candidate), ended=True)
+    return k.load_variable(ended, first)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
@@ -299,7 +266,10 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return whether a live hypothesis can still enter the n best; in greedy search, whether none has ended."""
+    """Return whether to continue a sentence: whether a live hypothesis can still improve on the finished ones.
+
+    In greedy search: whether none has ended.
+    """
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
     with k.loop(first, k.add(first, beam_size)) as number:
@@ -320,8 +290,26 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
         k.build.fcmp_ordered(">", live, k.float32(_MINUS_INFINITY)),
         k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
     )
+    better = k.build.select(
+        _has_generate_ranking(fields), _may_improve_as_in_generate(fields, sentence, index, live), better
+    )
     none_ended = k.build.icmp_signed("==", count, k.int64(0))
     return k.build.select(k.build.icmp_signed("==", certain_count, k.int64(0)), none_ended, better)
+
+
+def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
+    """Return whether `search.beam.GenerateSearch` waits for the best live hypothesis, whose total is `best`."""
+    k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
+    is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
+    length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(fields.get("length"), 1))
+    bound = k.build.fdiv(k.build.fpext(best, F64), fields.element("penalties", length, F64))
+    count, base = fields.element("finished_counts", index, I64), k.mul(index, k.add(beam_size, 1))
+    slot = fields.element("order", k.add(base, beam_size, -1), I64)  # of the worst of W finished hypotheses
+    beats_worst = k.build.fcmp_ordered(">", bound, fields.element("finished_scores", k.add(base, slot), F64))
+    is_full = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("full")))
+    exists = k.build.fcmp_ordered(">", best, k.float32(_MINUS_INFINITY))
+    beats_worst = k.build.and_(beats_worst, k.build.not_(is_full))
+    return k.build.select(k.build.icmp_signed("<", count, beam_size), exists, beats_worst)
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
@@ -365,6 +353,9 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
         fields.set(name, value)
     select.set("rows", rows)
     select.set("beams", beam_size)
+    rules = Fields(k, k.pointer(fields.get("rule_arguments")), RuleArguments._fields)
+    rules.set("length", length)
+    rules.set("tokens", fields.get("tokens"))
     for name, value in (
         ("rows", rows),
         ("used", used),
@@ -387,6 +378,7 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
 # --- search of a batch ---
 
 
+_FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
 _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
@@ -396,10 +388,11 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """
-    rows = len(bounds.max_lengths) * bounds.beam_size
-    return (
-        vocabulary_size >= max(_MIN_VOCABULARY, 2 * bounds.beam_size) and max(bounds.max_lengths) * rows <= _MAX_TOKENS
-    )
+    rows, longest, rules = len(bounds.max_lengths) * bounds.beam_size, max(bounds.max_lengths), bounds.rules
+    candidates = 2 * bounds.beam_size
+    if rules != SearchRules():  # so many tokens may be forbidden in one step
+        candidates += longest + len(rules.forbidden) + len(bounds.forbidden_tokens) + 1
+    return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and longest * rows <= _MAX_TOKENS
 
 
 class NativeSearch:
@@ -414,6 +407,7 @@ class NativeSearch:
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
         self.capacity = max(bounds.max_lengths, default=0)  # T
+        self.forced_count = max(map(len, bounds.rules.forced), default=0)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -431,6 +425,8 @@ class NativeSearch:
         self._begin()
         self._step = _Arguments(StepArguments, **self._step_arguments())
         self._select = _Arguments(SelectArguments, **self._select_arguments())
+        self._rules = _Arguments(RuleArguments, **self._rule_arguments())
+        self._select["rules"] = ctypes.addressof(self._rules.array)
         self._numbers = _Arguments(SearchArguments, **self._search_arguments())
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
@@ -446,6 +442,8 @@ class NativeSearch:
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
+            "forbidden": (torch.int64, (len(self.bounds.rules.forbidden),)),
+            "forced": (torch.int64, (self.sentences, self.forced_count)),
             "lists": lists,
             "next_lists": lists,
             "finished_counts": (torch.int64, by_sentence),
@@ -492,6 +490,10 @@ class NativeSearch:
         numbers("longest")[:] = self.bounds.max_lengths
         numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.max_lengths].tolist()
         numbers("never")[:] = self.bounds.forbidden_tokens
+        numbers("forbidden")[:] = self.bounds.rules.forbidden
+        numbers("forced")[:] = [
+            id for row in self.bounds.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
+        ]
         numbers("order")[:] = [*range(self.slots)] * count
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -628,6 +630,23 @@ class NativeSearch:
             "beam_size": beam_size,
             "scratch": self._addresses["select_scratch"],
             "scratch_per_thread": select_scratch_size(output.outputs, beam_size, beam_size),
+            "rules": 0,
+        }
+
+    def _rule_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of the rules that the selection applies."""
+        rules = self.bounds.rules
+        return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
+            "never_count": len(self.bounds.forbidden_tokens),
+            "forbidden_count": len(rules.forbidden),
+            "renormalizes": int(rules.renormalizes),
+            "min_length": rules.min_length,
+            "ngram": rules.no_repeated_ngrams,
+            "forced_count": self.forced_count,
+            "certain_count": rules.certain_count,
+            "forced_last": _FREE if rules.forced_last is None else rules.forced_last,
+            "capacity": self.capacity,
+            "length": 0,
         }
 
     def _search_arguments(self) -> dict[str, int]:
@@ -642,11 +661,12 @@ class NativeSearch:
             "step": self.state.compiled.step.address,
             "step_arguments": ctypes.addressof(self._step.array),
             "select_arguments": ctypes.addressof(self._select.array),
+            "rule_arguments": ctypes.addressof(self._rules.array),
+            "ranking": RANKINGS.index(bounds.rules.ranking) if bounds.beam_size > 1 else 0,
             "beam_size": bounds.beam_size,
             "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
             "capacity": self.capacity,
             "positions": self.tables.length,
-            "never_count": len(bounds.forbidden_tokens),
             "penalties": bounds.penalties.data_ptr(),
             "max_rows": self.rows,
             "all_sentences": self.sentences,
@@ -655,14 +675,17 @@ class NativeSearch:
 
 _INDICES = {
     kind: {name: index for index, name in enumerate(kind._fields)}
-    for kind in (StepArguments, SelectArguments, SearchArguments)
+    for kind in (StepArguments, SelectArguments, RuleArguments, SearchArguments)
 }
+
+
+_Kind = StepArguments | SelectArguments | RuleArguments | SearchArguments
 
 
 class _Arguments:
     """A ctypes array of kernel arguments, which Python code reads and writes by name."""
 
-    def __init__(self, kind: type[StepArguments | SelectArguments | SearchArguments], **values: int) -> None:
+    def __init__(self, kind: type[_Kind], **values: int) -> None:
         self._indices = _INDICES[kind]
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 

@@ -503,7 +503,11 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _widening_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; see `emit_bfloat16_refinement`."""
+    """Compile a kernel that converts bfloat16 logits to float32 and computes the likeliest ones again in float32.
+
+    It is called as `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
+    arguments.
+    """
     k = new_builder("widening", tile)
     emit_bfloat16_refinement(k, tile.vectors)
     with kernel(k, "widen_rows", 9) as (numbers, thread, threads):

@@ -415,6 +415,41 @@ class KernelBuilder:
         return values[0]
 
 
+class Fields:
+    """An accessor of kernel arguments in memory by their names, for emitted code."""
+
+    def __init__(self, k: KernelBuilder, pointer: Value, names: tuple[str, ...]) -> None:
+        self.k = k
+        self.pointer = pointer
+        self.names = names
+
+    def get(self, name: str) -> Value:
+        """Emit a load of the kernel argument with this name."""
+        return self.k.load(self._at(name), I64)
+
+    def set(self, name: str, value: Value) -> None:
+        """Emit a store of a value as the kernel argument with this name."""
+        self.k.store(self.k.int64(value), self._at(name))
+
+    def at(self, name: str, index: Value, kind: Any = F32) -> Value:
+        """Return a pointer to element `index` of the array whose address is the argument `name`."""
+        return self.k.element_pointer(self.k.pointer(self.get(name)), index, kind)
+
+    def element(self, name: str, index: Value, kind: Any = F32) -> Value:
+        """Emit a load of element `index` of the array whose address is the argument `name`."""
+        return self.k.load(self.at(name, index, kind), kind)
+
+    def swap(self, one: str, other: str) -> None:
+        """Emit an exchange of the values of two kernel arguments."""
+        first, second = self.get(one), self.get(other)
+        self.set(one, second)
+        self.set(other, first)
+
+    def _at(self, name: str) -> Value:
+        """Return a pointer to the kernel argument with this name."""
+        return self.k.element_pointer(self.pointer, self.names.index(name), I64)
+
+
 def _alignment(kind: Any) -> int:
     """Return the alignment in bytes that loads and stores may assume: that of one element."""
     element = kind.element if isinstance(kind, ir.VectorType) else kind

@@ -1,0 +1,126 @@
+"""Hooks of MkDocs that turn the repository's pages into the site of one language: which pages, names, links.
+
+`docs/NAME.md` is the English page and `docs/zh/NAME.md` the Chinese one. Where there is no Chinese page, the Chinese
+site shows the English one and says so. READMEs, CHANGELOG.md and CONTRIBUTING.md become pages too. Links are written
+for the repository's folders and are rewritten here.
+"""
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+RENAMED = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "index.md",
+    "README.zh.md": "index.md",
+    "docs/README.md": "pages.md",
+    "docs/zh/README.md": "pages.md",
+}
+"""Pages whose names in the site differ from their paths below `docs`."""
+
+ENGLISH_ONLY = '\n!!! note ""\n    本页目前只有英文版。\n'
+_FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_CHINESE_BREAK = re.compile(r"(?<=[\u201d\u2026\u3001-\u9fff\uff01-\uffef])\n *(?=[\u201c\u3001-\u9fff\uff01-\uffef])")
+_OTHER_LANGUAGE = re.compile(r"^\[(?:English|中文|简体中文)\]\([^)]+\)\n+", re.MULTILINE)
+
+
+def slug(heading: str, separator: str = "-") -> str:
+    """Return the anchor that GitHub makes of a heading, which the pages' links use."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
+def is_chinese(path: str) -> bool:
+    """Return whether this page of the repository is a Chinese one."""
+    return path.startswith("docs/zh/") or path == "README.zh.md"
+
+
+def site_pages(language: str) -> dict[str, str]:
+    """Return the site's names of the repository's pages, by their paths; of two with one name, the last one counts."""
+    found = [*RENAMED, *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
+    pages = {}
+    for path in sorted(found, key=lambda path: (is_chinese(path), path)):
+        if (ROOT / path).is_file() and (language == "zh" or not is_chinese(path)):
+            pages[path] = RENAMED.get(path, path.removeprefix("docs/").removeprefix("zh/"))
+    return pages
+
+
+def on_config(config: Any) -> None:
+    """Make the anchors of headings those of the repository's pages, and title the sections."""
+    config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Return the pages of the site's language, and its pictures."""
+    # A Chinese page comes after the English one of its name, and replaces it.
+    sources = {name: path for path, name in site_pages(config.extra["pages"]).items()}
+    kept = [file for file in files if not file.is_documentation_page() and not file.src_uri.startswith("zh/")]
+    for name, path in sources.items():
+        file = File.generated(config, name, abs_src_path=str(ROOT / path))
+        file.repository_path = path
+        kept.append(file)
+    _complete_navigation(config, set(sources))
+    return Files(kept)
+
+
+def _complete_navigation(config: Any, names: set[str]) -> None:
+    """Drop pages that do not exist from the navigation, and append those that it does not list."""
+    titles = config.extra["sections"]
+    navigation: list[Any] = []
+    listed = set()
+    for entry in config.nav:
+        if isinstance(entry, str):
+            navigation.append(entry)
+            listed.add(entry)
+        else:
+            ((section, pages),) = entry.items()
+            present = [page for page in pages if page in names]
+            listed |= set(present)
+            navigation.append({titles[section]: present})
+    more = sorted(names - listed)
+    for section, log in (("more", False), ("log", True)):
+        pages = [name for name in more if name.startswith("log/") == log]
+        if pages:
+            navigation.append({titles[section]: pages})
+    config.nav = navigation
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Rewrite the links of a page for the site, and mark an English page of the Chinese site."""
+    language, path = config.extra["pages"], page.file.repository_path
+    markdown = _OTHER_LANGUAGE.sub("", markdown, count=1)
+    markdown = "".join(_rewritten(markdown, path, page.file.src_uri, language))
+    if language == "zh" and not is_chinese(path):
+        heading, _, rest = markdown.partition("\n")
+        markdown = f"{heading}\n{ENGLISH_ONLY}{rest}"
+    return markdown
+
+
+def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[str]:
+    """Yield the parts of a page, code unchanged, and links to where their targets are in the site."""
+    pages = site_pages(language)
+
+    def rewrite(link: re.Match[str]) -> str:
+        picture, text, target = link.groups()
+        file, _, anchor = target.partition("#")
+        if not file or re.match(r"[a-z]+:", file):
+            return link[0]
+        wanted = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
+        found = pages.get(wanted)
+        if found is None and picture:
+            found = wanted.removeprefix("docs/")
+        if found is None:
+            return text  # a file of the repository, such as a program, which the site does not have
+        relative = os.path.relpath(found, posixpath.dirname(name) or ".").replace(os.sep, "/")
+        return f"{picture}[{text}]({relative}{'#' if anchor else ''}{anchor})"
+
+    for number, part in enumerate(_FENCE.split(markdown)):
+        # A browser would show the end of a line between two Chinese characters as a space.
+        yield part if number % 2 else _LINK.sub(rewrite, _CHINESE_BREAK.sub("", part))
