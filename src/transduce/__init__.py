@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from transduce.inspection.sentence_view import Inspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.word_vectors import fill_embeddings
+    from transduce.model.build import register
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.model_folder.write import save
@@ -161,6 +162,7 @@ __all__ = [
     "pronoun_attention",
     "read_glossary",
     "redecode",
+    "register",
     "replace_word",
     "save",
     "score",
@@ -258,6 +260,7 @@ _DEFINED_IN = {
     "pronoun_attention": "transduce.inspection.coreference",
     "read_glossary": "transduce.text.glossary",
     "redecode": "transduce.inference.redecoding",
+    "register": "transduce.model.build",
     "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
     "score": "transduce.evaluation.scores",

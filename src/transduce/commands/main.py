@@ -116,6 +116,13 @@ def build_parser(verb: str | None) -> Parser:
         formatter_class=HelpFormatter,
     )
     _module_of(verb).add_arguments(parser)
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a Python file of yours that registers components of models; can be repeated",
+    )
     return parser
 
 
@@ -194,6 +201,11 @@ def _run(arguments: list[str]) -> int:
             + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
+    if options.plugin:
+        from transduce.model.build import load_plugin
+
+        for path in options.plugin:
+            load_plugin(path)
     code: int = _module_of(verb).run(options)
     return code
 

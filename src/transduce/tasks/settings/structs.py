@@ -1,8 +1,8 @@
 """Define the settings of a run: the tables of a settings file, and resolved settings with nothing left to choose."""
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,12 +13,14 @@ from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import (
     Activation,
     AttentionKind,
+    AttentionName,
     AttentionScore,
     Kind,
     ModelConfig,
     Norm,
     NormOrder,
     Positions,
+    split_own_names,
 )
 from transduce.search.settings import SearchSettings
 from transduce.tasks.noise import NoiseSettings
@@ -332,6 +334,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     rotary_base: float | None = None
     relative_buckets: int | None = None
     relative_max_distance: int | None = None
+    attention: AttentionName | None = None
     attention_score: AttentionScore | None = None
     attention_kind: AttentionKind | None = None
     attention_scale: float | None = None
@@ -374,6 +377,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
             raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
+
+
+def convert_settings(content: Mapping[str, Any]) -> Settings:
+    """Return the settings that nested tables describe; `model.*` may name registered components.
+
+    Raises:
+        msgspec.ValidationError: a value has the wrong type, or names nothing.
+        TransduceError: a value is out of its range.
+    """
+    model = content.get("model")
+    plain, own = split_own_names(model) if isinstance(model, Mapping) else (model, {})
+    settings = msgspec.convert({**content, **({"model": plain} if own else {})}, Settings)
+    return msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, **own)) if own else settings
 
 
 # --- resolved settings ---
