@@ -89,6 +89,7 @@ GROUPS = {
         "add_lora",
         "merge_lora",
         "LowRankSettings",
+        "register",
         "import_tutorial",
         "TutorialNames",
         "fill_embeddings",

@@ -31,8 +31,10 @@ _RESOLVED: dict[Struct, Struct] = {VocabularySettings: TokenizerSettings, ModelS
 TYPES = {
     "training.lora_projections": "list of these",
     "task.series.columns": "list of strings",
+    "task.class_weights": "`balanced` or a table",
     "search.forbidden": "list of strings",
-    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`",
+    "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`, "
+    "`loss_weight`",
     "search.generate.forbidden_ids": "list of integers",
 }
 
@@ -41,8 +43,10 @@ IF_NOT_SET = {
     "task.tags": "`true`",
     "task.merges": "`1000`",
     "task.next_sentence": "`true`",
+    "task.class_weights": "all `1`",
     "data.languages": "the files' suffixes",
     "data.columns": "by their names",
+    "data.weight_column": "none",
     "data.prepared": "not set",
     "tokenizer.character_coverage": "by script and size",
     "tokenizer.placeholders": "`8`; `0` below 5,000 pairs or 500 tokens, or if the two languages are unknown",

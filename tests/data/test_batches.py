@@ -25,6 +25,9 @@ class SyntheticCorpus:
         self._lengths = random.integers(1, longest + 1, (2, pairs), dtype=np.int32)
         self.pairs_read = 0
 
+    def read_run_weights(self, runs: Sequence[Run]) -> None:
+        """Return that the pairs have no weights."""
+
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
         source, target = (np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
         return source, target

@@ -19,6 +19,9 @@ class SyntheticCorpus:
         random = np.random.default_rng(seed)
         self._lengths = np.minimum(200, random.geometric(0.06, (2, pairs))).astype(np.int32)
 
+    def read_run_weights(self, runs: Sequence[Run]) -> None:
+        """Return that the pairs have no weights."""
+
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[Lengths, Lengths]:
         source, target = (np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
         return source, target

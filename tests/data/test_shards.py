@@ -95,7 +95,11 @@ def test_merged_shards_are_the_bytes_of_one_go(
 ) -> None:
     whole = prepare(files, tokenizer, FILTERS, tmp_path / "whole", hold_out=HOLD_OUT)
     dropped = whole.filters.dropped
-    assert [reason for reason in dropped if not dropped[reason]] == ["line without two columns", "header"]
+    assert [reason for reason in dropped if not dropped[reason]] == [
+        "line without two columns",
+        "header",
+        "weight of 0",
+    ]
     assert whole.filters.held_out > 10
     parts = [shard(files, tokenizer, tmp_path / str(number), number, count) for number in range(1, count + 1)]
     for part in parts:

@@ -123,9 +123,9 @@ def test_nothing_is_to_be_turned_off_twice_or_where_nothing_drops() -> None:
     assert not DropoutMonitor(Noisy(p=0.0)).is_active
     model = Noisy()
     watch = DropoutMonitor(model)
-    assert watch.judge(1, StepTotals(10, 1.0, 10.0), 10.0) is None
+    assert watch.judge(1, StepTotals(10, 10.0, 1.0, 10.0), 10.0) is None
     assert watch.is_active
-    assert watch.judge(1, StepTotals(10, 1.0, 10.0), 11.0) is not None
+    assert watch.judge(1, StepTotals(10, 10.0, 1.0, 10.0), 11.0) is not None
     assert not watch.is_active
     assert torch.equal(model(), torch.ones(8))
     assert "p=0.0" in repr(model)

@@ -11,10 +11,10 @@ from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts, score_labels
 from transduce.inference.classifier import Classification, Classifier, load_classifier
+from transduce.inference.evaluate import check_labels
 from transduce.text.files import read_lines
 
 _LINES_AT_A_TIME = 1_024
-_MOST_SHOWN = 8  # labels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,12 +73,7 @@ def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str
     if labels is not None:
         place = options.text or "standard input"
         check_line_counts({f"lines in {place}": texts, f"lines in {options.labels}": labels})
-        if not set(classifier.labels).intersection(labels):
-            more = ", …" if len(classifier.labels) > _MOST_SHOWN else ""
-            raise TransduceError(
-                f'{options.labels}:1: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels '
-                f"are {', '.join(classifier.labels[:_MOST_SHOWN])}{more}."
-            )
+        check_labels(classifier, labels, f"{options.labels}:1")
     classification = list(_classified(classifier, texts))
     if options.output:
         lines = "".join(f"{format_classification(each, options.probabilities)}\n" for each in classification)

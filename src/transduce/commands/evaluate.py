@@ -1,4 +1,4 @@
-"""`transduce evaluate MODEL --source F --reference F`: translate a test set and score the result."""
+"""`transduce evaluate MODEL --source F --reference F`: translate or classify a test set and score the result."""
 
 import argparse
 import sys
@@ -23,9 +23,10 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import choose_tokenizer, score
+from transduce.evaluation.scores import choose_tokenizer, score, score_labels
 from transduce.evaluation.variants import Variant, Variants, count_variants
-from transduce.inference.evaluate import decoding_record
+from transduce.inference.classifier import load_classifier
+from transduce.inference.evaluate import check_labels, decoding_record
 from transduce.inference.translator import Translator
 from transduce.model_folder.cards import find_task_card
 from transduce.search.settings import SearchSettings
@@ -44,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce evaluate`."""
     add = parser.add_argument
     add("model", help="a model folder")
-    add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line")
-    add("--reference", required=True, metavar="FILE", help="their human translations, one per line")
+    add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
+    add("--reference", required=True, metavar="FILE", help="their human translations, one per line; or their labels")
     add("--output", metavar="FILE", help="write the model's translations here")
     add("--json", metavar="PATH", help="write the scores as JSON; -: to standard output")
     add(
@@ -67,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.output, report=options.json, inputs=inputs)
     glossary = glossary_from(options)
     sources, references = read_aligned_lines(options.source, options.reference)
-    _refuse_classifiers(options.model)
+    if _is_classifier(options.model):
+        return _evaluate_classifier(options, sources, references)
     translator = load_translator(options.model, options)
     choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
     started_at = time.monotonic()
@@ -101,24 +103,44 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_classifiers(models: str | Sequence[str]) -> None:
-    """Refuse classifiers and taggers, which other commands measure.
+def _is_classifier(model: str) -> bool:
+    """Return whether a folder holds a classifier.
 
     Raises:
-        TransduceError: a model is a classifier or a tagger.
+        TransduceError: the folder holds a tagger, which another command measures.
     """
-    for model in [models] if isinstance(models, str) else models:
-        card = find_task_card(Path(model)) if Path(model).is_dir() else None
-        if card is not None and card.kind == "tagging":
+    card = find_task_card(Path(model)) if Path(model).is_dir() else None
+    if card is not None and card.kind == "tagging":
+        raise TransduceError(
+            f"`evaluate` scores translations and classes, but {model} is a tagger: `transduce tag {model} FILE "
+            "--score` reports its accuracy and the F1 of spans."
+        )
+    return card is not None and card.kind == "classification"
+
+
+# Options that only translations have.
+_OF_TRANSLATIONS = ("variants", "glossary", "datastore", "tokenize", "lowercase", "source_language", "target_language")
+
+
+def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
+    """Classify the texts, and print accuracy, macro F1, the scores of each label and a confusion table."""
+    for name in _OF_TRANSLATIONS:
+        if vars(options).get(name):
             raise TransduceError(
-                f"`evaluate` scores translations, but {model} is a tagger: `transduce tag {model} FILE --score` "
-                "reports its accuracy and the F1 of spans."
+                f"`--{name.replace('_', '-')}` is for translations, but {options.model} is a classifier: leave it out."
             )
-        if card is not None and card.kind == "classification":
-            raise TransduceError(
-                f"`evaluate` scores translations, but {model} is a classifier: `transduce classify {model} TEXTS "
-                "--labels LABELS` reports its accuracy and macro F1."
-            )
+    classifier = load_classifier(
+        options.model, precision=options.precision, device=options.device, threads=options.threads
+    )
+    check_labels(classifier, labels, f"{options.reference}:1")
+    predicted = [each.label for each in classifier(texts)]
+    if options.output:
+        write_file(Path(options.output), "".join(f"{label}\n" for label in predicted).encode())
+    report = score_labels(predicted, labels)
+    write_report(report, options.json)
+    if options.json != "-":
+        sys.stdout.write(f"\n{report.table()}\n")
+    return 0
 
 
 def _texts(

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,6 +45,11 @@ def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (
     )
     if precisions:
         group.add_argument("--precision", default="auto", choices=precisions, help=precision_help)
+
+
+def add_columns(add: Callable[..., object]) -> None:
+    """Declare the options that name further columns of the training text."""
+    add("--weight-column", metavar="NAME", help="column or JSON field with the weight of each pair in the loss")
 
 
 def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:

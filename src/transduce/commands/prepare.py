@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.commands.options import check_folder, check_writable, write_report
+from transduce.commands.options import add_columns, check_folder, check_writable, write_report
 from transduce.errors import TransduceError
 from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.preparing import (
@@ -33,6 +33,7 @@ _SETTINGS = {
     "back_translated": "data.back_translated",
     "strict_format": "data.strict_format",
     "columns": "data.columns",
+    "weight_column": "data.weight_column",
     "languages": "data.languages",
 }
 # Options that affect only the tokenization of pairs.
@@ -85,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("SOURCE", "TARGET"),
         help="columns or JSON fields that hold the texts (default: language codes or usual names)",
     )
+    add_columns(texts.add_argument)
     texts.add_argument(
         "--strict-format",
         action="store_const",

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from transduce.commands.main import STARTED_AT
-from transduce.commands.options import add_computing, check_folder, check_writable, write_json
+from transduce.commands.options import add_columns, add_computing, check_folder, check_writable, write_json
 from transduce.errors import TransduceError
 from transduce.tasks.kinds.all_kinds import KINDS
 from transduce.tasks.run.run import RunRequest
@@ -31,6 +31,7 @@ _SETTINGS = {
     "back_translated": "data.back_translated",
     "strict_format": "data.strict_format",
     "columns": "data.columns",
+    "weight_column": "data.weight_column",
     "languages": "data.languages",
     "preset": "preset",
     "steps": "training.steps",
@@ -111,6 +112,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         metavar=("SOURCE", "TARGET"),
         help="columns or JSON fields that hold the texts (default: language codes or usual names)",
     )
+    add_columns(add)
     add(
         "--strict-format",
         action="store_const",

@@ -1,7 +1,7 @@
 """Batches of sentence pairs as a pure function of (corpus, seed, epoch, position), and the order of pairs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -122,6 +122,8 @@ class Batch:
     """The number of source ids without padding."""
     target_tokens: int
     """The number of target ids without padding."""
+    weights: NDArray[np.float32] | None = field(default=None, kw_only=True)
+    """The weight of each pair in the loss, (B,); None: 1."""
 
     def grown(self, tokens: int, pad_ids: tuple[int, int]) -> "Batch":
         """Return a copy in which the longest source and the longest target are longer by a number of tokens."""
@@ -131,7 +133,13 @@ class Batch:
             longest = (side != pad_id).sum(axis=1).argmax()
             grown[longest] = side[longest, 0]
             sides.append(grown)
-        return Batch(sides[0], sides[1], self.indices, self.source_tokens + tokens, self.target_tokens + tokens)
+        return replace(
+            self,
+            source=sides[0],
+            target=sides[1],
+            source_tokens=self.source_tokens + tokens,
+            target_tokens=self.target_tokens + tokens,
+        )
 
 
 class Corpus(Protocol):
@@ -155,6 +163,9 @@ class Corpus(Protocol):
     def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
         """Return the ids of the pairs in several runs (start, stop), concatenated: sources and targets."""
 
+    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
+        """Return the weights of the pairs in several runs (start, stop), concatenated; None if pairs have none."""
+
 
 class _Block(NamedTuple):
     """A block planned for one epoch: its ids, and the order of its pairs and batches."""
@@ -162,6 +173,7 @@ class _Block(NamedTuple):
     numbers: Indices  # the pairs' indices in the corpus, in the order read
     source: IdRun
     target: IdRun
+    weights: NDArray[np.float32] | None
     order: Indices
     starts: Indices
     batch_order: Indices
@@ -231,12 +243,13 @@ class BatchPlan:
 
     def _without_target(self, batch: Batch) -> Batch:
         empty = np.full_like(batch.target, self._corpus.target_pad_id)
-        return Batch(batch.source, empty, batch.indices[:0], batch.source_tokens, 0)
+        return replace(batch, target=empty, indices=batch.indices[:0], target_tokens=0)
 
     def _pad(self, block: _Block, rows: Indices) -> Batch:
         source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
         target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
-        return Batch(source, target, block.numbers[rows], source_tokens, target_tokens)
+        weights = None if block.weights is None else block.weights[rows]
+        return Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
 
     def _block(self, epoch: int, number: int) -> _Block:
         if self._planned is None or self._planned[0] != (epoch, number):
@@ -251,7 +264,7 @@ class BatchPlan:
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, _BATCH_ORDER, epoch, number)
         numbers = np.concatenate([np.arange(*run) for run in runs])
-        return _Block(numbers, source, target, order, starts, batch_order)
+        return _Block(numbers, source, target, self._corpus.read_run_weights(runs), order, starts, batch_order)
 
     def _count_batches(self, number: int) -> int:
         source, target = in_length_order(*self._corpus.read_run_lengths(self._blocks.runs(number)))

@@ -5,7 +5,7 @@ Legend: B texts of a batch, S tokens of a text.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -30,11 +30,27 @@ class LabeledBatch(Batch):
 class LabeledTexts:
     """Tokenized texts with their special tokens, and the class index of each text."""
 
-    def __init__(self, rows: Sequence[Sequence[int]], labels: Sequence[int], marks: SpecialTokens, length: int) -> None:
-        """Store the texts, truncated at the end to `length` tokens including special tokens."""
+    def __init__(
+        self,
+        rows: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        marks: SpecialTokens,
+        length: int,
+        weights: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Store the texts, truncated at the end to `length` tokens including special tokens.
+
+        Args:
+            rows: the token ids of each text.
+            labels: the class index of each text.
+            marks: the special tokens.
+            length: the maximum number of tokens.
+            weights: the weight of each text in the loss, (N,); None: 1.
+        """
         framed = [marks.frame(row, length) for row in rows]
         self.lengths = np.array([len(row) for row in framed], np.int64)
         self.labels = np.array(labels, np.int64)
+        self.weights = weights
         ids = np.fromiter(chain.from_iterable(framed), np.uint32, int(self.lengths.sum()))
         self._texts = IdRun(ids, np.concatenate(([0], np.cumsum(self.lengths))))
 
@@ -46,7 +62,8 @@ class LabeledTexts:
         """Return the texts with these indices and their classes as a batch, padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         labels: NDArray[np.int64] = self.labels[numbers][:, None]
-        return LabeledBatch(ids, labels, numbers, tokens, len(numbers))
+        weights = None if self.weights is None else self.weights[numbers]
+        return LabeledBatch(ids, labels, numbers, tokens, len(numbers), weights=weights)
 
     def in_order(self, rows: int, pad_id: int) -> list[LabeledBatch]:
         """Return batches of all texts once, sorted by length."""
@@ -127,7 +144,8 @@ class LabeledPlan:
         if len(share_rows):
             return self._texts.batch(share_rows, self._pad_id)
         stand_in = self._texts.batch(all_rows[:1], self._pad_id)
-        return LabeledBatch(stand_in.source, stand_in.target[:0], share_rows, stand_in.source_tokens, 0)
+        weights = None if stand_in.weights is None else stand_in.weights[:0]
+        return replace(stand_in, target=stand_in.target[:0], indices=share_rows, target_tokens=0, weights=weights)
 
     def largest_batches(self) -> LabeledBatch:
         """Return a batch of the longest texts, which needs the most memory."""

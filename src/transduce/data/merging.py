@@ -5,9 +5,10 @@ The result is the same for any number of parts, whichever processes and machines
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,15 @@ from numpy.typing import NDArray
 from transduce.atomic_io import write_file
 from transduce.data.holdout import Candidate, choose_held_out, is_held_out, join_candidates, source_keys
 from transduce.data.id_files import SideWriter
-from transduce.data.parts import CORPUS_FORMAT_VERSION, Column, CorpusCard, Part, TakenBlock, held_out_names
+from transduce.data.parts import (
+    CORPUS_FORMAT_VERSION,
+    Column,
+    ColumnWriter,
+    CorpusCard,
+    Part,
+    TakenBlock,
+    held_out_names,
+)
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import CorpusFiles
@@ -131,7 +140,11 @@ class _Merging:
         source_writer, target_writer = (
             SideWriter(folder, side, vocabulary_size=it.size, pad_id=it.pad_id) for side, it in sides.items()
         )
-        with source_writer, target_writer:
+        columns = self._final_columns()
+        with ExitStack() as stack:
+            stack.enter_context(source_writer)
+            stack.enter_context(target_writer)
+            writers = {name: stack.enter_context(ColumnWriter(folder, name)) for name in columns}
             for segment in self._segments:
                 stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
                 source, target = segment.part.read(segment.start, segment.stop)
@@ -139,6 +152,8 @@ class _Merging:
                 target_writer.append(target.select(stays))
                 if report_progress is not None:
                     report_progress(segment.first + len(stays))
+            for name, writer in writers.items():
+                writer.append(columns[name])
         return CorpusCard(
             format_version=CORPUS_FORMAT_VERSION,
             pairs=self._report.kept,
@@ -149,16 +164,34 @@ class _Merging:
             directions=list(self._request.files.directions),
             file_pairs=self._pairs_of_files(),
             held_out_pairs=[len(self._held_of(file)) for file in range(len(self._request.files.directions))],
+            columns={name: writer.card() for name, writer in writers.items()},
         )
+
+    def _final_columns(self) -> dict[Column, NDArray[Any]]:
+        """Return the columns of the remaining pairs that the corpus keeps: weights and documents."""
+        columns: dict[Column, NDArray[Any]] = {}
+        if self._request.files.has_weights:
+            columns["weights"] = self._column("weights")[self._stays]
+        if self._request.files.has_documents:
+            # Blank lines of earlier blocks separate documents, too.
+            lengths = [segment.stop - segment.start for segment in self._segments]
+            boundaries = np.array([segment.block.boundaries for segment in self._segments], np.uint64)
+            before = np.repeat(np.cumsum(boundaries) - boundaries, lengths)
+            documents = (self._column("documents") + before)[self._stays]
+            files = np.repeat([segment.block.file for segment in self._segments], lengths)[self._stays]
+            continues = np.zeros(len(documents), np.uint64)
+            continues[1:] = (documents[1:] == documents[:-1]) & (files[1:] == files[:-1])
+            columns["documents"] = continues
+        return columns
 
     def _held_of(self, file: int) -> list[Candidate]:
         """Return the held-out pairs of a file."""
         return [held for held in self._held if self._segments[held.block].block.file == file]
 
     def _pairs_of_files(self) -> list[int]:
-        """Return the number of remaining pairs of each file, in a corpus of several language pairs."""
-        counts = [0 for _ in self._request.files.directions]
-        for segment in self._segments if counts else ():
+        """Return the number of remaining pairs of each file."""
+        counts = [0 for _ in self._request.files.source]
+        for segment in self._segments:
             stays = self._stays[segment.first : segment.first + segment.stop - segment.start]
             counts[segment.block.file] += int(stays.sum())
         return counts
@@ -211,7 +244,7 @@ class _Merging:
         """The row index of each kept pair within its block."""
         return self._column("rows")
 
-    def _column(self, name: Column) -> NDArray[np.unsignedinteger]:
+    def _column(self, name: Column) -> NDArray[Any]:
         """Return the values of a column (a number per pair) for all pairs, in the order of the corpus."""
         columns = {id(part): part.column(name) for part in self._parts}
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])

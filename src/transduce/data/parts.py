@@ -4,6 +4,7 @@ A part contains every n-th block of the corpus. It makes all decisions that conc
 decisions between pairs need; merging makes those.
 """
 
+import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,8 +24,14 @@ from transduce.data.id_files import HashedFile, IdRun, SideCard, SideReader, Sid
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
-from transduce.text.filters import PairFilter, pair_digest
-from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token, tokenizes_words_independently
+from transduce.text.filters import NO_WEIGHT, PairFilter, pair_digest
+from transduce.text.vocabulary import (
+    BACK_TRANSLATED,
+    Vocabulary,
+    language_token,
+    tag_token,
+    tokenizes_words_independently,
+)
 
 # --- tokenization of many sentences, each word only once if the vocabulary permits ---
 # Nine of ten words of a corpus have occurred before. Looking a word up takes a tenth of the time of tokenizing it.
@@ -147,9 +154,11 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     directions: list[tuple[str, str]] = []
     """Source and target language of each file, in a corpus of several language pairs."""
     file_pairs: list[int] = []
-    """The number of pairs of each file, in a corpus of several language pairs."""
+    """The number of pairs of each file."""
     held_out_pairs: list[int] = []
     """The number of held-out pairs of each file, in a corpus of several language pairs."""
+    columns: dict["Column", "ColumnCard"] = {}
+    """Files with a number for each pair, such as its weight in the loss."""
 
 
 def write_card(card: CorpusCard, folder: Path) -> None:
@@ -182,12 +191,16 @@ def read_card(folder: Path) -> CorpusCard:
 # Files with one number for each kept pair.
 
 
-# rows: the pair's row in its block; keys: a hash of the source's letters; digests: a hash of both sides.
-Column = Literal["rows", "keys", "digests"]
-_DTYPES: dict[Column, np.dtype[np.unsignedinteger]] = {
+# rows: the pair's row in its block; keys: a hash of the source's letters; digests: a hash of both sides; weights: the
+# pair's weight in the loss; documents: in a part, a number that differs between the documents of a block, and in a
+# corpus, 1 if the pair continues the document of the pair before it, else 0.
+Column = Literal["rows", "keys", "digests", "weights", "documents"]
+_DTYPES: dict[Column, np.dtype[Any]] = {
     "rows": np.dtype("<u2"),
     "keys": np.dtype("<u8"),
     "digests": np.dtype("<u8"),
+    "weights": np.dtype("<f4"),
+    "documents": np.dtype("<u8"),
 }
 
 
@@ -204,9 +217,15 @@ class ColumnCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         check_size(folder / name, pairs * _DTYPES[name].itemsize)
 
-    def read(self, folder: Path, name: Column) -> NDArray[np.unsignedinteger]:
+    def read(self, folder: Path, name: Column) -> NDArray[Any]:
         """Read the numbers of the column, one for each pair."""
         return np.fromfile(folder / name, _DTYPES[name])
+
+    def read_runs(self, folder: Path, name: Column, runs: Sequence[tuple[int, int]]) -> NDArray[Any]:
+        """Read the numbers of the pairs in several runs (start, stop), concatenated."""
+        path, dtype = folder / name, _DTYPES[name]
+        parts = [np.fromfile(path, dtype, stop - start, offset=start * dtype.itemsize) for start, stop in runs]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
     def verify(self, folder: Path, name: Column) -> None:
         """Check the file's content against its digest.
@@ -224,7 +243,7 @@ class ColumnWriter:
         self._dtype = _DTYPES[name]
         self._file = HashedFile(folder / name)
 
-    def append(self, values: NDArray[np.unsignedinteger]) -> None:
+    def append(self, values: NDArray[Any]) -> None:
         """Append the numbers of further pairs to the column's file."""
         self._file.write(np.ascontiguousarray(values, self._dtype).data)
 
@@ -278,6 +297,8 @@ class TakenBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     kept: int
     file: int = 0
     """The index of the block's file in the corpus."""
+    boundaries: int = 0
+    """The number of blank lines of the block, which separate documents."""
 
 
 class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -315,7 +336,7 @@ class Kept(NamedTuple):
 
     source: IdRun
     target: IdRun
-    columns: dict[Column, NDArray[np.unsignedinteger]]
+    columns: dict[Column, NDArray[Any]]
 
 
 def write_part(
@@ -389,13 +410,17 @@ class _Preparation:
         targets = [target for _, target in request.files.directions]
         self._language_ids = [tokenizer.source.id(language_token(target)) for target in targets]
         """The token of each file's target language, in a corpus of several language pairs."""
+        self._tag_ids = [tokenizer.source.id(tag_token(tag)) if tag else None for tag in request.files.tags]
+        """The token of each file's tag; None: the file has no tag."""
 
     def column_names(self) -> list[Column]:
         """Return the names of the per-pair columns that merging needs."""
         keys: list[Column] = ["keys"] if self._hold_out is not None else []
         digests: list[Column] = ["digests"] if self._request.filters.drop_duplicates else []
         rows: list[Column] = ["rows"] if keys or digests else []
-        return rows + keys + digests
+        weights: list[Column] = ["weights"] if self._request.files.has_weights else []
+        documents: list[Column] = ["documents"] if self._request.files.has_documents else []
+        return rows + keys + digests + weights + documents
 
     def candidates(self) -> list[Candidate]:
         """Return the pairs of the part that may be held out as dev set."""
@@ -408,7 +433,7 @@ class _Preparation:
         sources, targets = ([side[row] for row in rows] for side in (block.sources, block.targets))
         source, target = self._source.encode(sources), self._target.encode(targets)
         kept = self._by_length(block.number, rows, source, target)
-        columns: dict[Column, NDArray[np.unsignedinteger]] = {}
+        columns: dict[Column, NDArray[Any]] = {}
         by_machine = block.path in self._request.files.back_translated
         if self._hold_out is not None:
             # The side written by a person decides whether a pair overlaps with the dev set.
@@ -421,13 +446,29 @@ class _Preparation:
             columns["digests"] = np.frombuffer(digests, np.dtype("<u8"))[kept] ^ self._direction_key(block.file)
         if columns:
             columns["rows"] = np.array(rows, np.uint16)[kept]
-        self.taken.append(TakenBlock(block.number, block.path, block.first_line, int(kept.sum()), block.file))
+        if self._request.files.has_weights:
+            columns["weights"] = self._weights(block)[rows][kept]
+        boundaries = 0
+        if self._request.files.has_documents:
+            documents, boundaries = _documents(block)
+            columns["documents"] = documents[rows][kept]
+        self.taken.append(
+            TakenBlock(block.number, block.path, block.first_line, int(kept.sum()), block.file, boundaries)
+        )
         source, target = source.select(kept), target.select(kept)
         if self._tag is not None and by_machine:
             source = source.with_prefix(self._tag)
+        if self._tag_ids and (tag := self._tag_ids[block.file]) is not None:
+            source = source.with_prefix(tag)
         if self._language_ids:
             source = source.with_prefix(self._language_ids[block.file])
         return Kept(source, target, columns)
+
+    def _weights(self, block: PairBlock) -> NDArray[np.float32]:
+        """Return the weight of each pair of a block in the loss."""
+        factors = self._request.files.loss_weights
+        weights = np.ones(len(block.sources)) if block.weights is None else np.array(block.weights)
+        return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)
 
     def _direction_key(self, file: int) -> np.uint64:
         """Return a mask that makes the hash keys of equal sources differ between language pairs."""
@@ -437,6 +478,11 @@ class _Preparation:
     def _rows_by_text(self, block: PairBlock) -> list[int]:
         """Return the rows of a block of pairs whose texts pass the filters."""
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
+        if block.weights is not None:
+            reasons = [
+                NO_WEIGHT if reason is None and weight == 0.0 else reason
+                for reason, weight in zip(reasons, block.weights, strict=True)
+            ]
         for row, reason in enumerate(reasons):
             if reason is not None:
                 if reason not in self.dropped and self._filter.is_target_reason(reason, block.sources[row]):
@@ -461,6 +507,19 @@ class _Preparation:
         self.first_dropped[reason] = min(location, self.first_dropped.get(reason, location))
 
 
+def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
+    """Return a number for each pair of a block that differs between its documents, and the number of blank lines."""
+    if block.documents is not None:
+        names = (name.encode("utf-8", "surrogatepass") for name in block.documents)
+        digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)
+        return np.frombuffer(digests, np.dtype("<u8")), 0
+    blank = [
+        not (source.strip() or target.strip()) for source, target in zip(block.sources, block.targets, strict=True)
+    ]
+    numbers = np.cumsum(blank).astype(np.uint64)
+    return numbers, int(numbers[-1])
+
+
 class Part:
     """A filtered and tokenized part of a corpus, stored in a folder."""
 
@@ -482,7 +541,7 @@ class Part:
         """Return the token ids of the kept pairs from start to stop: sources and targets."""
         return self._source.read(start, stop), self._target.read(start, stop)
 
-    def column(self, name: Column) -> NDArray[np.unsignedinteger]:
+    def column(self, name: Column) -> NDArray[Any]:
         """Return the numbers of a column, one for each kept pair of the part."""
         return self.card.columns[name].read(self.folder, name)
 

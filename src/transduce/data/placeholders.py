@@ -6,6 +6,7 @@ Machine Translation"), learned from a sample of the corpus in a few seconds.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -243,7 +244,7 @@ class PlaceholderMasker:
         (source, source_tokens), (target, target_tokens) = (
             _padded(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
         )
-        return Batch(source, target, batch.indices, source_tokens, target_tokens)
+        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
 
     def _rows(self, ids: NDArray[np.int64], side: int) -> list[NDArray[np.int64]]:
         return [row[: int(n)] for row, n in zip(ids, (ids != self._pads[side]).sum(axis=1), strict=True)]

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -150,6 +151,11 @@ class PreparedCorpus:
         """Return the source and target lengths of the pairs in several runs (start, stop), concatenated."""
         return self._source.read_run_lengths(runs), self._target.read_run_lengths(runs)
 
+    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
+        """Return the weights in the loss of the pairs in several runs (start, stop); None if pairs have no weights."""
+        card = self.card.columns.get("weights")
+        return None if card is None else np.asarray(card.read_runs(self.folder, "weights", runs), np.float32)
+
     def verify(self) -> None:
         """Check the files' contents against their digests.
 
@@ -158,6 +164,112 @@ class PreparedCorpus:
         """
         self._source.verify()
         self._target.verify()
+        for name, card in self.card.columns.items():
+            card.verify(self.folder, name)
+
+
+class ContextSettings(NamedTuple):
+    """The number of sentences of a document that stand before each sentence, and the tokens that separate them."""
+
+    before: int
+    """Maximum number of sentences of context."""
+    source_separator: int
+    """The token that ends each sentence of context in the source."""
+    target_separator: int | None = None
+    """The token that ends each sentence of context in the target; None: targets have no context."""
+
+
+class ContextCorpus(PreparedCorpus):
+    """A prepared corpus whose sentences are preceded by earlier sentences of their documents.
+
+    A pair of a document reads `s₁ <sep> s₂ <sep> s₃ </s>`: the sentence s₃ after two sentences of context.
+    """
+
+    def __init__(self, corpus: PreparedCorpus, settings: ContextSettings) -> None:
+        """Create a corpus with context.
+
+        Args:
+            corpus: the prepared corpus, whose column `documents` shows which pairs continue a document.
+            settings: the number of sentences and the separators.
+        """
+        super().__init__(corpus.folder, corpus.card)
+        self.sentences = corpus
+        """The corpus without context."""
+        self.settings = settings
+        lengths = self.read_run_lengths([(0, self.pairs)])
+        self.source_tokens, self.target_tokens = (int(each.sum(dtype=np.int64)) for each in lengths)
+        self._longest = tuple(map(_length_percentiles, lengths))
+
+    @property
+    @override
+    def statistics(self) -> CorpusStatistics:
+        source, target = self._longest
+        return msgspec.structs.replace(super().statistics, source_percentiles=source, target_percentiles=target)
+
+    @override
+    def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:
+        return self.read_runs([(start, stop)])
+
+    @override
+    def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
+        rows, context = self._rows(runs)
+        source, target = super().read_runs(self._extended(runs))
+        source = _with_context(source, rows, context, self.settings.source_separator)
+        separator = self.settings.target_separator
+        target = _with_context(target, rows, context if separator is not None else 0 * context, separator or 0)
+        return source, target
+
+    @override
+    def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        rows, context = self._rows(runs)
+        source, target = super().read_run_lengths(self._extended(runs))
+        on_target = context if self.settings.target_separator is not None else 0 * context
+        return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
+
+    def _extended(self, runs: Sequence[Run]) -> list[Run]:
+        """Return the runs with the pairs before them that may be their context."""
+        return [(max(0, start - self.settings.before), stop) for start, stop in runs]
+
+    def _rows(self, runs: Sequence[Run]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return, for each pair of the runs, its row among the pairs of the extended runs, and its context's size."""
+        extended = self._extended(runs)
+        continues = self.card.columns["documents"].read_runs(self.folder, "documents", extended).astype(bool)
+        sizes = [stop - start for start, stop in extended]
+        firsts = np.cumsum(sizes) - sizes
+        rows = np.concatenate(
+            [
+                np.arange(first + start - begin, first + stop - begin)
+                for first, (start, stop), (begin, _) in zip(firsts.tolist(), runs, extended, strict=True)
+            ]
+            or [np.zeros(0, np.int64)]
+        )
+        # The first pair of an extended run may continue a document, whose earlier pairs are not read.
+        continues[firsts[np.array(sizes) > 0]] = False
+        starts = np.maximum.accumulate(np.where(continues, 0, np.arange(len(continues))))
+        return rows, np.minimum(rows - starts[rows], self.settings.before)
+
+
+def _lengths_with_context(
+    lengths: NDArray[np.int32], rows: NDArray[np.int64], context: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Return the lengths of rows together with those of the `context` (N,) rows before each of them."""
+    ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
+
+
+def _with_context(run: IdRun, rows: NDArray[np.int64], context: NDArray[np.int64], separator: int) -> IdRun:
+    """Return rows of a run, each after its `context` (N,) rows, whose end symbols become separators."""
+    starts, stops = run.offsets[rows - context], run.offsets[rows + 1]
+    lengths = stops - starts
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    is_end = np.zeros(len(run.ids), bool)
+    is_end[run.offsets[1:] - 1] = True
+    positions = np.repeat(starts - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
+    inner = is_end[positions]
+    inner[offsets[1:] - 1] = False
+    ids = run.ids[positions]
+    ids[inner] = separator
+    return IdRun(ids, offsets)
 
 
 class RepeatedCorpus(PreparedCorpus):
@@ -175,6 +287,7 @@ class RepeatedCorpus(PreparedCorpus):
             seed: chooses the pairs that are contained once more than the others.
         """
         super().__init__(corpus.folder, corpus.card)
+        self._corpus = corpus
         self._runs: list[Run] = []
         """Ranges of pairs of the prepared corpus whose concatenation is this corpus."""
         start = 0
@@ -186,7 +299,17 @@ class RepeatedCorpus(PreparedCorpus):
         self._starts = np.concatenate(([0], np.cumsum([stop - start for start, stop in self._runs])))
         self.pairs = int(self._starts[-1])
         self.source_tokens, self.target_tokens = (
-            int(lengths.sum(dtype=np.int64)) for lengths in super().read_run_lengths(self._runs)
+            int(lengths.sum(dtype=np.int64)) for lengths in corpus.read_run_lengths(self._runs)
+        )
+
+    @property
+    @override
+    def statistics(self) -> CorpusStatistics:
+        of_files = self._corpus.statistics
+        return msgspec.structs.replace(
+            super().statistics,
+            source_percentiles=of_files.source_percentiles,
+            target_percentiles=of_files.target_percentiles,
         )
 
     def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
@@ -204,11 +327,15 @@ class RepeatedCorpus(PreparedCorpus):
 
     @override
     def read_runs(self, runs: Sequence[Run]) -> tuple[IdRun, IdRun]:
-        return super().read_runs(self._prepared_runs(runs))
+        return self._corpus.read_runs(self._prepared_runs(runs))
+
+    @override
+    def read_run_weights(self, runs: Sequence[Run]) -> NDArray[np.float32] | None:
+        return self._corpus.read_run_weights(self._prepared_runs(runs))
 
     @override
     def read_run_lengths(self, runs: Sequence[Run]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        return super().read_run_lengths(self._prepared_runs(runs))
+        return self._corpus.read_run_lengths(self._prepared_runs(runs))
 
     def _prepared_runs(self, runs: Sequence[Run]) -> list[Run]:
         """Return the ranges of the prepared corpus that make up ranges of this corpus."""
@@ -272,6 +399,14 @@ def write_corpus(
 
 
 def _percentiles(card: SideCard) -> tuple[int, int, int, int]:
-    reached = np.cumsum(card.sentences_by_length)
+    return _percentiles_of(np.array(card.sentences_by_length))
+
+
+def _length_percentiles(lengths: NDArray[np.int32]) -> tuple[int, int, int, int]:
+    return _percentiles_of(np.bincount(lengths))
+
+
+def _percentiles_of(sentences_by_length: NDArray[np.int64]) -> tuple[int, int, int, int]:
+    reached = np.cumsum(sentences_by_length)
     at_50, at_90, at_99 = (int(np.searchsorted(reached, share * reached[-1])) for share in (0.5, 0.9, 0.99))
-    return at_50, at_90, at_99, len(card.sentences_by_length) - 1
+    return at_50, at_90, at_99, len(sentences_by_length) - 1

@@ -403,6 +403,24 @@ def _empty_warning(name: str, lines: Sequence[str]) -> str | None:
 # --- accuracy of labels ---
 
 
+# A confusion table of more labels would be too wide to read.
+_MOST_CONFUSED = 20
+
+
+class LabelScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of one label, in percent."""
+
+    label: str
+    texts: int
+    """The number of texts with this label."""
+    precision: float
+    """Share of the texts with this predicted label whose label is right; 0 if it was never predicted."""
+    recall: float
+    """Share of the texts of this label that were recognized; 0 without texts."""
+    f1: float
+    """The harmonic mean of precision and recall."""
+
+
 class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Scores of predicted labels, in percent."""
 
@@ -414,13 +432,39 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the texts with the right label."""
     macro_f1: float
     """The mean over labels of each label's F1, so rare labels count as much as frequent ones; as in scikit-learn."""
+    labels: tuple[LabelScores, ...] = ()
+    """The scores of each label, in the order of the labels."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """The number of texts by right label (rows) and predicted label (columns), in the order of `labels`."""
 
     def __str__(self) -> str:
         return f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.texts:,} texts), macro F1 {self.macro_f1:.2f}"
 
+    def table(self) -> str:
+        """Return a table of the labels' scores, and a confusion table if there are at most 20 labels."""
+        width = max(len("label"), *(len(each.label) for each in self.labels))
+        lines = [f"{'label':{width}}  {'texts':>7} {'precision':>9} {'recall':>7} {'F1':>7}"]
+        lines += [
+            f"{each.label:{width}}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
+            for each in self.labels
+        ]
+        if len(self.labels) <= _MOST_CONFUSED:
+            names = [each.label for each in self.labels]
+            columns = [
+                max(len(name), *(len(f"{row[number]:,}") for row in self.confusion))
+                for number, name in enumerate(names)
+            ]
+            heading = "  ".join(f"{name:>{size}}" for name, size in zip(names, columns, strict=True))
+            lines += ["", "right label (rows) and predicted label (columns)", f"{'':{width}}  {heading}"]
+            lines += [
+                f"{name:{width}}  " + "  ".join(f"{count:>{size},}" for count, size in zip(row, columns, strict=True))
+                for name, row in zip(names, self.confusion, strict=True)
+            ]
+        return "\n".join(lines)
+
 
 def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyReport:
-    """Compute accuracy and macro F1.
+    """Compute accuracy and macro F1, with the scores and the confusions of each label.
 
     Args:
         predicted: a label for each text.
@@ -434,17 +478,27 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
             f"Every text needs a predicted and a right label, but there are {len(predicted):,} and {len(right):,}: "
             "provide one of each."
         )
-    hits = Counter(guess for guess, label in zip(predicted, right, strict=True) if guess == label)
+    pairs = Counter(zip(right, predicted, strict=True))
     predicted_counts, right_counts = Counter(predicted), Counter(right)
-    scores = [
-        2 * hits[label] / (predicted_counts[label] + right_counts[label])
-        for label in sorted(predicted_counts | right_counts)
-    ]
+    names = sorted(predicted_counts | right_counts)
+    hits = {name: pairs[name, name] for name in names}
+    labels = tuple(
+        LabelScores(
+            label=name,
+            texts=right_counts[name],
+            precision=100.0 * hits[name] / max(1, predicted_counts[name]),
+            recall=100.0 * hits[name] / max(1, right_counts[name]),
+            f1=100.0 * 2 * hits[name] / (predicted_counts[name] + right_counts[name]),
+        )
+        for name in names
+    )
     return AccuracyReport(
         texts=len(right),
-        right=hits.total(),
-        accuracy=100.0 * hits.total() / len(right),
-        macro_f1=100.0 * sum(scores) / len(scores),
+        right=sum(hits.values()),
+        accuracy=100.0 * sum(hits.values()) / len(right),
+        macro_f1=sum(each.f1 for each in labels) / len(labels),
+        labels=labels,
+        confusion=tuple(tuple(pairs[row, column] for column in names) for row in names),
     )
 
 

@@ -1,18 +1,29 @@
 """Score a translator on a test set."""
 
 from collections.abc import Sequence
+from typing import overload
 
 import msgspec
 
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import ScoreReport, check_line_counts, choose_tokenizer, score
+from transduce.evaluation.scores import (
+    AccuracyReport,
+    ScoreReport,
+    check_line_counts,
+    choose_tokenizer,
+    score,
+    score_labels,
+)
 from transduce.inference.classifier import Classifier
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings, checked_search
 
+_MOST_SHOWN = 8  # labels in a message
 
+
+@overload
 def evaluate(
     translator: Translator,
     sources: Sequence[str],
@@ -22,32 +33,47 @@ def evaluate(
     glossary: GlossaryLike = None,
     tokenize: str | None = None,
     lowercase: bool = False,
-) -> ScoreReport:
-    """Translate a test set, and score the translations with BLEU and chrF.
+) -> ScoreReport: ...
+@overload
+def evaluate(translator: Classifier, sources: Sequence[str], references: Sequence[str]) -> AccuracyReport: ...
+def evaluate(
+    translator: Translator | Classifier,
+    sources: Sequence[str],
+    references: Sequence[str],
+    *,
+    search: SearchSettings | None = None,
+    glossary: GlossaryLike = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+) -> ScoreReport | AccuracyReport:
+    """Translate a test set, and score the translations with BLEU and chrF; or classify it, and score the labels.
 
     The report has sacreBLEU's signatures and the search settings, without which scores cannot be compared.
 
     Args:
-        translator: the translator to score.
-        sources: the source sentences of the test set.
-        references: a human translation of each source.
+        translator: the translator or classifier to score.
+        sources: the source sentences of the test set, or its texts.
+        references: a human translation of each source, or the right label of each text.
         search: search settings; None: the translator's.
         glossary: terms that must be translated as specified: a mapping, a `Glossary` or a file.
         tokenize: sacreBLEU's tokenizer; None: the one that fits the target language.
         lowercase: ignore case.
 
     Returns:
-        Both scores, with signatures, counts and search settings.
+        Both scores, with signatures, counts and search settings; of a classifier accuracy, macro F1 and confusions.
 
     Raises:
-        TransduceError: the numbers of sources and references differ, there are none, or the tokenizer is unknown.
+        TransduceError: the numbers of sources and references differ, there are none, the tokenizer is unknown, or an
+            option does not suit a classifier.
     """
-    if not isinstance(translator, Translator):
-        if isinstance(translator, Classifier):
+    if isinstance(translator, Classifier):
+        if search is not None or glossary is not None or tokenize is not None or lowercase:
             raise TransduceError(
-                "`evaluate` scores translations, but the model is a classifier: `transduce classify MODEL TEXTS "
-                "--labels LABELS` reports its accuracy and macro F1."
+                "`search`, `glossary`, `tokenize` and `lowercase` are for translations, but the model is a classifier: "
+                "leave them out."
             )
+        return evaluate_labels(translator, sources, references)
+    if not isinstance(translator, Translator):
         raise TransduceError(f"`evaluate` needs a `Translator`, but got {translator!r}: open one with transduce.load.")
     sources, references = as_texts(sources), as_texts(references)
     check_line_counts({"sources": sources, "references": references})
@@ -62,6 +88,38 @@ def evaluate(
         lowercase=lowercase,
         decoding=decoding_record(search, translator.precision),
     )
+
+
+def evaluate_labels(classifier: Classifier, texts: Sequence[str], labels: Sequence[str]) -> AccuracyReport:
+    """Classify texts, and score the predicted labels.
+
+    Args:
+        classifier: the classifier to score.
+        texts: the texts.
+        labels: the right label of each text.
+
+    Raises:
+        TransduceError: the numbers of texts and labels differ, there are none, or the classifier knows none of the
+            labels.
+    """
+    texts, labels = as_texts(texts), as_texts(labels)
+    check_line_counts({"texts": texts, "labels": labels})
+    check_labels(classifier, labels, "The right labels")
+    return score_labels([each.label for each in classifier(list(texts))], labels)
+
+
+def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> None:
+    """Refuse right labels of which the classifier knows none; `where` names their file or argument.
+
+    Raises:
+        TransduceError: the classifier knows none of the labels.
+    """
+    if not set(classifier.labels).intersection(labels):
+        more = ", …" if len(classifier.labels) > _MOST_SHOWN else ""
+        raise TransduceError(
+            f'{where}: "{labels[0][:40]}" is no label of this model, nor is any other line: its labels are '
+            f"{', '.join(classifier.labels[:_MOST_SHOWN])}{more}."
+        )
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:

@@ -12,8 +12,8 @@ import msgspec
 from transduce.atomic_io import replace_file
 from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import DataSettings
-from transduce.text.corpus import Format, is_header
-from transduce.text.pair_files import Columns, read_objects, read_table, table_format
+from transduce.text.corpus import Format, format_of, is_header
+from transduce.text.pair_files import Columns, PairRow, read_objects, read_table, table_format
 
 STANDARD_INPUT = "-"
 _FOLDER = "text"
@@ -35,8 +35,10 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
     for name, target in (("source", data.target), ("dev_source", data.dev_target)):
         paths = getattr(data, name)
         if name == "dev_source" or (overwrite and data.prepared is None):
+            # The pairs of a dev set have no weights.
+            settings = data if name == "source" else msgspec.structs.replace(data, weight_column=None)
             paths = tuple(
-                _written(path, folder / _FOLDER / f"{name}-{number}.jsonl", data, languages, overwrite=overwrite)
+                _written(path, folder / _FOLDER / f"{name}-{number}.jsonl", settings, languages, overwrite=overwrite)
                 for number, path in enumerate(paths, 1)
             )
         if paths != getattr(data, name) and target:
@@ -75,11 +77,20 @@ def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, st
     """Return the path from which a file's pairs are read: of the JSON lines made from the file, or its own path."""
     if path == STANDARD_INPUT:
         path = _store_standard_input(out, data.format) if overwrite else path
-    format = table_format(path, data.format, has_columns=data.columns is not None)
+    more = {"weight": data.weight_column, "document": None}
+    lines = format_of(path, data.format)
+    has_columns = data.columns is not None or (lines == "tsv" and any(more.values()))
+    format = table_format(path, data.format, has_columns=has_columns)
     if format is None:
+        for name, column in more.items():
+            if column is not None and lines != "jsonl":
+                raise TransduceError(
+                    f"`data.{name}_column` is {column}, but {path} is text without columns: leave it out, or write "
+                    "the pairs to a table or to JSON lines."
+                )
         return path
     if overwrite or not out.exists():
-        columns = Columns(data.columns, data.languages, found.append)
+        columns = Columns(data.columns, data.languages, found.append, **more)
         _write(read_table(path, format, columns), out)
     return str(out)
 
@@ -117,18 +128,21 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
         TransduceError: the object holds no pairs of texts.
     """
     found = list[tuple[str, str]]()
-    _write(read_objects(pairs, Columns(data.columns, data.languages, found.append), name), out)
+    # The pairs of a dev set have no weights.
+    weight = None if name == "`dev_pairs`" else data.weight_column
+    columns = Columns(data.columns, data.languages, found.append, weight)
+    _write(read_objects(pairs, columns, name), out)
     return found[0] if found and _are_languages(found[0]) else None
 
 
-def _write(pairs: Iterable[tuple[str, str]], out: Path) -> None:
+def _write(pairs: Iterable[PairRow], out: Path) -> None:
     encoder = msgspec.json.Encoder()
     partial = out.with_name(f".partial-{out.name}")
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
         with partial.open("wb") as file:
-            for source, target in pairs:
-                record = {"source": source, "target": target}
+            for pair in pairs:
+                record = {**pair.more, "source": pair.source, "target": pair.target}
                 try:
                     line = encoder.encode(record)
                 except UnicodeEncodeError:  # a lone surrogate, which the filters count

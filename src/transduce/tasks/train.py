@@ -80,6 +80,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     pairs: Any = None,
     dev_pairs: Any = None,
     columns: tuple[str, str] | None = None,
+    weight_column: str | None = None,
     monolingual: Files | None = None,
     distill_from: Files | None = None,
     back_translated: Files | None = None,
@@ -112,6 +113,7 @@ def train(  # noqa: PLR0913  (the command's own options)
             dictionaries, a table of pandas or Arrow, or a ``datasets.Dataset``.
         dev_pairs: in place of `dev_source` and `dev_target`: the pairs of the dev set.
         columns: the columns, keys or JSON fields of source and target; None: found by their names.
+        weight_column: the column, key or JSON field with the weight of each pair in the loss.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
         distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
@@ -154,6 +156,7 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.back_translated": _paths(back_translated, "back_translated"),
         "data.corpora": None if corpora is None else list(map(dict, corpora)),
         "data.columns": None if columns is None else list(columns),
+        "data.weight_column": weight_column,
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),

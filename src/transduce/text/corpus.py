@@ -1,6 +1,7 @@
 """Reader of parallel corpora: streams sentence pairs from files, in blocks or one by one."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -57,6 +58,23 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Source and target language of each file of `source`, for a corpus of several language pairs; empty: one pair. The
     token of the target language starts every source sentence.
     """
+    tags: tuple[str, ...] = ()
+    """The tag of each file of `source`, whose token starts every source sentence; an empty one: no tag."""
+    loss_weights: tuple[float, ...] = ()
+    """The weight in the loss of each file of `source`, by which the weights of its pairs are multiplied; empty: 1."""
+    weight_field: str | None = None
+    """The field of JSON lines that holds the weight of a pair in the loss; None: pairs have no weights."""
+    document_field: str | None = None
+    """The field of JSON lines that names the document of a pair; None: blank lines separate documents."""
+    has_documents: bool = False
+    """True if the pairs of a document are consecutive, and a pair may be trained with those before it as context."""
+    ignored_fields: tuple[str, ...] = ()
+    """Fields of JSON lines that are not read and not reported, such as the weights of a dev set."""
+
+    @property
+    def has_weights(self) -> bool:
+        """True if pairs have weights in the loss."""
+        return self.weight_field is not None or any(weight != 1.0 for weight in self.loss_weights)
 
     @property
     def is_text_alone(self) -> bool:
@@ -81,6 +99,10 @@ class PairBlock(NamedTuple):
     targets: list[str]
     file: int = 0
     """The index of the file in `CorpusFiles.source`."""
+    weights: list[float] | None = None
+    """The weight of each pair in the loss; None: the file has none."""
+    documents: list[str] | None = None
+    """The name of each pair's document; None: the file names none."""
 
     def pair(self, row: int) -> Pair:
         """Return the pair at a row of the block, with its file and line number."""
@@ -150,9 +172,10 @@ class PairReader:
                 if self._wanted(self.blocks):
                     lines = stream.read(BLOCK_LINES)
                     count = len(lines)
-                    if lines:
-                        sources, targets = self._split(lines, line, layout if format == "tsv" else None, file)
-                        yield PairBlock(self.blocks, path, line, sources, targets, file)
+                    if lines and format == "tsv":
+                        yield PairBlock(self.blocks, path, line, *self._split_table(lines, line, layout, file), file)
+                    elif lines:
+                        yield self._split_objects(lines, line, file)
                 else:
                     count = stream.skip(BLOCK_LINES)
                 if not count:
@@ -175,25 +198,36 @@ class PairReader:
     def _languages(self, file: int) -> tuple[str, str] | None:
         return self._files.directions[file] if self._files.directions else self._files.languages
 
-    def _split(
-        self, lines: list[str], first_line: int, layout: "TableLayout | None", file: int
+    def _split_table(
+        self, lines: list[str], first_line: int, layout: "TableLayout", file: int
     ) -> tuple[list[str], list[str]]:
-        """Split lines that hold a pair each into sources and targets; without a `layout` the lines are JSON."""
-        sources, targets = [], []
-        path, languages = self._files.source[file], self._languages(file)
+        """Split tab-separated lines into sources and targets."""
+        sources, targets, path = list[str](), list[str](), self._files.source[file]
         for number, text in enumerate(lines, first_line):
-            where = f"{path}:{number}"
-            if layout is None:
-                source, target = _object(text, where, languages, self.notes)
-            elif number == 1 and layout.has_header:
+            if number == 1 and layout.has_header:
                 source = target = HEADER
             else:
-                source, target = _columns(text, where, layout, strict=self._files.strict)
+                source, target = _columns(text, f"{path}:{number}", layout, strict=self._files.strict)
             sources.append(source)
             targets.append(target)
-        if layout is not None:
-            self._count_skipped(lines, sources, path, first_line)
+        self._count_skipped(lines, sources, path, first_line)
         return sources, targets
+
+    def _split_objects(self, lines: list[str], first_line: int, file: int) -> PairBlock:
+        """Return the pairs of JSON lines, with their weights and documents as far as the corpus has them."""
+        files, path = self._files, self._files.source[file]
+        keys = _Keys(self._languages(file), files.weight_field, files.document_field, files.ignored_fields)
+        records = [_object(text, f"{path}:{number}", keys, self.notes) for number, text in enumerate(lines, first_line)]
+        return PairBlock(
+            self.blocks,
+            path,
+            first_line,
+            [record.source for record in records],
+            [record.target for record in records],
+            file,
+            None if files.weight_field is None else [record.weight for record in records],
+            None if files.document_field is None else [record.document for record in records],
+        )
 
     def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
         """Count lines that are no pairs; raise an error if most of them have other than two columns."""
@@ -395,22 +429,45 @@ def _wrong_columns(where: str, count: int) -> TransduceError:
 # --- JSON lines ---
 
 
-def _object(line: str, where: str, languages: tuple[str, str] | None, notes: LineNotes) -> tuple[str, str]:
+class _Keys(NamedTuple):
+    """The keys of the JSON objects of a corpus."""
+
+    languages: tuple[str, str] | None
+    weight: str | None
+    document: str | None
+    ignored: tuple[str, ...]
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """The keys that may stand beside those of the texts."""
+        return (*filter(None, (self.weight, self.document)), *self.ignored)
+
+
+class _Record(NamedTuple):
+    source: str
+    target: str
+    weight: float = 1.0
+    document: str = ""
+
+
+def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
     if not line.strip():
-        return "", ""  # an extra line feed at the end, for example; the filters count it
-    record = read_record(line, where)
+        return _Record("", "")  # an extra line feed at the end, for example; the filters count it
+    record = whole = read_record(line, where)
     nested = record.get("translation")
     if isinstance(nested, dict):
-        _note_unused(record, ("translation",), where, notes)
+        _note_unused(record, ("translation", *keys.more), where, notes)
         record = nested
     # The specified keys come first, as "source" may also hold a pair's origin.
-    key_pairs = [*([languages] if languages else []), ("source", "target")]
+    key_pairs = [*([keys.languages] if keys.languages else []), ("source", "target")]
     for source_key, target_key in key_pairs:
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
-            _note_unused(record, (source_key, target_key), where, notes)
+            _note_unused(record, (source_key, target_key, *keys.more), where, notes)
             notes.line_feeds += ("\n" in source) + ("\n" in target)
-            return _one_line(source), _one_line(target)
+            weight = 1.0 if keys.weight is None else parse_weight(_field(whole, keys.weight, where), keys.weight, where)
+            document = "" if keys.document is None else str(_field(whole, keys.document, where))
+            return _Record(_one_line(source), _one_line(target), weight, document)
     for source_key, target_key in key_pairs:
         source = record.get(source_key)
         if source_key in record and target_key in record:
@@ -426,22 +483,56 @@ def _object(line: str, where: str, languages: tuple[str, str] | None, notes: Lin
     )
 
 
+def _field(record: dict[str, object], name: str, where: str) -> object:
+    if name not in record:
+        raise TransduceError(
+            f'{where}: the object lacks the key "{name}", but its keys are {_keys(record)}: every pair needs it.'
+        )
+    return record[name]
+
+
+def parse_weight(value: object, name: str, where: str) -> float:
+    """Return the weight of a pair in the loss, a number or the text of one.
+
+    Args:
+        value: the value that a file has for the pair.
+        name: the name of the column or field, for messages.
+        where: the file and line, for messages.
+
+    Raises:
+        TransduceError: the value is no finite number of at least 0.
+    """
+    try:
+        weight = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
+    except (ValueError, OverflowError):
+        weight = math.nan
+    if not 0.0 <= weight <= _MAX_WEIGHT:
+        raise TransduceError(
+            f'{where}: a weight must be a number from 0 to {_MAX_WEIGHT:,.0f}, but "{name}" is '
+            f"{str(value)[:40]!r}: correct it, or leave the pair out."
+        )
+    return weight
+
+
+_MAX_WEIGHT = 1e6
+
+
 def _one_line(text: str) -> str:
     """Return a text with its line feeds as spaces; models translate a line at a time."""
     return " ".join(text.split("\n")) if "\n" in text else text
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
-    """Record where each unused JSON field first occurs; refuse weights of pairs, whose loss would change training."""
-    if len(record) == len(used):
+    """Record where each unused JSON field first occurs; refuse weights of pairs that the settings do not name."""
+    if not record.keys() - used:
         return
     for name in record:
         if name in used or name in notes.unused_fields:
             continue
         if name.casefold() in ("weight", "weights"):
             raise TransduceError(
-                f'{where}: the field "{name}" would weight the pair, but pairs have no weights: leave it out, or '
-                "rename it if it means something else."
+                f'{where}: the field "{name}" would weight the pair, but no weights are expected: pass '
+                f"`--weight-column {name}` (`data.weight_column`) to use it, or rename it if it means something else."
             )
         notes.unused_fields[name] = where
 

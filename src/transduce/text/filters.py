@@ -19,7 +19,20 @@ RATIO = "lengths too unequal"
 NO_PAIR = "line without two columns"
 HEADER_LINE = "header"
 HELD_OUT = "same source as a held-out pair"
-REASONS = (UNDECODABLE, EMPTY, CONTROL, IDENTICAL, DUPLICATE, TOO_LONG, RATIO, HELD_OUT, NO_PAIR, HEADER_LINE)
+NO_WEIGHT = "weight of 0"
+REASONS = (
+    UNDECODABLE,
+    EMPTY,
+    CONTROL,
+    IDENTICAL,
+    DUPLICATE,
+    TOO_LONG,
+    RATIO,
+    HELD_OUT,
+    NO_PAIR,
+    HEADER_LINE,
+    NO_WEIGHT,
+)
 
 # C0 controls except tab and carriage return, DEL, and C1 controls except the next-line character U+0085. A line feed
 # can only come from a JSON string, and would break the correspondence of lines. Surrogates represent invalid UTF-8.

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from transduce.errors import TransduceError
-from transduce.text.corpus import Format, find_layout, format_of, is_header, read_record
+from transduce.text.corpus import Format, find_layout, format_of, is_header, parse_weight, read_record
 from transduce.text.files import open_uncompressed, read_lines, uncompressed_name
 
 TableFormat = Literal["csv", "tsv", "jsonl", "parquet", "arrow", "datasets", "tmx"]
@@ -39,6 +39,44 @@ class Columns(NamedTuple):
     """Source and target language, if they are known."""
     report: Callable[[tuple[str, str]], object] = tuple
     """A function that is called with the columns, or the languages of TMX, that were found."""
+    weight: str | None = None
+    """The name of the column that holds the weight of each pair in the loss; None: pairs have no weights."""
+    document: str | None = None
+    """The name of the column that names the document of each pair; None: documents have no names."""
+
+    def check_more(self, names: Sequence[str], where: str) -> None:
+        """Check that a table has the columns of weights and documents.
+
+        Raises:
+            TransduceError: it lacks one.
+        """
+        for name, option in ((self.weight, "weight"), (self.document, "document")):
+            if name is not None and name not in names:
+                raise TransduceError(
+                    f"{where} has no column {name!r}, but {_listed(names)}: correct --{option}-column "
+                    f"(`data.{option}_column`)."
+                )
+
+    def more(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the weight and the document of a row, by the names of their columns.
+
+        Raises:
+            TransduceError: the weight is no number of at least 0, or a value is missing.
+        """
+        values: dict[str, Any] = {}
+        if self.document is not None:
+            values[self.document] = str(row.get(self.document, ""))
+        if self.weight is not None:
+            values[self.weight] = parse_weight(row.get(self.weight), self.weight, where)
+        return values
+
+
+class PairRow(NamedTuple):
+    """A pair of texts, with the values of further columns by their names."""
+
+    source: str
+    target: str
+    more: Mapping[str, Any] = {}
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
@@ -58,13 +96,14 @@ def table_format(path: str, format: Format = "auto", *, has_columns: bool = Fals
     return table
 
 
-def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[tuple[str, str]]:
+def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[PairRow]:
     """Yield the pairs of a file.
 
     Raises:
         TransduceError: the file cannot be read, a package is missing, or no columns or languages fit.
     """
     if format == "tmx":
+        columns.check_more((), path)
         yield from _read_tmx(path, columns)
     elif format in ("csv", "tsv"):
         yield from _read_csv(path, columns, delimiter="\t" if format == "tsv" else None)
@@ -72,7 +111,7 @@ def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[tup
         yield from _pairs_of_rows(_read_batches(path, format), columns, path)
 
 
-def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[tuple[str, str]]:
+def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
     """Yield the pairs of Python objects: an iterable of pairs or mappings, a pandas, Arrow or datasets table.
 
     Args:
@@ -100,14 +139,19 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[tuple[str,
         yield from _pairs_of_rows([pairs], columns, name)
 
 
-def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[tuple[str, str]]:
+def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[PairRow]:
     """Yield the source and target text of each row, which is a mapping by column names or a sequence of two texts."""
     keys: tuple[str, str] | None = None
     number = 0
     for batch in batches:
         for row in batch:
             number += 1
+            more: Mapping[str, Any] = {}
             if isinstance(row, Mapping):
+                if columns.weight is not None or columns.document is not None:
+                    if keys is None:
+                        columns.check_more(list(row), where)
+                    more = columns.more(row, f"{where}, row {number:,}")
                 nested = row.get("translation")
                 row = nested if isinstance(nested, Mapping) else row
                 if keys is None:
@@ -115,13 +159,14 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
                     columns.report(keys)
                 values: Sequence[Any] = [row.get(key) for key in keys]
             else:
+                columns.check_more((), where)
                 values = row if isinstance(row, Sequence) and not isinstance(row, str) else ()
             if len(values) != 2 or not all(isinstance(value, str) for value in values):
                 raise TransduceError(
                     f"{where}, row {number:,}: a pair is two texts, but this one is {str(row)[:80]!r}: fix it, or "
                     "remove it."
                 )
-            yield values[0], values[1]
+            yield PairRow(values[0], values[1], more)
     if not number:
         raise TransduceError(f"{where} has no rows, but a corpus needs at least one pair: check it.")
 
@@ -139,6 +184,7 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
                 f"{where} has no column {missing[0]!r}, but {_listed(names)}: correct --columns (`data.columns`)."
             )
         return columns.names
+    names = [name for name in names if name not in (columns.weight, columns.document)]
     for pair in (*([columns.languages] if columns.languages else []), *_USUAL_NAMES):
         if pair[0] in names and pair[1] in names:
             return pair
@@ -156,7 +202,7 @@ def _listed(names: Sequence[str]) -> str:
 # --- formats ---
 
 
-def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[tuple[str, str]]:
+def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[PairRow]:
     is_plain = delimiter == "\t" and not find_layout(path).is_quoted
     quoting: Literal[0, 3] = csv.QUOTE_NONE if is_plain else csv.QUOTE_MINIMAL
     with open_uncompressed(path) as stream:
@@ -171,6 +217,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[tu
                 "--columns (`data.columns`), or write a first line such as source,target."
             )
         columns.report(keys)
+        columns.check_more(names, path)
         places = [names.index(key) for key in keys]
         rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
         try:
@@ -180,7 +227,8 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[tu
                         f"{path}:{rows.line_num + 1}: a row needs {len(names)} columns as the header has, but this one "
                         f"has {len(row)}: fix it."
                     )
-                yield row[places[0]], row[places[1]]
+                more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{rows.line_num + 1}")
+                yield PairRow(row[places[0]], row[places[1]], more)
         except (csv.Error, UnicodeDecodeError) as error:
             raise TransduceError(
                 f"{path}:{rows.line_num + 1}: this is no table in UTF-8 with the delimiter {delimiter!r} ({error}): "
@@ -243,7 +291,7 @@ def _import(name: str, path: str) -> Any:
         ) from None
 
 
-def _read_tmx(path: str, columns: Columns) -> Iterator[tuple[str, str]]:
+def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
     """Yield the translation units that have both languages, each with the first text of its language."""
     with open_uncompressed(path) as stream:
         found, count, header_language, languages = set[str](), 0, None, columns.names or columns.languages
@@ -263,7 +311,7 @@ def _read_tmx(path: str, columns: Columns) -> Iterator[tuple[str, str]]:
                 pair = [_of_language(texts, language) for language in languages]
                 if pair[0] is not None and pair[1] is not None:
                     count += 1
-                    yield pair[0], pair[1]
+                    yield PairRow(pair[0], pair[1])
         except ElementTree.ParseError as error:
             raise TransduceError(f"{path} is not valid XML ({error}): export it again.") from None
     if not count:

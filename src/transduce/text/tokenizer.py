@@ -74,6 +74,16 @@ class Tokenizer:
         tokenizer.source = self.source.for_target(language)
         return tokenizer
 
+    def for_tag(self, tag: str) -> "Tokenizer":
+        """Return a tokenizer whose source sentences start with the token of a tag.
+
+        Raises:
+            TransduceError: the vocabulary has no token for the tag.
+        """
+        tokenizer = copy.copy(self)
+        tokenizer.source = self.source.for_tag(tag)
+        return tokenizer
+
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of everything that determines the ids."""

@@ -50,6 +50,10 @@ CLS, SEP, MASK = SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]")
 BACK_TRANSLATED = "<back-translated>"
 """The token that starts each back-translated source (Caswell et al. 2019, "Tagged Back-Translation")."""
 
+CONTEXT_SEPARATOR = "<sep>"
+"""The token between a sentence and the sentences of its document before it."""
+
+_TAG_TOKEN = re.compile("<tag:(.+)>")
 _LANGUAGE_TOKEN = re.compile(r">>(.+)<<")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its threads than to encode
@@ -58,6 +62,11 @@ _BATCH = 16  # texts; with fewer, sentencepiece takes longer to start its thread
 def language_token(language: str) -> str:
     """Return the token that starts a source sentence to be translated to a language, spelled as OPUS models do."""
     return f">>{language}<<"
+
+
+def tag_token(tag: str) -> str:
+    """Return the token that starts the source sentences of a corpus with a tag, such as its domain."""
+    return f"<tag:{tag}>"
 
 
 class Vocabulary:
@@ -122,8 +131,31 @@ class Vocabulary:
                 f"The model translates to {', '.join(self.target_languages) or 'one language'}, but not to {language}."
             )
         vocabulary = copy.copy(self)
-        vocabulary.before = (self.id(token),)
+        vocabulary.before = (self.id(token), *(id for id in self.before if _TAG_TOKEN.fullmatch(self.piece(id))))
         return vocabulary
+
+    def for_tag(self, tag: str) -> "Vocabulary":
+        """Return a copy whose sentences start with the token of a tag, behind that of the target language.
+
+        Raises:
+            TransduceError: the vocabulary has no token for the tag.
+        """
+        token = tag_token(tag)
+        if not self.has_special_token(token):
+            raise TransduceError(
+                f"The model was trained with {'the tags ' + ', '.join(self.tags) if self.tags else 'no tags'}, but not "
+                f"with {tag}: choose one of its tags, or none."
+            )
+        vocabulary = copy.copy(self)
+        others = (id for id in self.before if not _TAG_TOKEN.fullmatch(self.piece(id)))
+        vocabulary.before = (*others, self.id(token))
+        return vocabulary
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that the vocabulary has tokens for, in a model that was trained on tagged corpora."""
+        pieces = map(self.piece, range(self.size))
+        return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, pieces) if match)
 
     @property
     def target_languages(self) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ class ShardedOptimizer:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
+    def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
         """Update this process's rows and return the norm over all rows of the gradient per token.
 
         Nothing is updated if the norm is not finite.
@@ -230,6 +230,8 @@ class StepTotals(NamedTuple):
     """Sums over the micro-batches of a step, first of this process and then of all processes."""
 
     tokens: int = 0
+    divisor: float = 0.0
+    """The sum of the tokens' weights, by which the sums are divided; without weights, the number of tokens."""
     total: float = 0.0
     likelihood: float = 0.0
     stop: int = 0
@@ -239,6 +241,7 @@ class StepTotals(NamedTuple):
         """Return these totals of a step plus the loss sums of one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
+            self.divisor + loss.divisor,
             self.total + float(loss.total.detach()),
             self.likelihood + float(loss.negative_log_likelihood),
         )
@@ -247,8 +250,8 @@ class StepTotals(NamedTuple):
         """Return the totals summed over all processes of the run, equal in each process."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
-        tokens, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])
-        return StepTotals(int(tokens), total, likelihood, int(stops))
+        tokens, divisor, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])
+        return StepTotals(int(tokens), divisor, total, likelihood, int(stops))
 
 
 def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:

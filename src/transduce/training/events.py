@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self, TextIO, cast
+from typing import BinaryIO, Protocol, Self, TextIO, cast
 
 import msgspec
 from rich.console import Console
@@ -429,6 +429,26 @@ def format_duration(seconds: float) -> str:
 # --- sums for reports ---
 
 
+class Sums(Protocol):
+    """The sums of one step: `StepTotals` of the training engine."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of target tokens."""
+
+    @property
+    def divisor(self) -> float:
+        """The sum of the target tokens' weights."""
+
+    @property
+    def total(self) -> float:
+        """The summed loss, with label smoothing."""
+
+    @property
+    def likelihood(self) -> float:
+        """The summed negative log-likelihood."""
+
+
 class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Sums over the steps since the last report, stored in checkpoints so that reports survive an interruption."""
 
@@ -436,8 +456,8 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skipped: int = 0
     tokens: int = 0
     """Target tokens of all steps."""
-    learnt_tokens: int = 0
-    """Target tokens of the steps that changed the weights."""
+    learnt_tokens: float = 0
+    """Target tokens of the steps that changed the weights, each times the weight of its sentence."""
     total: float = 0.0
     """Summed loss of the steps that changed the weights."""
     likelihood: float = 0.0
@@ -449,18 +469,18 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     rate: float = 0.0
     """The last learning rate."""
 
-    def add(self, tokens: int, total: float, likelihood: float, norm: float, rate: float, seconds: float) -> None:
-        """Add a step; a skipped one (non-finite `norm`) counts as time but not in the means."""
+    def add(self, sums: "Sums", norm: float, rate: float, seconds: float) -> None:
+        """Add the sums of a step; a skipped one (non-finite `norm`) counts as time but not in the means."""
         self.steps += 1
-        self.tokens += tokens
+        self.tokens += sums.tokens
         self.seconds += seconds
         self.rate = rate
         if not math.isfinite(norm):
             self.skipped += 1
             return
-        self.learnt_tokens += tokens
-        self.total += total
-        self.likelihood += likelihood
+        self.learnt_tokens += sums.divisor
+        self.total += sums.total
+        self.likelihood += sums.likelihood
         self.norms += norm
 
     def text(self) -> str:

@@ -97,7 +97,7 @@ class DropoutMonitor:
         self.disable()
         return (
             f"Dropout is off from step {step + 1:,} on: the batches of this step have a loss of "
-            f"{sums.likelihood / sums.tokens:.3f} with dropout and {without / sums.tokens:.3f} without, so the model "
+            f"{sums.likelihood / sums.divisor:.3f} with dropout and {without / sums.divisor:.3f} without, so the model "
             "has come to depend on the noise (`training.adapt_dropout`)."
         )
 
@@ -381,11 +381,11 @@ class Trainer:
                 sums = sums.add(loss)
         sums = sums.sum_over(self.processes, stop=interruption.requested is not None)
         rate, weight_decay = step_rates(step, self.settings, self.steps, self._plan)
-        mean, limit = sums.total / max(1, sums.tokens), self._watch.limit()
+        mean, limit = sums.total / (sums.divisor or 1.0), self._watch.limit()
         if high := math.isfinite(mean) and mean > limit:
             self.optimizer.discard_gradient()
-        norm = math.nan if high else self.optimizer.step(sums.tokens, rate, weight_decay)
-        self._report.add(sums.tokens, sums.total, sums.likelihood, norm, rate, time.monotonic() - started_at)
+        norm = math.nan if high else self.optimizer.step(sums.divisor, rate, weight_decay)
+        self._report.add(sums, norm, rate, time.monotonic() - started_at)
         if math.isfinite(norm):
             self._watch.record_accepted(step, mean)
         else:
@@ -409,7 +409,7 @@ class Trainer:
         batch = self.batches.batch(*divmod(position, len(self.batches)))
         self.optimizer.begin_batch(last=number == self.settings.accumulate - 1)
         loss = self._seeded_loss(batch, position)
-        mean = loss.total.detach() / max(1, loss.tokens)
+        mean = loss.total.detach() / (loss.divisor or 1.0)
         # A non-finite gradient makes the optimizer skip this step in every process. No value is read back before the
         # whole backward pass has been launched on the GPU.
         (loss.total * torch.where(mean.isfinite(), 1.0, math.nan)).backward()

@@ -29,6 +29,13 @@ class Loss(NamedTuple):
     """The sum without smoothing, whose mean gives the perplexity: a scalar of the same type, detached."""
     tokens: int
     """The number of target tokens, including end symbols and excluding padding."""
+    weight: float | None = None
+    """The sum of the target tokens' weights, by which the sums are divided; None: every token has the weight 1."""
+
+    @property
+    def divisor(self) -> float:
+        """The number that turns the sums into means: the weight of the target tokens, or their number."""
+        return self.tokens if self.weight is None else self.weight
 
 
 def projected_cross_entropy(
@@ -39,6 +46,7 @@ def projected_cross_entropy(
     pad_id: int | None,
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
+    sentence_weights: Tensor | None = None,
 ) -> Loss:
     """Compute the cross-entropy of softmax(hidden · weightᵀ) with labels smoothed by ε.
 
@@ -51,6 +59,7 @@ def projected_cross_entropy(
         pad_id: the padding id; None if there is no padding.
         frozen_row: a row of the weight that gets no gradient; None if all rows are trained.
         label_smoothing: ε.
+        sentence_weights: factors of the losses of the B sentences, (B,), float32; None: 1.
 
     Returns:
         Sums over the labels that are not padding.
@@ -61,7 +70,10 @@ def projected_cross_entropy(
     if len(present) < len(rows):
         rows = rows.index_select(0, present)
     chosen = labels.flatten()[present]  # (N,)
-    return row_cross_entropy(rows, weight, chosen, frozen_row=frozen_row, label_smoothing=label_smoothing)
+    factors = None if sentence_weights is None else sentence_weights[:, None].expand_as(labels).flatten()[present]
+    return row_cross_entropy(
+        rows, weight, chosen, frozen_row=frozen_row, label_smoothing=label_smoothing, factors=factors
+    )
 
 
 def row_cross_entropy(
@@ -72,21 +84,24 @@ def row_cross_entropy(
     present: Tensor | None = None,
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
+    factors: Tensor | None = None,
 ) -> Loss:
     """Compute the cross-entropy of hidden states (N, D) and labels (N,) without padding, with smoothed labels.
 
     If `present` (N,) is set, only those rows count, but all are computed, so that a GPU need not report their number;
     `tokens` then counts all rows. Rows that are not present must be finite, with valid token ids as labels.
+    `factors` (N,), float32, multiply the rows' losses and are the tokens' weights; not together with `present`.
     """
     if present is not None:
         rows = (
             rows * present.to(rows.dtype)[:, None]
         )  # zero rows contribute nothing to the weight gradient or to sums of rows
-    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight), present)
+    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight), present, factors)
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         rows, weight, chosen, options
     )
-    return Loss(total, likelihood.detach(), len(chosen))
+    sum_of_factors = None if factors is None else float(factors.sum(dtype=torch.float64))
+    return Loss(total, likelihood.detach(), len(chosen), sum_of_factors)
 
 
 class _Options(NamedTuple):
@@ -98,6 +113,8 @@ class _Options(NamedTuple):
     """The buffer to which the weight gradient is added, instead of returning it to PyTorch."""
     present: Tensor | None = None
     """The rows that count, (N,); None for all."""
+    factors: Tensor | None = None
+    """The factor of each row's loss, (N,), float32; None: 1."""
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -112,6 +129,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
         hidden_learns, weight_learns = (options.recording and learns for learns in ctx.needs_input_grad[:2])
         sums = _sum_dtype(hidden)
+        # The gradient of the weight is linear in the hidden states, so their factors give it the rows' factors.
+        weighted = hidden if options.factors is None else (hidden * options.factors[:, None]).to(hidden.dtype)
         at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=sums, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
         weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
@@ -126,19 +145,22 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
             if hidden_gradient is not None or weight_gradient is not None:
                 by_x = None if hidden_gradient is None else hidden_gradient[part]
-                projection.backward(probabilities, x, by_x, weight_gradient)
-        likelihood = _sum_present(log_sum_exps - at_labels, options.present)
-        log_sum_exp_sum = _sum_present(log_sum_exps, options.present)
+                projection.backward(probabilities, weighted[part], by_x, weight_gradient)
+        counted = options.present if options.factors is None else options.factors
+        likelihood = _sum_present(log_sum_exps - at_labels, counted)
+        log_sum_exp_sum = _sum_present(log_sum_exps, counted)
         # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row).
-        total_hidden, total_row = _sum_rows(hidden), _sum_rows(weight)
+        total_hidden, total_row = _sum_rows(weighted), _sum_rows(weight)
         uniform = log_sum_exp_sum - total_hidden @ total_row / len(weight)
         smoothing = options.label_smoothing
         if hidden_gradient is not None:
             uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
             hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(uniform_part)
+            if options.factors is not None:
+                hidden_gradient *= options.factors[:, None]
         if weight_gradient is not None:
             # Σ over n of (smoothed target of n) ⊗ (hidden of n).
-            _add_rows(weight_gradient, labels, hidden, smoothing - 1.0)
+            _add_rows(weight_gradient, labels, weighted, smoothing - 1.0)
             weight_gradient -= total_hidden * (smoothing / len(weight))
             if options.frozen_row is not None:
                 weight_gradient[options.frozen_row] = 0.0
@@ -164,7 +186,7 @@ def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
 
 
 def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return the sum of values (N, 1) over the rows that the mask `present` (N,) marks; None: all rows."""
+    """Return the sum of values (N, 1) times the mask or the factors `present` (N,) of the rows; None: all rows."""
     return values.sum() if present is None else (values * present[:, None]).sum()
 
 

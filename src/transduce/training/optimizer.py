@@ -223,7 +223,7 @@ class FlatUpdate:
             else None
         )
 
-    def update(self, norm: float, tokens: int, rate: float, weight_decay: float) -> None:
+    def update(self, norm: float, tokens: float, rate: float, weight_decay: float) -> None:
         """Update all parameters from a gradient summed over `tokens` tokens, whose norm per token is `norm`.
 
         The gradient is zero afterwards.
@@ -410,7 +410,7 @@ class Optimizer(Protocol):
     def collect_gradient(self) -> None:
         """Collect the gradient of the micro-batch whose backward pass has finished."""
 
-    def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
+    def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
         """Update the weights and return the gradient's norm per token; nothing is updated if the norm is not finite."""
 
     def discard_gradient(self) -> None:
@@ -482,11 +482,11 @@ class FlatOptimizer:
         if self._reduction is not None:
             self._reduction.finish()
 
-    def step(self, tokens: int, rate: float, weight_decay: float = 0.0) -> float:
+    def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
         """Update the weights from the accumulated gradient.
 
         Args:
-            tokens: target tokens of the whole step, over all micro-batches and processes.
+            tokens: target tokens of the whole step, over all micro-batches and processes, each times its weight.
             rate: the learning rate.
             weight_decay: matrices are multiplied by 1 - rate × weight_decay before the update.
 

@@ -262,7 +262,7 @@ class PackedLoss:
         packed = _packed_attention(model, batch)
         if packed is None:
             return None
-        records = self._records and not _Recording.is_watched and model.training and torch.is_grad_enabled()
+        records = self._records_batch(batch) and model.training and torch.is_grad_enabled()
         arrays = self._prefetched.pop(batch, None)
         if arrays is None or arrays.size.counted != records:
             arrays = self._pack(batch, with_capacity=records)
@@ -271,14 +271,20 @@ class PackedLoss:
         if records:
             self._recorder = self._recorder or packed.record_losses(model)
             return self._replay(packed, self._recorder, arrays, batch.target_tokens)
-        return self._loss(packed, unpack(to_device(arrays.numbers, model.source_weight.device), arrays.size))
+        device = model.source_weight.device
+        weights = token_weights(batch, device, model.config.pad_id)
+        return self._loss(packed, unpack(to_device(arrays.numbers, device), arrays.size), weights)
 
     def prefetch(self, batch: Batch) -> None:
         """Pack a training batch (remove its padding) before its loss is computed."""
         if _packed_attention(self._model, batch) is not None:
-            arrays = self._pack(batch, with_capacity=self._records)
+            arrays = self._pack(batch, with_capacity=self._records_batch(batch))
             if arrays is not None:
                 self._prefetched[batch] = arrays
+
+    def _records_batch(self, batch: Batch) -> bool:
+        """Return whether a batch may be recorded; recorded CUDA graphs have no weights of pairs."""
+        return self._records and batch.weights is None and not _Recording.is_watched
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
         """Pack a batch without padding; `with_capacity` rounds its sizes up to one of few, for recorded CUDA graphs."""
@@ -297,7 +303,7 @@ class PackedLoss:
 
         return Loss(*recorder(arrays.size, arrays.numbers, compute), tokens)
 
-    def _loss(self, packed: PackedAttention, batch: PackedBatch) -> Loss:
+    def _loss(self, packed: PackedAttention, batch: PackedBatch, factors: Tensor | None = None) -> Loss:
         hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
         return row_cross_entropy(
             hidden[0],
@@ -306,7 +312,20 @@ class PackedLoss:
             present=batch.present,
             frozen_row=self._model.config.frozen_row,
             label_smoothing=self._label_smoothing,
+            factors=factors,
         )
+
+
+def sentence_weights(batch: Batch, device: torch.device) -> Tensor | None:
+    """Return the weight of each pair of a batch, (B,), on a device; None if the pairs have no weights."""
+    return None if batch.weights is None else to_device(batch.weights, device)
+
+
+def token_weights(batch: Batch, device: torch.device, pad_id: int) -> Tensor | None:
+    """Return the weight of each target token of a batch, (N,), on a device; None if the pairs have no weights."""
+    if batch.weights is None:
+        return None
+    return to_device(np.repeat(batch.weights, (batch.target != pad_id).sum(axis=1)), device)
 
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:

@@ -10,7 +10,7 @@ from transduce.training.schedule import ScheduleName
 
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
-BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "f1", "skill"]
+BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "macro_f1", "f1", "skill"]
 # The projections of a layer that LoRA can adapt.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 # With a higher rate even Adam's steps exceed the range of float32.

@@ -4,13 +4,16 @@ Legend: B texts, C classes.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,12 +21,13 @@ from transduce.data.batches import Batch
 from transduce.data.labelled import LabeledBatch, LabeledPlan, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
+from transduce.evaluation.scores import score_labels
 from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
-from transduce.tasks.corpus import TaskCorpus, TaskText
+from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.encoders import (
     BERT,
     DEFAULT_CONTEXT,
@@ -54,7 +58,7 @@ from transduce.text.filters import PairFilter
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.choices import Choice, Preset
+from transduce.training.choices import Choice, ChoiceLog, Preset
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
@@ -64,7 +68,9 @@ from transduce.training.settings import BestBy, OptimizerName
 _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
+_MOST_SHOWN = 8  # labels in a message
 ACCURACY: Final = "accuracy"
+MACRO_F1: Final = "macro_f1"
 
 
 class ClassificationTask:
@@ -80,10 +86,14 @@ class ClassificationTask:
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
         own_logits = logits[: len(labels)]
-        likelihood = F.cross_entropy(own_logits, labels, reduction="sum")
-        smoothed = F.cross_entropy(own_logits, labels, reduction="sum", label_smoothing=self.label_smoothing)
+        likelihood = F.cross_entropy(own_logits, labels, reduction="none")
+        smoothed = F.cross_entropy(own_logits, labels, reduction="none", label_smoothing=self.label_smoothing)
+        weight = None
+        if batch.weights is not None:
+            weights = to_device(batch.weights, logits.device)  # (B,)
+            likelihood, smoothed, weight = likelihood * weights, smoothed * weights, float(batch.weights.sum())
         # A process without own texts has a dummy text that counts nothing but takes part in the gradient.
-        return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), len(labels))
+        return Loss(smoothed.sum() + 0.0 * logits.sum(), likelihood.sum().detach(), len(labels), weight)
 
     def logits(self, batch: Batch) -> Tensor:
         """Return the logits of the classes, (B, C), float32."""
@@ -93,7 +103,7 @@ class ClassificationTask:
 
 
 class LabeledDevSet:
-    """A labeled dev set: it measures the loss and the accuracy of a classifier."""
+    """A labeled dev set: it measures the loss, the accuracy and the macro F1 of a classifier, without weights."""
 
     def __init__(
         self,
@@ -114,19 +124,21 @@ class LabeledDevSet:
         """Measure the loss and the accuracy on the dev set of a model with these weights."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
-        nats, hits = 0.0, list[float]()
+        nats, hits, predicted, right = 0.0, list[float](), list[str](), list[str]()
         for batch in self.batches:
             logits = self.task.logits(batch).cpu()
             labels = torch.from_numpy(batch.target)[:, 0]
             nats += float(F.cross_entropy(logits, labels, reduction="sum"))
             hits += (100.0 * (logits.argmax(-1) == labels)).tolist()
+            predicted += map(str, logits.argmax(-1).tolist())
+            right += map(str, labels.tolist())
         loss = nats / max(1, len(hits))
         contributions = hits if self.best_by == ACCURACY else []
         return ValidationEvent(
             step=step,
             loss=loss,
             perplexity=float(torch.tensor(min(loss, 100.0)).exp()),
-            scores={ACCURACY: sum(hits) / max(1, len(hits))},
+            scores={ACCURACY: sum(hits) / max(1, len(hits)), MACRO_F1: score_labels(predicted, right).macro_f1},
             validation_seconds=time.monotonic() - started_at,
             standard_error=standard_error(contributions),
             contributions=contributions,
@@ -138,9 +150,10 @@ class Classification(TextKind):
 
     name = "classification"
     model_kinds = ("encoder",)
-    measures = ("loss", ACCURACY)
+    measures = ("loss", ACCURACY, MACRO_F1)
+    accepts_weights = True
     label_smoothing = 0.0
-    task_settings = ("context",)
+    task_settings = ("context", "class_weights")
     search_advice = "leave it out"
     unused_filters = ("max_pieces", "max_length_ratio", "drop_identical")
 
@@ -174,10 +187,17 @@ class Classification(TextKind):
 
     def prepare(self, request: Preparation) -> TaskCorpus:
         """Prepare the corpus, and check that the vocabulary can spell the labels."""
-        text = self.text(request.settings.data)
+        text = self.read_text(request.settings, request.folder, overwrite=True)
         if request.tokenizer is not None:
             _check_labels(text, request.tokenizer.target, f"that of {request.settings.init_from}")
-        corpus = super().prepare(request)
+        corpus = prepare_corpus(
+            request.settings,
+            text,
+            request.folder,
+            request.choose_tokenizer,
+            request.display,
+            tokenizer=request.tokenizer,
+        )
         if request.tokenizer is None:
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
         return corpus
@@ -231,14 +251,29 @@ class Classification(TextKind):
         """Choose the best model by accuracy, which still rises when the loss has started to increase."""
         return Choice(ACCURACY, "of the dev texts")
 
+    def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
+        """Refuse weights of classes that the corpus does not have, and log the weights.
+
+        Raises:
+            TransduceError: `task.class_weights` names a label that no text has.
+        """
+        if resolved.task.class_weights is None:
+            return
+        weights = class_weights(corpus, resolved)
+        shown = ", ".join(f"{label} {weight:.3g}" for label, weight in list(weights.items())[:_MOST_SHOWN])
+        more = ", …" if len(weights) > _MOST_SHOWN else ""
+        choice_log.record("task.class_weights", None, Choice(shown + more, "the loss of each class, set by you"))
+
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: cross-entropy of the classes."""
         return ClassificationTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
         """Return the training batches; `training.batch_tokens` counts texts."""
+        texts = _texts(corpus.prepared, corpus, resolved)
+        texts.weights = _weights(corpus, resolved, texts.labels)
         return LabeledPlan(
-            _texts(corpus.prepared, corpus, resolved),
+            texts,
             rows=resolved.micro_batch_tokens,
             seed=resolved.training.seed,
             pad_id=resolved.model.pad_id,
@@ -301,9 +336,41 @@ class Classification(TextKind):
         )
         event = self.validation(corpus, resolved, placement).validate(classifier.model.state_dict(), step or 0)
         texts = 0 if corpus.dev is None else corpus.dev.pairs
-        summary = f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, {event.loss:.3f} nats a text."
+        summary = (
+            f"Dev set: accuracy {event.scores[ACCURACY]:.2f} % of {texts:,} texts, macro F1 "
+            f"{event.scores[MACRO_F1]:.2f}, {event.loss:.3f} nats a text."
+        )
         card = self.card(corpus, resolved, step, summary)
         return Outcome.of(summary, f"Try: transduce classify {placement.folder}", card, event)
+
+
+def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, float]:
+    """Return the weight of each class in the loss, by its label.
+
+    Raises:
+        TransduceError: the settings name a label that no text has.
+    """
+    names, setting = class_names(corpus), resolved.task.class_weights
+    if setting == "balanced":
+        counts = Counter(_labels(corpus.prepared, corpus.tokenizer))
+        return {name: counts.total() / (len(counts) * counts[name]) if counts[name] else 1.0 for name in names}
+    weights = setting or {}
+    for label in weights:
+        if label not in names:
+            raise TransduceError(
+                f'`task.class_weights` names the label "{label}", but the labels are {", ".join(names[:_MOST_SHOWN])}'
+                f"{', …' if len(names) > _MOST_SHOWN else ''}: correct it."
+            )
+    return {name: weights.get(name, 1.0) for name in names}
+
+
+def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    """Return the weight of each training text, the product of those of its line and of its class; None: all are 1."""
+    of_texts = corpus.prepared.read_run_weights([(0, corpus.prepared.pairs)])
+    if resolved.task.class_weights is None:
+        return of_texts
+    of_classes = np.array(list(class_weights(corpus, resolved).values()), np.float32)[labels]
+    return of_classes if of_texts is None else of_texts * of_classes
 
 
 def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:

@@ -232,6 +232,8 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    accepts_weights: ClassVar[bool] = False
+    """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
     accepts_several_directions: ClassVar[bool] = False
     """True if a run may have corpora of several language pairs (`data.corpora`)."""
     uses_placeholders: ClassVar[bool] = False
@@ -256,6 +258,8 @@ class TaskKind(ABC, Generic[C]):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.corpora and not self.accepts_several_directions:
             raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
+        if settings.data.weight_column is not None and not self.accepts_weights:
+            raise TransduceError(f"`data.weight_column` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.accepts_back_translations:
             raise TransduceError(
                 f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
@@ -507,10 +511,19 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             directions=directions,
         )
 
-    training = files(data.source, data.target, data.directions)
+    weights = tuple(corpus.loss_weight for corpus in data.corpora for _ in corpus.source)
+    training = msgspec.structs.replace(
+        files(data.source, data.target, data.directions),
+        back_translated=data.back_translated,
+        weight_field=data.weight_column,
+        loss_weights=weights if any(weight != 1.0 for weight in weights) else (),
+    )
+    dev = files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None
+    if dev is not None and data.weight_column is not None:
+        dev = msgspec.structs.replace(dev, ignored_fields=(data.weight_column,))
     return TaskText(
-        files=msgspec.structs.replace(training, back_translated=data.back_translated),
-        dev=files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None,
+        files=training,
+        dev=dev,
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),
     )

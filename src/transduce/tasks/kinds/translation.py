@@ -55,7 +55,7 @@ from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_toke
 from transduce.training.choices import Choice, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.prefetch import Batches, PackedLoss, to_device
+from transduce.training.prefetch import Batches, PackedLoss, sentence_weights, to_device
 from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
@@ -111,6 +111,7 @@ class TranslationTask:
             pad_id=config.pad_id,
             frozen_row=config.frozen_row,
             label_smoothing=self.label_smoothing,
+            sentence_weights=sentence_weights(batch, device),
         )
 
 
@@ -252,6 +253,7 @@ class Translation(TextKind):
     writes_translations = True
     accepts_back_translations = True
     accepts_several_directions = True
+    accepts_weights = True
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:

@@ -28,18 +28,29 @@ def to_toml(settings: msgspec.Struct) -> str:
 def _toml_lines(content: Mapping[str, Any], prefix: str) -> Iterable[str]:
     for key, value in content.items():
         if value is not None and not isinstance(value, Mapping):
-            yield f"{key} = {_toml_value(value)}"
+            yield f"{_toml_key(key)} = {_toml_value(value)}"
     for key, value in content.items():
         if isinstance(value, Mapping):
             yield f"\n[{prefix}{key}]"
             yield from _toml_lines(value, f"{prefix}{key}.")
 
 
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else msgspec.json.encode(key).decode()
+
+
+_BARE_KEY = re.compile("[A-Za-z0-9_-]+")
+
+
 def _toml_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml_value(item)}" for key, item in value.items() if item is not None) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
+            + "}"
+        )
     # JSON strings, numbers and booleans are valid TOML, except for DEL, which TOML requires to be escaped.
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
@@ -158,6 +169,10 @@ def _parse(assignment: str) -> tuple[str, Any]:
     return key.strip(), _parse_value(text.strip())
 
 
+# Settings whose value is a table with keys of the user, which may have dots.
+_TABLES_OF_VALUES = ("task.class_weights",)
+
+
 def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     """Set a setting by its dotted name in nested tables; a table is merged with an existing one.
 
@@ -175,7 +190,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
         if not isinstance(inner, dict):
             raise TransduceError(f"`{name}` belongs to the table `{table}`, but `{table}` was set to {inner!r}.")
         content = inner
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or name in _TABLES_OF_VALUES:
         content[last] = _plain(value)
         return
     content.setdefault(last, {})
@@ -235,7 +250,7 @@ def _checked(content: Mapping[str, Any]) -> Settings:
 
 def _path_of(location: str) -> list[str]:
     """Return the keys to a wrong value from msgspec's location; an index stays only in an array of tables."""
-    keys = location.rstrip("`").split(".")
+    keys = location.rstrip("`").partition("[...]")[0].split(".")  # behind it is a key of a table of values
     return [*keys[:-1], keys[-1].partition("[")[0]]
 
 
@@ -276,6 +291,8 @@ def _kinds(hint: Any) -> str:
     if get_origin(hint) in (tuple, list):
         count = "" if get_origin(hint) is list or ... in get_args(hint) else f" of {len(get_args(hint))}"
         return f'a list{count}, such as ["a", "b"]'
+    if get_origin(hint) is dict:
+        return "a table"
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "a text")
 
 

@@ -38,6 +38,7 @@ from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # Maximum of how often an epoch contains a pair.
 _MAX_REPEATS = 100
+_MAX_CLASS_WEIGHT = 1e6
 
 
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,12 +76,23 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     merges: int | None = None
     """Parsing: how many of the most frequent runs of symbols between two words become one token each; None: 1,000."""
 
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
+    """Classification: the weight of each class in the loss, a table of labels; classes without an entry have the weight
+    1. `balanced` gives all classes the same share: texts / (classes × texts of the class). None: 1."""
+
     series: SeriesSettings | None = None
     """Time series: which columns are read, and what is forecast."""
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 2:
             raise TransduceError(f"`task.context` must be at least 2, but is {self.context}.")
+        if isinstance(self.class_weights, dict):
+            for label, weight in self.class_weights.items():
+                if not 0.0 < weight <= _MAX_CLASS_WEIGHT:
+                    raise TransduceError(
+                        f"`task.class_weights` must be above 0 and at most {_MAX_CLASS_WEIGHT:g}, but that of "
+                        f'"{label}" is {weight:g}: to leave its texts out, delete them.'
+                    )
         if self.merges is not None and self.merges < 0:
             raise TransduceError(f"`task.merges` must not be negative, but is {self.merges}.")
 
@@ -105,6 +117,8 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """By how much more often than by the number of its pairs the corpus is sampled."""
     upsample: float | None = None
     """How often an epoch contains each pair, at least 1; None: by `weight` and `data.temperature`."""
+    loss_weight: float = 1.0
+    """The factor of the pairs' losses; unlike `weight`, it does not change how often they are sampled."""
 
     def __post_init__(self) -> None:
         name = " ".join(self.source[:1]) or "one"
@@ -119,6 +133,10 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             )
         if self.upsample is not None and not 1.0 <= self.upsample <= _MAX_REPEATS:
             raise TransduceError(f"`upsample` must be from 1 to {_MAX_REPEATS}, but is {self.upsample:g} for {name}.")
+        if not 0.0 < self.loss_weight <= _MAX_REPEATS:
+            raise TransduceError(
+                f"`loss_weight` must be above 0 and at most {_MAX_REPEATS}, but is {self.loss_weight:g} for {name}."
+            )
         if bool(self.target) != bool(self.dev_target) and self.dev_source and self.dev_target:
             raise TransduceError(f"The dev set of {name} must have the form of its training text: name the same sides.")
 
@@ -167,6 +185,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
     names such as `source` and `target`, or the only two columns. For tagging: those of words and tags, by number from 1
     or by name; None: the first and the last."""
+
+    weight_column: str | None = None
+    """The column of tables, or field of JSON lines, that holds the weight of each training pair in the loss. A weight
+    of 2 counts as if the pair occurred twice, and 0 leaves it out. None: every pair has the weight 1."""
 
     strict_format: bool = False
     """A line of a .tsv file without two columns is an error; otherwise it is skipped and counted."""
