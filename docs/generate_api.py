@@ -82,6 +82,7 @@ GROUPS = {
         "DoctorSubject",
         "DoctorReport",
     ],
+    "Experiments": ["experiment", "ExperimentReport"],
     "Models and tokenizers": [
         "Transformer",
         "ModelConfig",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
+    from transduce.inspection.experiments import ExperimentReport, experiment
     from transduce.inspection.installation import InstallReport, check_install
     from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
     from transduce.inspection.pronouns import PronounAttention, PronounPair
@@ -90,6 +91,7 @@ __all__ = [
     "DoctorReport",
     "DoctorSubject",
     "DocumentSettings",
+    "ExperimentReport",
     "ExportReport",
     "Filler",
     "Filling",
@@ -148,6 +150,7 @@ __all__ = [
     "estimate_quality",
     "evaluate",
     "examine",
+    "experiment",
     "export",
     "fill_embeddings",
     "import_model",
@@ -199,6 +202,7 @@ _DEFINED_IN = {
     "DoctorReport": "transduce.inspection.doctor",
     "DoctorSubject": "transduce.inspection.doctor:Subject",
     "DocumentSettings": "transduce.documents.units",
+    "ExperimentReport": "transduce.inspection.experiments",
     "ExportReport": "transduce.exchange.export",
     "Filler": "transduce.inference.mask_filler",
     "Filling": "transduce.inference.mask_filler",
@@ -246,6 +250,7 @@ _DEFINED_IN = {
     "estimate_quality": "transduce.inference.redecoding",
     "evaluate": "transduce.inference.evaluate",
     "examine": "transduce.inspection.doctor",
+    "experiment": "transduce.inspection.experiments",
     "export": "transduce.exchange.export",
     "fill_embeddings": "transduce.interop.word_vectors",
     "import_model": "transduce.exchange.import_folder:import_model_folder",

@@ -41,6 +41,7 @@ VERBS = {
     "compare": "test whether the difference between two models or outputs is significant",
     "inspect": "inspect one translation: attention, probabilities, the beam's tree",
     "align": "align the words of sentence pairs",
+    "experiment": "train variants with several seeds, and report which are better",
     "plot": "plot positions, masks, schedules, attention, and the progress of a run",
     "check-install": "report versions, hardware and extras, and which backends train and decode here",
     "doctor": "check that a model is implemented correctly, and find problems of a corpus",

@@ -229,7 +229,9 @@ def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
     return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
-ATTENTIONS: dict[str, type[MultiHeadAttention]] = {"multi-head": MultiHeadAttention}
+ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
+    "multi-head": MultiHeadAttention,
+}
 """The class of each attention that `model.attention` names."""
 
 

@@ -20,7 +20,7 @@ from transduce.tasks.settings.structs import Settings, convert_settings
 # --- TOML text ---
 
 
-def to_toml(settings: msgspec.Struct) -> str:
+def to_toml(settings: msgspec.Struct | Mapping[str, Any]) -> str:
     """Return settings as the text of a TOML file; settings that are None are left out."""
     return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
 
