@@ -26,6 +26,7 @@ RENAMED = {
 """Pages whose names in the site differ from their paths below `docs`."""
 
 ENGLISH_ONLY = '\n!!! note ""\n    本页目前只有英文版。\n'
+_HEADING = re.compile(r"^#{2,6} +(.+)$", re.MULTILINE)
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CHINESE_BREAK = re.compile(r"(?<=[\u201d\u2026\u3001-\u9fff\uff01-\uffef])\n *(?=[\u201c\u3001-\u9fff\uff01-\uffef])")
@@ -50,6 +51,21 @@ def site_pages(language: str) -> dict[str, str]:
         if (ROOT / path).is_file() and (language == "zh" or not is_chinese(path)):
             pages[path] = RENAMED.get(path, path.removeprefix("docs/").removeprefix("zh/"))
     return pages
+
+
+def chinese_anchor(english: str, name: str, anchor: str) -> str:
+    """Return the anchor of the Chinese page `docs/zh/NAME` that corresponds to one of the English page.
+
+    The headings of both pages correspond by their order. Where they do not, the link leads to the top of the page.
+    """
+    chinese = ROOT / "docs" / "zh" / name
+    if not chinese.is_file():
+        return anchor
+    headings, others = (
+        [slug(text) for text in _HEADING.findall(_FENCE.sub("", path.read_text("utf-8")))]
+        for path in (ROOT / english, chinese)
+    )
+    return others[headings.index(anchor)] if anchor in headings and len(headings) == len(others) else ""
 
 
 def on_config(config: Any) -> None:
@@ -118,6 +134,12 @@ def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[s
             found = wanted.removeprefix("docs/")
         if found is None:
             return text  # a file of the repository, such as a program, which the site does not have
+        if is_chinese(path) and not is_chinese(wanted) and (ROOT / "docs" / "zh" / found).is_file():
+            # The English page has a Chinese one, but is meant: it is in the English site, outside of this one.
+            html = "../" * (name.count("/") + 1) + found.removesuffix(".md") + f".html#{anchor}"
+            return f'<a href="{html.rstrip("#")}">{text}</a>'
+        if language == "zh" and anchor and not is_chinese(path):
+            anchor = chinese_anchor(wanted, found, anchor)
         relative = os.path.relpath(found, posixpath.dirname(name) or ".").replace(os.sep, "/")
         return f"{picture}[{text}]({relative}{'#' if anchor else ''}{anchor})"
 

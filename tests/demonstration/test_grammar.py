@@ -26,6 +26,7 @@ from transduce.demonstration.grammar import (
     DemoCorpus,
     combinations,
     generate,
+    greeting,
     pair_of,
 )
 from transduce.demonstration.nominals import (
@@ -287,6 +288,20 @@ def test_every_chinese_word_is_aligned_and_only_words_that_chinese_lacks_are_not
         assert {i for i, _ in pair.alignment} == set(range(len(pair.source_words)))
         linked = {j for _, j in pair.alignment}
         assert {word for j, word in enumerate(pair.target_words) if j not in linked} <= without
+
+
+def test_greetings_come_out_as_people_say_them() -> None:
+    chance = random.Random(2)
+    said = {pair.source: pair.target for pair in (pair_of(greeting(chance)) for _ in range(2000))}
+    expected = {
+        "你好": "hello",
+        "再见玛丽": "goodbye Mary",
+        "谢谢": "thank you",
+        "谢谢你的书": "thank you for your book",
+        "你好吗？": "how are you?",
+        "明天见": "see you tomorrow",
+    }
+    assert {source: said.get(source) for source in expected} == expected
 
 
 def test_an_alignment_of_words_in_another_order() -> None:

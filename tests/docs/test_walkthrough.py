@@ -10,7 +10,7 @@ from transduce.tasks.settings.reading import setting_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "transduce"
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "zh").glob("*.md")])
 _PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 
 

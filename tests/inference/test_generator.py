@@ -234,3 +234,26 @@ def test_sampling_options_of_a_call_sample(generator: Generator) -> None:
     assert generator("ab", max_length=9, temperature=0.5, top_k=4, top_p=0.8, seed=2) == generator("ab", search=search)
     greedy = generator("ab", search=SearchSettings(beam_size=1, max_length=9))
     assert generator("ab", max_length=9, temperature=0).text == greedy.text
+
+
+@pytest.mark.parametrize(
+    "search", [GREEDY, msgspec.structs.replace(GREEDY, beam_size=2, n_best=2)], ids=["greedy", "beam"]
+)
+def test_several_prompts_are_continued_as_each_alone(generator: Generator, search: SearchSettings) -> None:
+    """Some of them fill the context, some do not."""
+    search = msgspec.structs.replace(search, max_length=7)
+    prompts = ["abc", "", "d e f g h i a b c", "hi", "a b\nc d e f"]
+    found = generator(prompts, search=search)
+    assert [each.prompt for each in found] == prompts
+    for prompt, each in zip(prompts, found, strict=True):
+        alone = generator(prompt, search=search)
+        assert [one.text for one in each.continuations] == [one.text for one in alone.continuations]
+
+
+def test_samples_of_a_prompt_do_not_depend_on_other_prompts(generator: Generator) -> None:
+    search = SearchSettings(n_best=2, max_length=6, sampling=SamplingSettings(temperature=0.9, top_k=4, seed=5))
+    prompts = ["abc", "hi d", "b"]
+    found = generator(prompts, search=search)
+    for prompt, each in zip(prompts, found, strict=True):
+        alone = generator(prompt, search=search)
+        assert [one.text for one in each.continuations] == [one.text for one in alone.continuations]

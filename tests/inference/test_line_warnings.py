@@ -54,6 +54,19 @@ def test_one_warning_of_each_kind_with_the_first_lines() -> None:
     assert str(others).startswith("warning: 2 lines (1, 2) are in Cyrillic letters, not in Chinese: ")
 
 
+def test_letters_that_the_vocabulary_lacks_are_reported() -> None:
+    warnings = LineWarnings(
+        "zh", "en", unknown_characters=lambda text: "".join(each for each in text if each in "量😆й")
+    )
+    warnings.add(1, "量子计算机很贵", "Tea is expensive.")
+    warnings.add(2, "我喜欢茶 😆", "I like tea 😆")
+    warnings.add(3, "请看 https://example.com/й 这里", "Look at https://example.com/й here")
+    assert str(warnings) == (
+        "warning: line 1 has letters that the model has never seen (量): do not rely on these translations, which are "
+        "outside of what the model has learned.\n"
+    )
+
+
 def test_the_command_warns_and_translates_all_the_same(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
+from transduce.inference.decoding import find_compiled_search
+from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.prepacked import quantize
@@ -16,6 +18,10 @@ from transduce.kernels.select import decoded_model, int8_linear_maker, make_infe
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
 from transduce.model.transformer import DecodingState
+from transduce.search.beam import Beam, BeamSearch
+from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, Rule
+from transduce.search.scorer import Bounds, Search, run
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -111,3 +117,49 @@ def test_bricks_without_programs_are_left_to_pytorch() -> None:
         assert isinstance(start_prompts(model, PROMPTS, LENGTHS), PromptState)
     _, plain = build("fp32")
     assert isinstance(start_prompts(plain, PROMPTS, LENGTHS), PromptState)
+
+
+END = 2
+RULES: list[list[Rule]] = [
+    [],
+    [ExtraEndTokens(END, [30, 31, 32], summed=False), MinimumLength(3, END), NoRepeatedNgrams(2)],
+]
+
+
+def continuing(model: Decoder, prompts: list[list[int]], context: int = 500) -> ContinuingScorer:
+    return ContinuingScorer(model, prompts, context=context, excluded_ids=[PAD, 7])
+
+
+@pytest.mark.parametrize("rules", RULES, ids=["no rules", "rules"])
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("changes", [VARIANTS["Llama"], VARIANTS["GPT-2"] | {"max_positions": 500}], ids=str)
+@torch.inference_mode()
+def test_the_compiled_search_continues_prompts_as_step_by_step(
+    changes: dict[str, object], beam_size: int, rules: list[Rule]
+) -> None:
+    model, _ = build("int8", changes)
+    prompts = [row[:length] for row, length in zip(PROMPTS.tolist(), LENGTHS.tolist(), strict=True)]
+    longest = [70, 3, 150, 1, 40]  # more than the first buffers hold
+    bounds, beam = Bounds(0, END, torch.tensor(longest)), Beam(beam_size=beam_size, n_best=min(2, beam_size))
+    program = find_compiled_search(continuing(model, prompts), bounds, beam, rules=rules)
+    assert program is not None
+    stepwise: Search = BeamSearch(continuing(model, prompts), bounds, beam, rules=rules)
+    if beam_size == 1:
+        stepwise = GreedySearch(continuing(model, prompts), bounds, take_argmax, alpha=beam.alpha, rules=rules)
+    found, expected = run(program), run(stepwise)
+    assert [[each.ids for each in own] for own in found] == [[each.ids for each in own] for own in expected]
+    for number, prompt in enumerate(prompts):
+        alone = find_compiled_search(
+            continuing(model, [prompt]), bounds._replace(max_lengths=torch.tensor([longest[number]])), beam, rules=rules
+        )
+        assert alone is not None
+        assert run(alone)[0] == found[number]
+
+
+@torch.inference_mode()
+def test_texts_that_fill_the_context_are_continued_step_by_step() -> None:
+    model, _ = build("int8", VARIANTS["GPT-2"])
+    for context, is_compiled in ((13, True), (12, False)):
+        bounds = Bounds(0, END, torch.tensor([9]))
+        program = find_compiled_search(continuing(model, [[4, 5, 6, 8, 9]], context), bounds, Beam(beam_size=1))
+        assert (program is not None) is is_compiled

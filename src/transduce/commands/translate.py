@@ -45,7 +45,7 @@ from transduce.inference.bulk_files import (
     translate_portions,
 )
 from transduce.inference.decoding import read_max_source_tokens
-from transduce.inference.line_warnings import resolve_languages, with_warnings
+from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 from transduce.inference.quality_estimation import describe_wrong_language
 from transduce.inference.redecoding import redecode
 from transduce.inference.segmentation import join_wrapped_lines
@@ -268,11 +268,17 @@ def translated(
     options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
 ) -> Iterator[tuple[Portion, str]]:
     """Yield each group of input lines with its translated text, computed by one process or several."""
+
+    def make_warnings() -> LineWarnings:
+        folder = Path(folders[0])
+        return LineWarnings(
+            *resolve_languages(folder, options.source_language, options.target_language),
+            unknown_characters=unknown_characters_of(folder),
+            noun="output line" if options.join_lines else "line",
+        )
+
     results = with_warnings(
-        _translated(options, folders, job, waiting),
-        lambda: resolve_languages(Path(folders[0]), options.source_language, options.target_language),
-        is_line_by_line=job.search.n_best == 1,
-        noun="output line" if options.join_lines else "line",
+        _translated(options, folders, job, waiting), make_warnings, is_line_by_line=job.search.n_best == 1
     )
     return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)
 

@@ -28,6 +28,7 @@ from transduce.documents.units import Document, DocumentSettings, Unit, plain_te
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import Job
 from transduce.inference.line_warnings import LineWarnings
+from transduce.inference.translator import Translator
 from transduce.text.files import count_noun
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "mark_fuzzy", "encoding")
@@ -156,7 +157,7 @@ def translate_file(
     content, started_at = Path(file).read_bytes(), time.monotonic()
     document = read_document(file, content, settings, LOCAL_LIMITS)
     translate = ModelTexts(translator, job.search, glossary=job.glossary, text_settings=job.text_settings)
-    warnings = _UnitWarnings(translator.source_language, translator.target_language)
+    warnings = _UnitWarnings(translator)
     with _progress_bar(document, Path(file).name) as advance:
 
         def observe(units: Sequence[Unit], translations: Sequence[str]) -> None:
@@ -205,8 +206,13 @@ def _write_stream(path: str | None, content: bytes) -> None:
 class _UnitWarnings:
     """A collector of warnings about the texts of a document, which are numbered from 1."""
 
-    def __init__(self, source_language: str | None, target_language: str | None) -> None:
-        self._warnings = LineWarnings(source_language, target_language, noun="text")
+    def __init__(self, translator: Translator) -> None:
+        self._warnings = LineWarnings(
+            translator.source_language,
+            translator.target_language,
+            unknown_characters=translator.tokenizer.source.unknown_characters,
+            noun="text",
+        )
         self._count = 0
 
     def add(self, units: Sequence[Unit], translations: Sequence[str]) -> None:

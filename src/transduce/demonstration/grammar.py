@@ -27,6 +27,7 @@ from transduce.demonstration.lexicon import (
     FAMILY,
     FEELINGS,
     FOODS,
+    GIFTS,
     GIVE,
     GO,
     HAVE,
@@ -62,6 +63,7 @@ from transduce.demonstration.lexicon import (
 from transduce.demonstration.nominals import (
     FIRST,
     NAMED,
+    NOTHING,
     NOUNS,
     OWNERS,
     PAIRS,
@@ -384,6 +386,38 @@ def _abode(random: Random) -> Phrase:
     return phrase(place.source, place.where)
 
 
+# --- greetings -----------------------------------------------------------------------------------------------------
+
+_GREETINGS = (
+    phrase("你好", "hello"),
+    phrase("早上好", "good morning"),
+    phrase("晚上好", "good evening"),
+    phrase("晚安", "good night"),
+    phrase("再见", "goodbye"),
+    phrase("明天 见", "see you tomorrow", "0-2 1-0 1-1"),
+    phrase("谢谢", "thank you"),
+    phrase("谢谢 你", "thank you", "0-0 1-1"),
+    phrase("对不起", "sorry"),
+    phrase("欢迎", "welcome"),
+)
+_ADDRESSED = (*(phrase(*name) for name in NAMES), *(phrase(noun.source, noun.one) for noun in OCCUPATIONS))
+
+
+def greeting(random: Random) -> Phrase:
+    """Return a random greeting, thanks or apology: 你好, 再见玛丽, 谢谢你的书, 你妈妈好吗, 早上好，他是老师."""
+    words, kind = random.choice(_GREETINGS), random.random()
+    if kind < 0.05:
+        return words
+    if kind < 0.25:
+        return words + (phrase("，", ",") if kind < 0.15 else NOTHING) + random.choice(_ADDRESSED)
+    if kind < 0.8:
+        return words + phrase("，", ",") + random.choice((identity, feeling, quality, location, possession))(random)
+    if kind < 0.9:
+        return phrase("谢谢", "thank you for") + owned(NOUNS[random.choice(GIFTS.split())], "你").object
+    person = asked(random)
+    return swap(person.subject, phrase("好", f"how {BE[person.agreement]}")) + particle()
+
+
 def existence(random: Random) -> Phrase:
     """Return a random sentence about what exists at a place: 桌子上有三本书, "there are three books on the table"."""
     source, english, links, nouns = random.choice(SPOTS)
@@ -524,6 +558,7 @@ RULES = (
     (possession, 4),
     (possession_question, 2),
     (thought, 3),
+    (greeting, 5),
 )
 
 
@@ -544,8 +579,8 @@ class AlignedPair(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """The English sentence, with no space before a question mark."""
-        return " ".join(self.target_words).replace(" ?", "?")
+        """The English sentence, with no space before a comma or a question mark."""
+        return " ".join(self.target_words).replace(" ?", "?").replace(" ,", ",")
 
 
 class DemoCorpus(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from transduce.inference.batch_invariance import (
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import ContinuingScorer, TransformerScorer
 from transduce.model.backend import BatchSearch, SearchBounds, SearchRules
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
@@ -33,6 +33,7 @@ from transduce.search.beam import Beam, BeamSearch, Coverage, GenerateSearch, Lo
 from transduce.search.constraints import ConstrainedSelection, Phrase
 from transduce.search.greedy import Draw, GreedySearch, make_hypothesis, take_argmax
 from transduce.search.rules import (
+    ExtraEndTokens,
     Forbid,
     ForcedPrefix,
     ForcedToken,
@@ -240,9 +241,11 @@ def find_compiled_search(
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
     """
-    if not isinstance(scorer, TransformerScorer) or beam.groups > 1:
+    if not isinstance(scorer, TransformerScorer | ContinuingScorer) or beam.groups > 1:
         return None
     longest: list[int] = bounds.max_lengths.tolist()
+    if isinstance(scorer, ContinuingScorer) and max(longest) > scorer.remaining_positions + 1:
+        return None  # the texts would be read again, with their first half cut off
     ranking = "paper" if generate is None else generate.stop
     compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id)
     if compiled_rules is None:
@@ -284,7 +287,9 @@ def _compiled_rules(rules: Sequence[Rule], longest: list[int], never: Sequence[i
     certain: list[int] = []
     found, impossible = SearchRules(), set(never)
     for rule in (*inner, *rules):
-        if type(rule) is Forbid:
+        if type(rule) is ExtraEndTokens and rule is rules[0] and not rule.summed and rule.eos_id == eos_id:
+            found = found._replace(more_ends=tuple(rule.more_ids))
+        elif type(rule) is Forbid:
             found = found._replace(forbidden=(*found.forbidden, *rule.ids))
             impossible |= set() if rule in inner else set(rule.ids)
         elif type(rule) is MinimumLength and rule.eos_id == eos_id:

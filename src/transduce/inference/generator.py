@@ -9,17 +9,17 @@ Legend: W texts of one prompt, t new tokens so far.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import torch
 from torch import Tensor
 
 from transduce.acceleration import decoded_model
-from transduce.argument_checks import as_path, as_text
+from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import build_rules, explain_search_out_of_memory
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, find_compiled_search
 from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
@@ -41,6 +41,7 @@ __all__ = ["Continuation", "Generation", "Generator", "TextScore", "decode_with_
 DEFAULT_LENGTH = 200
 # Sampling at a temperature slightly below 1 gives likely but varied texts.
 DEFAULT_SEARCH = SearchSettings(max_length=DEFAULT_LENGTH, sampling=SamplingSettings(temperature=0.8))
+_MAX_TEXTS = 64  # continued at once, counting the hypotheses of a beam
 _ENDLESS = -1  # an end-symbol id that no token has
 # Search settings that need a source text, with the values that leave them off.
 _TRANSLATION_ONLY = {"coverage_penalty": 0.0, "diverse_groups": 1, "batch_invariant": False, "generate": None}
@@ -136,6 +137,7 @@ class Generator:
         """The precision of the weights: "fp32", "bf16" or "int8"."""
         return precision_of(self.model)
 
+    @overload
     def __call__(
         self,
         prompt: str = "",
@@ -148,11 +150,38 @@ class Generator:
         seed: int | None = None,
         search: SearchSettings | None = None,
         one_line: bool = False,
-    ) -> Generation:
-        """Continue a text.
+    ) -> Generation: ...
+    @overload
+    def __call__(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        search: SearchSettings | None = None,
+        one_line: bool = False,
+    ) -> list[Generation]: ...
+    def __call__(
+        self,
+        prompt: str | list[str] | tuple[str, ...] = "",
+        *,
+        n_best: int | None = None,
+        max_length: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        search: SearchSettings | None = None,
+        one_line: bool = False,
+    ) -> Generation | list[Generation]:
+        """Continue a text, or several texts at once.
 
         Args:
-            prompt: the start of the text; an empty prompt starts a new line.
+            prompt: the start of the text, or a list of such; an empty prompt starts a new line.
             n_best: number of continuations.
             max_length: maximum number of new tokens in each continuation.
             temperature: logits are divided by it before a token is drawn; below 1, likely tokens become more likely.
@@ -169,7 +198,9 @@ class Generator:
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         changed = override_search(checked_search(search or DEFAULT_SEARCH), {}, sampling)
         settings = self._settings(changed, n_best=n_best, max_length=max_length, seed=seed)
-        return self.generate(prompt, settings, one_line=one_line)
+        if isinstance(prompt, str):
+            return self.generate(prompt, settings, one_line=one_line)
+        return self.generate_batch(prompt, settings, one_line=one_line)
 
     def generate(
         self, prompt: str, search: SearchSettings, *, one_line: bool = False, observer: Observer | None = None
@@ -188,9 +219,51 @@ class Generator:
         settings, ids = self._settings(search), self.prompt_ids(prompt)
         watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
-            (hypotheses,) = run(self._begin(ids, settings, one_line=one_line), watch)
+            (hypotheses,) = run(self._begin([ids], settings, one_line=one_line), watch)
         continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
+
+    def generate_batch(
+        self, prompts: Sequence[str], search: SearchSettings, *, one_line: bool = False
+    ) -> list[Generation]:
+        """Continue several texts at once, each as `generate` would continue it alone.
+
+        Args:
+            prompts: the starts of the texts, of any lengths.
+            search: search settings.
+            one_line: end each continuation at the end of its line.
+
+        Returns:
+            The texts with their continuations, in the order of the prompts.
+
+        Raises:
+            TransduceError: a setting is not supported by language models.
+        """
+        settings, texts = self._settings(search), as_texts(prompts)
+        ids = [self.prompt_ids(text) for text in texts]
+        found: dict[int, Generation] = {}
+        for batch in self._batches(ids, settings):
+            with torch.inference_mode(), explain_search_out_of_memory(settings):
+                progress = self._begin([ids[number] for number in batch], settings, one_line=one_line)
+                results = run(progress, self._observer(one_line=one_line))
+            for number, hypotheses in zip(batch, results, strict=True):
+                each = (self._continuation(ids[number], one, settings, one_line=one_line) for one in hypotheses)
+                found[number] = Generation(texts[number], tuple(each))
+        return [found[number] for number in range(len(texts))]
+
+    def _batches(self, prompts: Sequence[Sequence[int]], search: SearchSettings) -> Iterator[list[int]]:
+        """Yield the indices of prompts to continue together, of similar lengths.
+
+        A prompt that fills the context before its continuation ends is alone: it is read again, which depends on the
+        other prompts.
+        """
+        assert search.max_length is not None
+        size = max(1, _MAX_TEXTS // max(search.beam_size, search.n_best))
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+        long = [number for number in order if len(prompts[number]) + search.max_length > self.context]
+        order = order[: len(order) - len(long)]
+        yield from (order[first : first + size] for first in range(0, len(order), size))
+        yield from ([number] for number in long)
 
     def continuation_text(self, prompt: str, ids: Sequence[int]) -> str:
         """Return the text that new tokens add to a prompt, without an incomplete character at its end."""
@@ -221,7 +294,7 @@ class Generator:
         """
         settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
-        progress, observer = self._begin(ids, settings, one_line=one_line), self._observer(one_line=one_line)
+        progress, observer = self._begin([ids], settings, one_line=one_line), self._observer(one_line=one_line)
         while len(progress.rows):
             with torch.inference_mode():  # inference mode must not stay on while the caller runs
                 progress.advance()
@@ -295,8 +368,8 @@ class Generator:
             overrides["max_length"] = DEFAULT_LENGTH
         return msgspec.structs.replace(search, sampling=sampling, **overrides)
 
-    def _begin(self, ids: Sequence[int], search: SearchSettings, *, one_line: bool) -> Search:
-        """Create the search that continues a prompt, before its first step."""
+    def _begin(self, prompts: Sequence[Sequence[int]], search: SearchSettings, *, one_line: bool) -> Search:
+        """Create the search that continues prompts of these token ids, before its first step."""
         vocabulary = self.vocabulary
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:
@@ -308,19 +381,24 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = ContinuingScorer(self.model, [ids], context=self.context, excluded_ids=never)
+            scorer = ContinuingScorer(self.model, prompts, context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
         assert search.max_length is not None
-        bounds = Bounds(ids[-1], end, torch.tensor([search.max_length], device=self.device))
-        rules = build_rules(search, [[]], vocabulary)
+        count = len(prompts)
+        bounds = Bounds(prompts[0][-1], end, torch.full((count,), search.max_length, device=self.device))
+        rules = build_rules(search, [[]] * count, vocabulary)
         if vocabulary.ends[1:]:
             rules = [ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
         if search.sampling is not None:
-            draw = Draw(search.sampling, [0], samples=search.n_best)
+            # The same random numbers for each prompt, so that a continuation does not depend on the other prompts.
+            draw = Draw(search.sampling, [0] * count, samples=search.n_best)
             return GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
+        beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
+        with torch.inference_mode():
+            if (compiled := find_compiled_search(scorer, bounds, beam, rules=rules)) is not None:
+                return compiled
         if search.beam_size == 1:
             return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
-        beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":

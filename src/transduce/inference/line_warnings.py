@@ -1,4 +1,4 @@
-"""Warnings about input lines that a command translates: lines in an unexpected language, and lost sentences."""
+"""Warnings about lines that a command translates: another language, letters new to the model, lost sentences."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -6,20 +6,38 @@ from pathlib import Path
 
 from transduce.inference.bulk_files import Portion
 from transduce.inference.quality_estimation import describe_wrong_language, plural
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model_folder.read import MANIFEST, Manifest
 from transduce.model_folder.safety import read_json
+from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
 
 Languages = tuple[str | None, str | None]
-MAX_SHOWN = 5  # line numbers
+MAX_SHOWN = 5  # line numbers, and letters
 
 
 class LineWarnings:
     """A collector of line numbers with problems, which it reports as one warning for each kind of problem."""
 
-    def __init__(self, source_language: str | None, target_language: str | None, *, noun: str = "line") -> None:
-        """Create an empty collection; a language that is unknown is None, and `noun` names what is counted."""
+    def __init__(
+        self,
+        source_language: str | None,
+        target_language: str | None,
+        *,
+        unknown_characters: Callable[[str], str] | None = None,
+        noun: str = "line",
+    ) -> None:
+        """Create an empty collection.
+
+        Args:
+            source_language: language code of the source; None: unknown.
+            target_language: language code of the target; None: unknown.
+            unknown_characters: returns the characters of a text that the model's vocabulary lacks; None: not checked.
+            noun: what is counted.
+        """
         self._noun = noun
+        self._unknown_characters = unknown_characters
+        self._unknown: dict[int, str] = {}
         self._source_language = source_language
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
@@ -34,7 +52,10 @@ class LineWarnings:
         reason = describe_wrong_language(source, self._source_language)
         if reason is not None:
             self._other_language.setdefault(reason, []).append(number)
-        elif translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
+            return
+        if self._unknown_characters is not None and (letters := _letters(self._unknown_characters(source), source)):
+            self._unknown[number] = letters
+        if translation is not None and self._finds_lost and find_lost_sentences(source, translation) is not None:
             self._lost.append(number)
 
     def __str__(self) -> str:
@@ -45,6 +66,15 @@ class LineWarnings:
             "translation is then fluent nonsense; use a model that reads this language.\n"
             for reason, numbers in by_count
         ]
+        if self._unknown:
+            verb, letters = "has" if len(self._unknown) == 1 else "have", "".join(self._unknown.values())
+            shown = ", ".join(list(dict.fromkeys(letters))[:MAX_SHOWN]) + (
+                ", …" if len(set(letters)) > MAX_SHOWN else ""
+            )
+            warnings.append(
+                f"warning: {self._lines(list(self._unknown))} {verb} letters that the model has never seen ({shown}): "
+                "do not rely on these translations, which are outside of what the model has learned.\n"
+            )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
             warnings.append(
@@ -61,25 +91,29 @@ class LineWarnings:
         return f"{len(numbers):,} {self._noun}s ({shown}{more})"
 
 
+def _letters(unknown: str, source: str) -> str:
+    """Return the letters among unknown characters that stand outside of a source's protected spans, in order."""
+    letters = [each for each in unknown if each.isalpha()]
+    if not letters:
+        return ""
+    for span in reversed(find_protected(source)):
+        source = source[: span.start] + source[span.end :]
+    return "".join(each for each in letters if each in source)
+
+
 def with_warnings(
-    portions: Iterable[tuple[Portion, str]],
-    languages: Callable[[], Languages],
-    *,
-    is_line_by_line: bool,
-    noun: str = "line",
+    portions: Iterable[tuple[Portion, str]], make: Callable[[], LineWarnings], *, is_line_by_line: bool
 ) -> Iterator[tuple[Portion, str]]:
     """Yield translated portions unchanged, and finally write warnings about their lines to standard error.
 
     Args:
         portions: portions, and the text that is written for each.
-        languages: returns source and target language; called after the first portion, when the model folder is
-            validated.
+        make: returns an empty collection; called after the first portion, when the model folder is validated.
         is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
-        noun: what the warnings count.
     """
     warnings = None
     for portion, text in portions:
-        warnings = warnings or LineWarnings(*languages(), noun=noun)
+        warnings = warnings or make()
         yield portion, text
         translations: list[str] | list[None]
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
@@ -98,3 +132,12 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
         return source, target
     manifest = read_json(folder, MANIFEST, Manifest)
     return source or manifest.source_language, target or manifest.target_language
+
+
+def unknown_characters_of(folder: Path) -> Callable[[str], str]:
+    """Return the function that finds the characters of a text that the source vocabulary of a model folder lacks.
+
+    Raises:
+        TransduceError: the tokenizer's files are missing or damaged.
+    """
+    return load_tokenizer(folder).source.unknown_characters

@@ -119,7 +119,10 @@ class ContinuingScorer:
         self.context = context
         self.width = 1
         self.texts = [list(prompt) for prompt in prompts]  # N texts; those of one prompt are adjacent
-        self.forbidden_tokens = torch.tensor(list(excluded_ids), dtype=torch.int64, device=model.source_weight.device)
+        self.forbidden_tokens = list(excluded_ids)
+        self._forbidden_tokens = torch.tensor(
+            self.forbidden_tokens, dtype=torch.int64, device=model.source_weight.device
+        )
         self.state = self._read()
         self.has_started = False
 
@@ -138,7 +141,7 @@ class ContinuingScorer:
                 self.remaining_positions -= 1
         self.has_started = True
         logits = self._logits(newest)  # (N, 1, V)
-        logits = logits.index_fill_(-1, self.forbidden_tokens, float("-inf"))
+        logits = logits.index_fill_(-1, self._forbidden_tokens, float("-inf"))
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:

@@ -121,11 +121,13 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 
 def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
     """Return the compiled search for a state that has run no step, or None if there is none."""
-    native = compiled_state(state)
-    if native is not None:
-        from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
+    if "transduce.kernels.cpu.decoding.state" in sys.modules:
+        from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
 
-        return NativeSearch(native, bounds) if supports_compiled_search(native.output.outputs, bounds) else None
+        if isinstance(state, NativeState | NativePromptState):
+            from transduce.kernels.cpu.decoding.search import NativeSearch, supports_compiled_search
+
+            return NativeSearch(state, bounds) if supports_compiled_search(state.output.outputs, bounds) else None
     if "transduce.kernels.cuda.decode_graph" not in sys.modules:
         return None
     from transduce.kernels.cuda.search import find_search

@@ -517,6 +517,8 @@ class SearchRules(NamedTuple):
     """The token at each sentence's greatest length, with probability 1."""
     forbidden: Sequence[int] = ()
     """Token ids that no hypothesis may contain, but whose probability counts, unless `renormalizes`."""
+    more_ends: Sequence[int] = ()
+    """Token ids that end a hypothesis too: the end symbol gets the greatest of their probabilities and its own."""
     min_length: int = 0
     """The number of tokens before which no hypothesis may end."""
     no_repeated_ngrams: int = 0

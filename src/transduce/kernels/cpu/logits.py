@@ -82,10 +82,10 @@ class LogitsRow:
             index = k.load(k.element_pointer(places, last, I64), I64)
             k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.place, index))
 
-    def forbid(self, index: Value) -> None:
-        """Replace one logit by -inf."""
+    def replace(self, index: Value, value: Value) -> None:
+        """Replace one logit, and update the maximum of its block."""
         k = self.k
-        k.store(k.float32(_MINUS_INFINITY), k.element_pointer(self.place, index))
+        k.store(value, k.element_pointer(self.place, index))
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
     def _take_greatest(self) -> tuple[Value, Value]:
@@ -350,6 +350,10 @@ class RuleArguments(NamedTuple):
     """The number of token ids in `forbidden`."""
     renormalizes: Any
     """1: the log-sum-exp is over the tokens that rules permit; 0: over all tokens."""
+    more_ends: Any
+    """Token ids that end a hypothesis too, int64: the end symbol gets the greatest of their logits and its own."""
+    more_ends_count: Any
+    """The number of token ids in `more_ends`."""
     min_length: Any
     """The number of tokens before which the end symbol is forbidden."""
     ngram: Any
@@ -616,10 +620,15 @@ class _Rules:
     def _forbid(self, line: LogitsRow) -> None:
         """Set the logits of all tokens that may not come next to -inf."""
         k, fields = self.k, self.fields
+        with k.loop(0, fields.get("more_ends_count")) as number:
+            id = fields.element("more_ends", number, I64)
+            other, end = (k.load(k.element_pointer(line.place, each)) for each in (id, self.eos_id))
+            line.replace(self.eos_id, k.maximum(other, end))
+            line.replace(id, k.float32(_MINUS_INFINITY))
         with k.loop(0, fields.get("forbidden_count")) as number:
-            line.forbid(fields.element("forbidden", number, I64))
+            line.replace(fields.element("forbidden", number, I64), k.float32(_MINUS_INFINITY))
         with k.when(k.build.icmp_signed("<", fields.get("length"), fields.get("min_length"))):
-            line.forbid(self.eos_id)
+            line.replace(self.eos_id, k.float32(_MINUS_INFINITY))
         with k.when(k.is_nonzero(fields.get("ngram"))):
             self._forbid_repetitions(line)
 
@@ -640,7 +649,7 @@ class _Rules:
                 k.store(k.add(k.load_variable(differences, first), differs), differences)
             with k.when(k.build.icmp_signed("==", k.load_variable(differences, first), k.int64(0))):
                 token = k.load(k.element_pointer(history, k.add(first, before), I32), I32)
-                line.forbid(k.build.zext(token, I64))
+                line.replace(k.build.zext(token, I64), k.float32(_MINUS_INFINITY))
 
 
 class _Candidates:

@@ -481,7 +481,7 @@ class GpuState:
         return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
-        """Copy the unfinished sentences from the buffers of one recorded CUDA graph to those of a graph of another size.
+        """Copy the unfinished sentences from the buffers of one recorded CUDA graph to those of another graph.
 
         The size changes when sentences finish, or when the caches need more capacity.
         """

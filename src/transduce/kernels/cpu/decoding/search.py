@@ -13,7 +13,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativeState, Scratch
+from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativePromptState, NativeState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -64,7 +64,7 @@ class SearchArguments(NamedTuple):
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
     lists: Any
-    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, T + 1)."""
+    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, `list_stride`)."""
     next_lists: Any
     """A second buffer for `lists`, swapped at each step."""
     step: Any
@@ -75,6 +75,14 @@ class SearchArguments(NamedTuple):
     """The selection's arguments, `logits.SelectArguments`."""
     rule_arguments: Any
     """The arguments of the rules on tokens, `logits.RuleArguments`."""
+    is_read: Any
+    """1 until the first selection in decoder-only models, whose prompts have given the first logits; else 0."""
+    is_ragged: Any
+    """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
+    list_stride: Any
+    """The number of elements between two hypotheses' lists."""
+    longest_prompt: Any
+    """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
@@ -92,7 +100,10 @@ class SearchArguments(NamedTuple):
     max_rows: Any
     """The number of elements between the two arrays in `row_sources`."""
     sources: Any
-    """The offset of each sentence's source, and its number of tokens, int64 (2, N)."""
+    """The offset of each sentence's source, and its number of tokens, int64 (2, N).
+
+    In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
+    """
     all_sentences: Any
     """The number of sentences at first N."""
     indices: Any
@@ -131,7 +142,8 @@ def search_kernel() -> CompiledKernel:
     with raw_kernel(k, "search") as (numbers, thread, threads):
         fields = Fields(k, numbers, SearchArguments._fields)
         with k.do_while() as done:
-            k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
+            with k.when(k.build.not_(k.is_nonzero(fields.get("is_read")))):
+                k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
             k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
             k.barrier(threads)
             with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
@@ -317,8 +329,9 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
     k = fields.k
     for name, kind in (("indices", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
-    for part in (k.int64(0), fields.get("all_sentences")):
-        k.store(fields.element("sources", k.add(part, sentence), I64), fields.at("sources", k.add(part, to), I64))
+    for part, more in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("is_ragged"))):
+        source = fields.element("sources", k.add(part, sentence), I64)
+        k.store(k.add(source, more), fields.at("sources", k.add(part, to), I64))
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
@@ -332,9 +345,11 @@ def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chos
     token, end = select.element("live_tokens", chosen, I64), k.add(new, length)
     k.store(k.build.trunc(token, I32), fields.at("next_tokens", end, I32))
     k.store(select.element("live_scores", chosen), fields.at("next_values", end))
-    stride = k.add(capacity, 1)
+    stride = fields.get("list_stride")
     entries, new_entries = k.mul(row, stride), k.mul(new_row, stride)
-    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), k.add(length, 1))
+    own_count = k.add(fields.element("sources", k.add(fields.get("all_sentences"), to), I64), -1)
+    count = k.build.select(k.is_nonzero(fields.get("is_ragged")), own_count, k.add(length, 1))
+    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), count)
     k.store(token, fields.at("newest", new_row, I64))
     k.store(select.element("live_totals", chosen), select.at("scores", new_row))
     for start, of_row in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("max_rows"))):
@@ -347,7 +362,9 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     k = fields.k
     step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
     beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
-    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), old_rows)
+    appended = k.build.select(k.is_nonzero(fields.get("is_read")), k.int64(0), old_rows)
+    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), appended)
+    fields.set("is_read", k.int64(0))
     steps = k.add(fields.get("steps"), -1)
     for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
         fields.set(name, value)
@@ -367,7 +384,7 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
         k.build.icmp_signed("==", sentences, k.int64(0)),
         k.build.icmp_signed("<=", steps, k.int64(0)),
         k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
-        k.build.icmp_signed(">=", length, fields.get("positions")),
+        k.build.icmp_signed(">=", k.add(length, fields.get("longest_prompt")), fields.get("positions")),
     )
     stop = ends[0]
     for end in ends[1:]:
@@ -391,22 +408,24 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
     rows, longest, rules = len(bounds.max_lengths) * bounds.beam_size, max(bounds.max_lengths), bounds.rules
     candidates = 2 * bounds.beam_size
     if rules != SearchRules():  # so many tokens may be forbidden in one step
-        candidates += longest + len(rules.forbidden) + len(bounds.forbidden_tokens) + 1
+        candidates += longest + len((*rules.forbidden, *bounds.forbidden_tokens, *rules.more_ends)) + 1
     return vocabulary_size >= max(_MIN_VOCABULARY, candidates) and longest * rows <= _MAX_TOKENS
 
 
 class NativeSearch:
     """A compiled search for a batch (implements `model.backend.BatchSearch`)."""
 
-    def __init__(self, state: NativeState, bounds: SearchBounds) -> None:
-        """Create a search from `state`, which has encoded its sentences and run no step."""
+    def __init__(self, state: NativeState | NativePromptState, bounds: SearchBounds) -> None:
+        """Create a search from `state`, which has read its sources or prompts and run no step."""
         self.state = state
+        self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
         self.sentences = len(bounds.max_lengths)  # N
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
         self.capacity = max(bounds.max_lengths, default=0)  # T
+        self.list_stride = self.longest_prompt + self.capacity + 1
         self.forced_count = max(map(len, bounds.rules.forced), default=0)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
@@ -417,10 +436,9 @@ class NativeSearch:
         # its source.
         steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
         state.pool.reserve(self.rows * steps)
-        self.tables = state.compiled.step_positions.until(0)
-        self.positions = (
-            max(state.longest_source, self.capacity + 1) + MAX_LANES
-        )  # greatest number that a hypothesis attends to
+        self.tables = state.compiled.step_positions.until(self.longest_prompt)
+        # The greatest number that a hypothesis attends to.
+        self.positions = max(state.longest_source, self.longest_prompt + self.capacity + 1) + MAX_LANES
         self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
         self._step = _Arguments(StepArguments, **self._step_arguments())
@@ -432,7 +450,7 @@ class NativeSearch:
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each of the search's arrays that starts with zeros."""
         by_sentence, by_row, by_slot = (self.sentences,), (self.rows,), (self.sentences, self.slots)
-        lists = (torch.int32, (self.rows, self.capacity + 1))
+        lists = (torch.int32, (self.rows, self.list_stride))
         return {
             "sources": (torch.int64, (2, *by_sentence)),
             "row_sources": (torch.int64, (2, *by_row)),
@@ -443,6 +461,7 @@ class NativeSearch:
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
             "forbidden": (torch.int64, (len(self.bounds.rules.forbidden),)),
+            "more_ends": (torch.int64, (len(self.bounds.rules.more_ends),)),
             "forced": (torch.int64, (self.sentences, self.forced_count)),
             "lists": lists,
             "next_lists": lists,
@@ -481,7 +500,9 @@ class NativeSearch:
     def _begin(self) -> None:
         """Fill the search kernel's arrays with their values before the first step."""
         numbers, count = self._zeroed.ctypes_array, self.sentences
-        starts, lengths = self.state.sources.tolist()
+        starts, lengths = (
+            self._begin_prompts() if isinstance(self.state, NativePromptState) else self.state.sources.tolist()
+        )
         numbers("sources")[:] = starts + lengths
         numbers("row_sources")[:count] = starts
         numbers("row_sources")[self.rows : self.rows + count] = lengths
@@ -491,10 +512,22 @@ class NativeSearch:
         numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.max_lengths].tolist()
         numbers("never")[:] = self.bounds.forbidden_tokens
         numbers("forbidden")[:] = self.bounds.rules.forbidden
+        numbers("more_ends")[:] = self.bounds.rules.more_ends
         numbers("forced")[:] = [
             id for row in self.bounds.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
         ]
         numbers("order")[:] = [*range(self.slots)] * count
+
+    def _begin_prompts(self) -> tuple[list[int], list[int]]:
+        """Take over the prompts' cache entries and logits; return the offset and the length of each prompt."""
+        assert isinstance(self.state, NativePromptState)
+        counts: list[int] = self.state.counts.tolist()
+        self._zeroed.tensor("lists")[: self.sentences, : self.longest_prompt] = self.state.lists[
+            :, : self.longest_prompt
+        ]
+        logits = self.state.logits_after_prompts()
+        self._uninitialized.tensor("logits")[: self.sentences, : logits.shape[1]] = logits
+        return [0] * self.sentences, counts
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -549,12 +582,15 @@ class NativeSearch:
 
     def _ensure_capacity(self) -> None:
         """Make sure that the KV cache and the position tables suffice for another step."""
-        position, rows = self.length, self._step["rows"]
+        position, rows = self.longest_prompt + self.length, self._step["rows"]
         pool = self.state.pool
         pool.used = self._step["used"]
-        if not pool.has_capacity(rows):
+        if not self._numbers["is_read"] and not pool.has_capacity(rows):
             lists = self._lists()[:rows, :position]
-            lists.copy_(pool.compact(lists, rows))
+            if self.longest_prompt:  # elements behind the end of a list are undefined
+                counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
+                lists = torch.where(torch.arange(position) < counts, lists, lists[:, :1])
+            self._lists()[:rows, :position] = pool.compact(lists, rows)
             self._step["used"] = pool.used
             self._step["past"] = pool.entries.data_ptr()
             self._step["entries"] = pool.entries.shape[1]
@@ -596,6 +632,7 @@ class NativeSearch:
     def _step_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the decoder step that the search kernel calls."""
         state, addresses = self.state, self._addresses
+        memory = None if isinstance(state, NativePromptState) else state.memory
         return {
             "rows": self.sentences,
             "weights": state.compiled.weights.data_ptr(),
@@ -604,13 +641,13 @@ class NativeSearch:
             "score_capacity": self.positions,
             "firsts": addresses["row_sources"],
             "counts": addresses["row_sources"] + 8 * self.rows,  # bytes of an int64
-            "memory": state.memory.data_ptr(),
-            "sources": state.memory.shape[1],
+            "memory": 0 if memory is None else memory.data_ptr(),
+            "sources": 0 if memory is None else memory.shape[1],
             "past": state.pool.entries.data_ptr(),
             "entries": state.pool.entries.shape[1],
-            "used": 0,
+            "used": state.pool.used,
             "lists": addresses["lists"],
-            "list_stride": self.capacity + 1,
+            "list_stride": self.list_stride,
             "length": 1,
             "ids": addresses["newest"],
             **self.tables.addresses(),
@@ -639,6 +676,7 @@ class NativeSearch:
         return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
             "never_count": len(self.bounds.forbidden_tokens),
             "forbidden_count": len(rules.forbidden),
+            "more_ends_count": len(rules.more_ends),
             "renormalizes": int(rules.renormalizes),
             "min_length": rules.min_length,
             "ngram": rules.no_repeated_ngrams,
@@ -662,6 +700,10 @@ class NativeSearch:
             "step_arguments": ctypes.addressof(self._step.array),
             "select_arguments": ctypes.addressof(self._select.array),
             "rule_arguments": ctypes.addressof(self._rules.array),
+            "is_read": int(isinstance(self.state, NativePromptState)),
+            "is_ragged": int(isinstance(self.state, NativePromptState)),
+            "list_stride": self.list_stride,
+            "longest_prompt": self.longest_prompt,
             "ranking": RANKINGS.index(bounds.rules.ranking) if bounds.beam_size > 1 else 0,
             "beam_size": bounds.beam_size,
             "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,

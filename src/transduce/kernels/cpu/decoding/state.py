@@ -49,10 +49,11 @@ class KVCachePool:
         self.used = 0
 
     def reserve(self, count: int) -> None:
-        """Enlarge an empty pool to `count` entries; the system allocates pages only as they are written."""
-        if not self.used and not self.has_capacity(count):
-            layers, _, width = self.entries.shape
-            self.entries = self.entries.new_empty(layers, count, width)
+        """Enlarge a pool so that `count` more entries fit; the system allocates pages only as they are written."""
+        if not self.has_capacity(count):
+            old, (layers, _, width) = self.entries, self.entries.shape
+            self.entries = old.new_empty(layers, self.used + count, width)
+            self.entries[:, : self.used] = old[:, : self.used]
 
     def has_capacity(self, count: int) -> bool:
         """Return whether the pool has space for `count` more KV cache entries."""
@@ -67,7 +68,9 @@ class KVCachePool:
         live, self.used = live.long(), len(live)
         layers, capacity, width = self.entries.shape
         if self.used + rows * RESERVED_STEPS // 2 > capacity:
-            old, self.entries = self.entries, self.entries.new_empty(layers, self.used + _capacity_for(rows), width)
+            # A share of the used entries, so that a pool whose entries all stay is not copied every few steps.
+            free = max(_capacity_for(rows), self.used // 2)
+            old, self.entries = self.entries, self.entries.new_empty(layers, self.used + free, width)
             for layer, layer_entries in enumerate(old):
                 torch.index_select(layer_entries, 0, live, out=self.entries[layer, : self.used])
         else:
@@ -379,6 +382,11 @@ class NativePromptState(NativeSteps):
             return hidden, self.model.project(hidden)
         self.counts += 1
         return super().advance(tokens)
+
+    def logits_after_prompts(self) -> Tensor:
+        """Return the logits of the first new token of each prompt, (B, V), before the first step."""
+        assert self._after_prompt is not None
+        return self.model.project(self._after_prompt)
 
     def select_rows(self, rows: Tensor, width: int) -> None:
         """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""

@@ -1,0 +1,77 @@
+"""Chinese pages have the code of the English ones, lead to them and back, and are written in the agreed words."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from transduce.tasks.settings.reading import setting_names
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted((DOCS / "zh").glob("*.md"))
+_FENCED = re.compile(r"^```\w*\n.*?^```$", re.DOTALL | re.MULTILINE)
+_INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
+_PLACE = re.compile(r"`([\w/]+\.py:[\w.]+)`")
+# Both pages of these change together; of the others, the English one may be ahead.
+EQUAL = {"questions.md", "errata.md", "start.md", "serving_start.md", "glossary.md"}
+# Words that a Chinese reader of the field would not use, and what to write.
+WORDS = {r"令牌|代币": "词元", r"遮罩|掩膜": "掩码", r"关注力": "注意力", r"检验点": "检查点", r"编码者": "编码器"}
+# No page of the documentation addresses its reader formally.
+FORMAL = re.compile("您")
+
+
+def code_blocks(page: str) -> list[str]:
+    """Return a page's blocks of code without comments, which are in the language of the page."""
+    fenced = _FENCED.findall(page)
+    blocks = fenced + _INDENTED.findall(_FENCED.sub("", page))
+    return [re.sub(r"(^|\s)#(?!\w).*$", "", block, flags=re.MULTILINE).strip() for block in blocks]
+
+
+def shape(page: str) -> list[str]:
+    """Return the beginnings of headings, list items and rows, which both languages share."""
+    prose = _FENCED.sub("", page)
+    return re.findall(r"^(#+|\*|\d+\.|\|)(?= )", prose, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_and_its_english_one_lead_to_each_other(path: Path) -> None:
+    assert f"\n\n[English](../{path.name})\n\n" in path.read_text("utf-8")
+    assert f"\n\n[中文](zh/{path.name})\n\n" in (DOCS / path.name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_code_is_that_of_the_english_page(path: Path) -> None:
+    chinese, english = code_blocks(path.read_text("utf-8")), code_blocks((DOCS / path.name).read_text("utf-8"))
+    if path.name in EQUAL:
+        assert chinese == english
+    assert [block for block in chinese if block not in english] == []
+
+
+@pytest.mark.parametrize("name", sorted(EQUAL))
+def test_both_languages_have_the_same_parts(name: str) -> None:
+    english, chinese = ((folder / name).read_text("utf-8") for folder in (DOCS, DOCS / "zh"))
+    assert shape(chinese) == shape(english)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_places_and_settings_are_those_of_the_english_page(path: Path) -> None:
+    chinese, english = path.read_text("utf-8"), (DOCS / path.name).read_text("utf-8")
+    assert set(_PLACE.findall(chinese)) - set(_PLACE.findall(english)) == set()
+    named = set(re.findall(r"`((?:task|data|tokenizer|model|training|search)\.\w+)`", chinese))
+    known = set(setting_names())
+    assert [name for name in named - known if not any(other.startswith(f"{name}.") for other in known)] == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.zh.md"], ids=lambda path: path.name)
+def test_the_words_are_those_of_the_field(path: Path) -> None:
+    page = path.read_text("utf-8")
+    assert [f"{found}: {right}" for wrong, right in WORDS.items() for found in re.findall(wrong, page)] == []
+    assert not FORMAL.search(page)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_stay_in_chinese_where_they_can(path: Path) -> None:
+    links = re.findall(r"\[([^\]]+)\]\(\.\./(\w+\.md)(?:#[^)]*)?\)", path.read_text("utf-8"))
+    existing = {other.name for other in PAGES}
+    assert [link for link in links if link[1] in existing and not re.search("英文|English", link[0])] == []

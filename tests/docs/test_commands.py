@@ -1,0 +1,153 @@
+"""Every `transduce` command on every page, in both languages, is one that the command line accepts; first pages run.
+
+The commands of pages for the first hour run here, in one process, with a small model in place of the demonstration's.
+"""
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from transduce.commands.main import VERBS, build_parser, main
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("README*.md"), *DOCS.rglob("*.md")])
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
+_SHORT = ["--preset", "tiny", "--steps", "4", "--threads", "1"]
+
+
+def code_blocks(page: str) -> list[str]:
+    """Return the blocks of a page that hold commands: those marked as sh, and indented ones."""
+    fenced = [content for kind, content in _FENCED.findall(page) if kind == "sh"]
+    return fenced + [
+        re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in _INDENTED.findall(_FENCED.sub("", page))
+    ]
+
+
+def command_lines(block: str) -> Iterator[str]:
+    """Yield the command lines of a block: continued lines joined, here-documents left out."""
+    block = re.sub(r"<<'?(\w+)'?[^\n]*\n.*?^\1$", "", block, flags=re.DOTALL | re.MULTILINE)
+    yield from (line.strip() for line in block.replace("\\\n", " ").split("\n") if line.strip())
+
+
+def words_of(command: str) -> list[str]:
+    """Return the words of a command without comments and redirections; of `a|b`, a choice for the reader, the first."""
+    command = re.sub(r"(\w+)(?:\|\w+)+", r"\1", command)
+    words = shlex.split(re.sub(r"\s(<<<|>>|<|>)\s*", r" \1 ", command), comments=True)
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if not {before, word} & {"<<<", ">>", "<", ">"} and word != "&"
+    ]
+
+
+def transduce_commands(block: str) -> Iterator[list[str]]:
+    """Yield the arguments of each `transduce` command of a block."""
+    for line in command_lines(block):
+        for part in re.split(r"\s(?:\||&&|;)\s", line):
+            if part.startswith("transduce ") and part.split()[1] in VERBS:
+                yield words_of(part)[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_accepted(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for block in code_blocks(page.read_text("utf-8")):
+        for verb, *arguments in transduce_commands(block):
+            try:
+                build_parser(verb).parse(arguments)
+            except SystemExit:
+                pytest.fail(f"transduce {verb} {shlex.join(arguments)}\n{capsys.readouterr().err}")
+
+
+def test_a_mistaken_command_is_found() -> None:
+    page = (
+        "# A\n\n```sh\necho x | transduce translate m --beem 2 < a > b  # no\n```\n\n"
+        "    transduce align m \\\n        --know x\n"
+    )
+    assert [list(transduce_commands(block)) for block in code_blocks(page)] == [
+        [["translate", "m", "--beem", "2"]],
+        [["align", "m", "--know", "x"]],
+    ]
+    with pytest.raises(SystemExit):
+        build_parser("translate").parse(["m", "--beem", "2"])
+
+
+# --- pages for the first hour run ---
+
+
+@pytest.fixture
+def demonstration(trained: Path, toy_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder in which `make demo` seems to have run, the current one; its model is a small one."""
+    shutil.copytree(trained, tmp_path / "models" / "demo", ignore=shutil.ignore_patterns("tensorboard", "corpus*"))
+    (tmp_path / "models" / "demo-text").mkdir()
+    for language in ("zh", "en"):
+        for name, part in (("train", "train"), ("dev", "dev"), ("test", "dev")):
+            text = (toy_corpus / f"{part}.{language}").read_text("utf-8").split("\n")[:50]
+            path = tmp_path / "models" / "demo-text" / f"{name}.{language}"
+            path.write_text("\n".join(text).rstrip("\n") + "\n", "utf-8", newline="\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command line: what is before a pipe by the shell, `transduce` in this process, training shortened."""
+    before, pipe, command = line.rpartition(" | ")
+    text = subprocess.run(["bash", "-c", before], capture_output=True, check=True).stdout if pipe else b""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+    arguments = words_of(command)[1:]
+    assert main([*arguments, *(_SHORT[2:] if arguments[0] == "train" else [])]) == 0, line
+
+
+def next_line(process: "subprocess.Popen[str]", beginning: str) -> str:
+    """Return the first line of a process's output that begins so."""
+    for stream in (process.stderr, process.stdout):
+        for line in stream or ():
+            if line.startswith(beginning):
+                return line
+    raise AssertionError(f"no line begins with {beginning}")
+
+
+def test_the_first_hour_runs(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (DOCS / "start.md").read_text("utf-8")
+    lines = [line for block in code_blocks(page) for line in command_lines(block) if "transduce " in line.split("#")[0]]
+    assert len(lines) > 8
+    for line in lines:
+        run_line(line, monkeypatch)
+    assert "<html" in (demonstration / "page.html").read_text("utf-8")
+    (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
+    exec(compile(code, "start.md", "exec"), {"__name__": "start"})
+
+
+@pytest.mark.usefixtures("demonstration")
+def test_the_service_answers_as_the_page_says() -> None:
+    pytest.importorskip("starlette", reason="the extra `serve` is not installed")
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed, whose commands this page has")
+    page = (DOCS / "serving_start.md").read_text("utf-8")
+    blocks = [content for kind, content in _FENCED.findall(page) if kind == "sh"]
+    start = words_of(next(line for line in command_lines(blocks[0]) if line.startswith("transduce serve")))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", *start, "--port", "0"]
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            address = re.search(r"http://127\.0\.0\.1:\d+", next_line(server, "Serving"))
+            assert address is not None
+            for block in blocks[1:]:
+                asked = block.replace("http://127.0.0.1:5000", address[0])
+                done = subprocess.run(["bash", "-euc", asked], capture_output=True, text=True, check=True)
+                assert "error" not in done.stdout
+            (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
+            exec(compile(code.replace("http://127.0.0.1:5000", address[0]), "page", "exec"), {"__name__": "page"})
+        finally:
+            server.terminate()

@@ -1,0 +1,51 @@
+"""The tutorial's pages run, build the same model as transduce's, and agree with its files and notebooks."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial"
+PAGES = sorted(TUTORIAL.glob("*.md"))
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_notebooks", ROOT / "docs" / "generate_notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = generator().code_blocks(page.read_text("utf-8"))
+    return found
+
+
+def test_all_pages_run_and_the_model_translates_numbers(tmp_path: Path) -> None:
+    printed = generator().run_pages(tmp_path)  # the blocks assert what they claim
+    assert list(printed) == [page.stem for page in PAGES]
+    assert len(PAGES) == 6
+    assert "the same translations\n" in printed["6-search"][-1]
+
+
+def test_the_files_are_the_marked_blocks_of_the_pages() -> None:
+    marked = [block for page in PAGES for block in blocks(page)]
+    for name in ("transformer.py", "corpus.py"):
+        parts = [code.strip() for file, code in marked if file == name]
+        assert (TUTORIAL / name).read_text("utf-8") == "\n\n\n".join(parts) + "\n"
+    assert len((TUTORIAL / "transformer.py").read_text("utf-8").splitlines()) <= 300
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_both_languages_and_both_notebooks_have_the_same_code(page: Path) -> None:
+    code = [block for _, block in blocks(page)]
+    assert [block for _, block in blocks(ROOT / "docs" / "zh" / "tutorial" / page.name)] == code
+    for suffix in ("", ".zh"):
+        notebook = json.loads((TUTORIAL / f"{page.stem}{suffix}.ipynb").read_text("utf-8"))
+        cells = ["".join(cell["source"]) + "\n" for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert cells == code
