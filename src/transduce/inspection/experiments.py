@@ -93,7 +93,11 @@ def _score_labels(run: ExperimentRun, target: str) -> _Measured:
 def _score_tags(run: ExperimentRun, source: str) -> _Measured:
     right = [each.tags for each in read_tagged(source, make_settings(run.content).data.columns)]
     predicted = [each.tags for each in read_tagged(run.output_path)]
-    check_line_counts({f"sentences in {run.output_path}": predicted, f"sentences in {source}": right})
+    if len(right) != len(predicted):
+        raise TransduceError(
+            f"{run.output_path} has {len(predicted):,} sentences, but {source} has {len(right):,}: delete the former, "
+            "and start again."
+        )
     counted = [count_tags(*pair) for pair in zip(predicted, right, strict=True)]
     counts = {"accuracy": np.array([[each.right, each.words] for each in counted], np.float64)}
     if describe_spans(tag for tags in right for tag in tags):

@@ -128,8 +128,10 @@ def register(setting: str, name: str) -> Callable[[C], C]:
         raise TransduceError(f"`model.{setting}` = {name!r} is no new name: choose another for your component.")
 
     def add(component: C) -> C:
-        if not callable(component) or (base and not (isinstance(component, type) and issubclass(component, base))):
-            expected = f"a subclass of {base.__name__}" if base else "callable"
+        if not callable(component) or (
+            base is not None and not (isinstance(component, type) and issubclass(component, base))
+        ):
+            expected = f"a subclass of {base.__name__}" if base is not None else "callable"
             raise TransduceError(f"A component for `model.{setting}` must be {expected}, but is {component!r}.")
         registry[name] = component
         OWN_NAMES[setting].add(name)
