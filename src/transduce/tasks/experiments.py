@@ -234,7 +234,7 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the runs of an experiment are computed."""
+    """The options of an experiment's runs: how many at once, and where and how they compute."""
 
     jobs: int = 1
     """Number of runs at once."""
