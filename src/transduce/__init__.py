@@ -50,10 +50,13 @@ if TYPE_CHECKING:
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence_view import Inspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
+    from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
     from transduce.model.build import register
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
+    from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
+    from transduce.model_folder.upkeep import quantize_folder as quantize
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
@@ -115,6 +118,7 @@ __all__ = [
     "PronounAttention",
     "PronounPair",
     "QualityWarning",
+    "QuantizeReport",
     "RunEnd",
     "RunStart",
     "SamplingSettings",
@@ -139,6 +143,7 @@ __all__ = [
     "Translator",
     "TutorialNames",
     "ValidationEvent",
+    "VerifyReport",
     "WandbTracker",
     "add_lora",
     "align",
@@ -163,7 +168,9 @@ __all__ = [
     "pipeline",
     "prepare",
     "pronoun_attention",
+    "quantize",
     "read_glossary",
+    "read_vocabulary",
     "redecode",
     "register",
     "replace_word",
@@ -172,6 +179,7 @@ __all__ = [
     "train",
     "translate_document",
     "translate_markup",
+    "verify",
     "word_attention",
 ]
 
@@ -224,6 +232,7 @@ _DEFINED_IN = {
     "PronounAttention": "transduce.inspection.pronouns",
     "PronounPair": "transduce.inspection.pronouns",
     "QualityWarning": "transduce.inference.quality_estimation",
+    "QuantizeReport": "transduce.model_folder.upkeep",
     "SamplingSettings": "transduce.search.settings",
     "Score": "transduce.inference.scoring",
     "ScoreReport": "transduce.evaluation.scores",
@@ -240,6 +249,7 @@ _DEFINED_IN = {
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",
     "TutorialNames": "transduce.interop.tutorials",
+    "VerifyReport": "transduce.model_folder.upkeep",
     "add_lora": "transduce.training.lora:adapt",
     "align": "transduce.inspection.alignment",
     "attention_maps": "transduce.inspection.attention",
@@ -263,7 +273,9 @@ _DEFINED_IN = {
     "pipeline": "transduce.inference.load",
     "prepare": "transduce.tasks.preparing",
     "pronoun_attention": "transduce.inspection.coreference",
+    "quantize": "transduce.model_folder.upkeep:quantize_folder",
     "read_glossary": "transduce.text.glossary",
+    "read_vocabulary": "transduce.interop.vocabulary_files",
     "redecode": "transduce.inference.redecoding",
     "register": "transduce.model.build",
     "replace_word": "transduce.inspection.interventions",
@@ -271,6 +283,7 @@ _DEFINED_IN = {
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
     "translate_document": "transduce.documents.translate",
+    "verify": "transduce.model_folder.upkeep",
     "translate_markup": "transduce.documents.markup",
     "MarkupSettings": "transduce.documents.markup_tokens",
     "word_attention": "transduce.inspection.attention",

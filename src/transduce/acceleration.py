@@ -4,7 +4,7 @@ This is the only module that imports `transduce.kernels`. If that folder is miss
 replacement that takes the reference path: the model's own `forward`, `start` and `project`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transduce.kernels.prepacked import MakeLinear
 
 __all__ = [
+    "PackedModel",
     "PrepackedModel",
     "compiled_state",
     "decoded_model",
@@ -36,6 +37,8 @@ __all__ = [
     "is_recording",
     "kernels_for_training",
     "make_inference_copy",
+    "outline_quantized",
+    "packed_layers",
     "quantize",
     "search_reductions",
     "select_decoder",
@@ -51,7 +54,13 @@ NO_KERNELS = "this installation has no kernels of our own (the folder `transduce
 try:
     from transduce.kernels.cuda.available import why_no_triton
     from transduce.kernels.cuda.graphs import is_recording
-    from transduce.kernels.prepacked import PrepackedModel, quantize
+    from transduce.kernels.prepacked import (
+        PackedModel,
+        PrepackedModel,
+        outline_quantized,
+        packed_layers,
+        quantize,
+    )
     from transduce.kernels.select import (
         compiled_state,
         decoded_model,
@@ -77,6 +86,28 @@ except ModuleNotFoundError as missing:
 
     class PrepackedModel:  # type: ignore[no-redef]
         """A placeholder type of models with prepacked weights, which do not exist without the kernels package."""
+
+    class PackedModel:  # type: ignore[no-redef]
+        """A placeholder type of the stored layers of such models."""
+
+        layout: str
+        needed: tuple[str, ...]
+
+        def tensors(self) -> dict[str, Tensor]:
+            """Raise an error, since there is no such model."""
+            raise AssertionError
+
+        def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:  # noqa: ARG002
+            """Raise an error, since there is no such model."""
+            raise AssertionError
+
+    def packed_layers(model: nn.Module) -> PackedModel | None:  # noqa: ARG001
+        """Return None, since no model has prepacked layers without the kernels package."""
+        return None
+
+    def outline_quantized(model: nn.Module, make: Any) -> PackedModel | None:  # type: ignore[misc]  # noqa: ARG001
+        """Return None, since no model has prepacked layers without the kernels package."""
+        return None
 
     class Selection(NamedTuple):
         """The implementation that decodes a model, and the reasons why faster ones do not."""

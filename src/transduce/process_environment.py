@@ -80,6 +80,17 @@ def release_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def release_mapped_pages(address: int, size: int) -> None:
+    """Release the resident memory of a private mapping of a file, which is read again on the next access (Linux only).
+
+    Pages that the process has written lose what was written.
+    """
+    if platform.system() == "Linux":
+        start = address & -mmap.PAGESIZE
+        length = ctypes.c_size_t(address + size - start)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), length, mmap.MADV_DONTNEED)
+
+
 def release_library(name: str) -> None:
     """Release the resident memory of a loaded shared library that is not needed for now (Linux only).
 

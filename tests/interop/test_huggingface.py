@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.interop.hugging_face.export import class_for, config_json, places, redundant_names, to_stored_names
+from transduce.interop.hugging_face.export import class_for, config_json, places, redundant_names, stored_tensors
 from transduce.interop.hugging_face.families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -139,7 +139,7 @@ def test_the_configuration_in_the_classs_own_words() -> None:
 def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> None:
     config = make_config(**changes)
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
-    renamed = to_stored_names(weights, config)
+    renamed = dict(stored_tensors(weights, config))
     kept = places(weights, config, renamed)
     for name, tensor in weights.items():
         assert torch.equal(kept[name].restore([renamed[part] for part in kept[name].names]), tensor)
@@ -156,7 +156,7 @@ def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> 
 def test_positions_are_written_as_sines_then_cosines() -> None:
     config = make_config()
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
-    table = to_stored_names(weights, config)["model.encoder.embed_positions.weight"]
+    table = dict(stored_tensors(weights, config))["model.encoder.embed_positions.weight"]
     assert table.shape == (1024, 16)
     assert torch.allclose(table[3, :2], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).sin())
     assert torch.allclose(table[3, 8:10], torch.tensor([3.0, 3.0 / 10000 ** (2 / 16)]).cos())
@@ -165,7 +165,7 @@ def test_positions_are_written_as_sines_then_cosines() -> None:
 def test_a_model_of_no_class_keeps_our_names() -> None:
     config = make_config(activation="swiglu")
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
-    assert set(to_stored_names(weights, config)) == set(weights)
+    assert set(dict(stored_tensors(weights, config))) == set(weights)
     assert redundant_names(config, weights) == set()
     assert config_json(config)["model_type"] == "transduce"
 

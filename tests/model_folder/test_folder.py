@@ -1,5 +1,6 @@
 """The model folder: what is written reads back, damage is refused, and no moment of writing leaves it unreadable."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -289,7 +289,7 @@ def test_a_reader_that_is_overtaken_by_a_writer_looks_again(
             write(folder, new, tokenizer)
         return file_sha256(path)
 
-    monkeypatch.setattr("transduce.model_folder.read.file_sha256", overtake)
+    monkeypatch.setattr("transduce.model_folder.weight_cache.file_sha256", overtake)
     assert torch.equal(logits(read_model_folder(folder).model), logits(new))
 
 
@@ -303,14 +303,14 @@ def test_whoever_may_read_the_configuration_may_read_the_weights(trained: Path) 
 def test_weights_for_which_there_is_no_room_are_told(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fill_the_disk(_: object, path: Path, **__: object) -> None:
+    def fill_the_disk(path: Path, *_: object) -> None:
         path.write_bytes(b"a part")
-        raise SafetensorError("No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     model = Transformer(make_config(translator.tokenizer.source.size))
     write(tmp_path / "m", model, translator.tokenizer)
     before = (tmp_path / "m" / "model.safetensors").read_bytes()
-    monkeypatch.setattr("transduce.model_folder.write.save_file", fill_the_disk)
+    monkeypatch.setattr("transduce.model_folder.write.write_tensors", fill_the_disk)
     with pytest.raises(TransduceError, match=r"model\.safetensors cannot be written \(No space left .*free disk space"):
         write(tmp_path / "m", model, translator.tokenizer)
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before

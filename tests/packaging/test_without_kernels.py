@@ -24,7 +24,8 @@ sys.meta_path.insert(0, NoKernels())
 """
 # A hook makes a model unknown to every backend, so that kernels are there and unused.
 UNUSED = """
-from transduce.inference import load, scorers
+from transduce.inference import scorers
+from transduce.model_folder import load
 
 scorers.install_search_kernels = lambda: None
 opened = load.convert_to_precision

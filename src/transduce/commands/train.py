@@ -33,6 +33,9 @@ _SETTINGS = {
     "columns": "data.columns",
     "weight_column": "data.weight_column",
     "languages": "data.languages",
+    "vocabulary": "tokenizer.vocabulary",
+    "user_symbols": "tokenizer.user_symbols",
+    "line_feeds": "tokenizer.line_feeds",
     "preset": "preset",
     "steps": "training.steps",
     "minutes": "training.minutes",
@@ -73,6 +76,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="any setting, such as training.steps=2000; can be repeated",
     )
     _add_text(parser)
+    _add_vocabulary(parser)
     model = parser.add_argument_group("model and training")
     model.add_argument(
         "--preset", metavar="NAME", help=f"size of the model: {', '.join(PRESETS)} (default: by the number of pairs)"
@@ -84,6 +88,31 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--minutes", type=float, metavar="M", help="training time, instead of --steps")
     model.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (default: 1)")
     add_computing(parser, int8=False)
+
+
+def _add_vocabulary(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the vocabulary."""
+    add = parser.add_argument_group("vocabulary").add_argument
+    add(
+        "--vocabulary",
+        nargs="+",
+        metavar="PATH",
+        help="existing vocabulary for both sides, or one for each: a sentencepiece model, a tokenizer.json, a word "
+        "list, or a model folder (default: learned from the text)",
+    )
+    add(
+        "--user-symbols",
+        nargs="+",
+        metavar="TOKEN",
+        help="tokens that are never split; with --init-from, those that the base model lacks are added to its "
+        "vocabulary",
+    )
+    add(
+        "--line-feeds",
+        action="store_const",
+        const=True,
+        help="a token for line feeds inside texts (of JSON lines), which translation then keeps",
+    )
 
 
 def _add_text(parser: argparse.ArgumentParser) -> None:

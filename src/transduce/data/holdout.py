@@ -193,6 +193,8 @@ def source_keys(sources: Sequence[str]) -> Keys:
     if not sources:
         return np.zeros(0, np.uint64)
     text = "\n".join(sources)
+    if text.count("\n") >= len(sources):  # texts with line feeds, which count as spaces
+        text = "\n".join(source.replace("\n", " ") for source in sources)
     # Few distinct characters are not part of words, so each is removed from all texts at once.
     for character in sorted(set(text) - {"\n"}):
         if not is_word_character(character):

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ from transduce.data.parts import (
     Part,
     TakenBlock,
     held_out_names,
+    held_out_pairs_name,
 )
 from transduce.errors import TransduceError
 from transduce.text import FilterReport, FilterSettings, Tokenizer
@@ -262,6 +264,9 @@ class _Merging:
         return f"{segment.block.path}:{segment.block.first_line + int(self._rows[number])}"
 
     def _write_held_out(self, folder: Path) -> None:
+        if any("\n" in each.source + each.target for each in self._held):
+            self._write_held_out_pairs(folder)
+            return
         files: list[int | None] = [*range(len(self._request.files.directions))] or [None]
         for file in files:
             held = self._held if file is None else self._held_of(file)
@@ -269,6 +274,15 @@ class _Merging:
                 sides = ([each.source for each in held], [each.target for each in held])
                 for name, texts in zip(held_out_names(file), sides, strict=True):
                     write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
+
+    def _write_held_out_pairs(self, folder: Path) -> None:
+        """Write held-out pairs whose texts have line feeds as JSON lines, a file for each language pair."""
+        files: list[int | None] = [*range(len(self._request.files.directions))] or [None]
+        for file in files:
+            held = self._held if file is None else self._held_of(file)
+            lines = [msgspec.json.encode({"source": each.source, "target": each.target}) + b"\n" for each in held]
+            if held:
+                write_file(folder / held_out_pairs_name(file), b"".join(lines))
 
 
 def _in_order(parts: Sequence[Part]) -> Iterator[_Segment]:

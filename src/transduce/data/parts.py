@@ -43,7 +43,7 @@ _END = "\n"
 
 
 class SentenceEncoder:
-    """A tokenizer of sentences without line feeds, like ``vocabulary.encode_batch``, which appends the end symbol."""
+    """A tokenizer of sentences, like ``vocabulary.encode_batch``, which appends the end symbol."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -57,7 +57,8 @@ class SentenceEncoder:
         if not sentences:
             return IdRun(np.zeros(0, self._dtype), np.zeros(1, np.int64))
         text = f"{_END}".join(sentences)
-        if self._words is None or "▁" in text:
+        has_line_feeds = text.count(_END) >= len(sentences)
+        if self._words is None or "▁" in text or has_line_feeds:
             return self._run(self._vocabulary.encode_batch(sentences))
         if self._vocabulary.nfc:
             text = unicodedata.normalize("NFC", text)
@@ -134,6 +135,12 @@ class _Numbers(dict[str, int]):
 
 CORPUS_FORMAT_VERSION = 1
 CORPUS_CARD_NAME = "corpus.json"
+
+
+def held_out_pairs_name(file: int | None = None) -> str:
+    """Return the name of the held-out pairs of texts with line feeds; `file` is that of `held_out_names`."""
+    number = "" if file is None else f"{file + 1}."
+    return f"held_out.{number}jsonl"
 
 
 def held_out_names(file: int | None = None) -> tuple[str, str]:
@@ -400,7 +407,7 @@ class _Preparation:
         self.of_targets: list[str] = []
         self.taken: list[TakenBlock] = []
         self._request = request
-        self._filter = PairFilter(request.filters)
+        self._filter = PairFilter(request.filters, line_feeds=(request.written_out or request.files).line_feeds)
         self._hold_out = HoldOut(request.hold_out) if request.hold_out is not None else None
         self._source = SentenceEncoder(tokenizer.source)
         self._target = self._source if tokenizer.joint else SentenceEncoder(tokenizer.target)

@@ -242,7 +242,7 @@ class PlaceholderMasker:
             edited = self._edit(sides[0][row], sides[1][row], np.random.Generator(np.random.Philox(key)))
             sides[0][row], sides[1][row] = edited
         (source, source_tokens), (target, target_tokens) = (
-            _padded(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
+            pad_rows(rows, pad) for rows, pad in zip(sides, self._pads, strict=True)
         )
         return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
 
@@ -333,7 +333,7 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
     return uniform
 
 
-def _padded(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
+def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
     """Return rows padded to one length, and their total number of tokens without padding."""
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):

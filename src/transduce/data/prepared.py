@@ -16,7 +16,16 @@ from transduce.data.batches import CHUNK_PAIRS, Run, permutation
 from transduce.data.holdout import HoldOutSettings
 from transduce.data.id_files import IdRun, SideCard, SideReader
 from transduce.data.merging import merge_parts
-from transduce.data.parts import CORPUS_CARD_NAME, CorpusCard, Part, PartRequest, held_out_names, read_card, write_card
+from transduce.data.parts import (
+    CORPUS_CARD_NAME,
+    CorpusCard,
+    Part,
+    PartRequest,
+    held_out_names,
+    held_out_pairs_name,
+    read_card,
+    write_card,
+)
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
@@ -119,11 +128,15 @@ class PreparedCorpus:
         if not self.filters.held_out:
             return None
         files = [file for file, pairs in enumerate(self.card.held_out_pairs) if pairs]
+        directions = tuple(self.card.directions[file] for file in files)
+        paths = [self.folder / held_out_pairs_name(file) for file in files or (None,)]
+        if all(path.exists() for path in paths):  # texts with line feeds
+            return CorpusFiles(source=tuple(map(str, paths)), directions=directions, line_feeds=True)
         names = [held_out_names(file) for file in files] or [held_out_names()]
         return CorpusFiles(
             source=tuple(str(self.folder / source) for source, _ in names),
             target=tuple(str(self.folder / target) for _, target in names),
-            directions=tuple(self.card.directions[file] for file in files),
+            directions=directions,
         )
 
     @property

@@ -20,6 +20,7 @@ from transduce.interop.ctranslate2 import (
 from transduce.interop.hugging_face.export import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.config import Kind, ModelConfig
@@ -322,18 +323,28 @@ class HuggingFaceExporter:
     def _check_tokenizer(self) -> None:
         original = self.original
         is_imported = isinstance(original.tokenizer, ImportedTokenizer)
-        if (
-            has_original_tokenizer(original.folder)
-            if is_imported
-            else has_tokenizer(original.tokenizer, original.config)
-        ):
+        has_files = is_imported and has_original_tokenizer(original.folder)
+        if has_files or has_tokenizer(original.tokenizer, original.config):
             return
         alternatives = _other_formats("huggingface", original.config)
+        if isinstance(original.tokenizer, ImportedTokenizer) and isinstance(
+            original.tokenizer.record.source.cutting, WordListRecord
+        ):
+            raise TransduceError(
+                f"The vocabulary in {original.folder} is a list of whole words, which no tokenizer of Hugging Face's "
+                f"reads alike: {alternatives}."
+            )
         if is_imported:
             raise TransduceError(
                 f"The tokenizer in {original.folder} was imported, and its own files are not there: copy them from the "
                 "folder that it came from (tokenizer.json or a sentencepiece model, and tokenizer_config.json), or "
                 f"{alternatives}."
+            )
+        if original.tokenizer.joint:
+            raise TransduceError(
+                f"The sentencepiece model in {original.folder} rewrites characters or places spaces in a way that "
+                f"tokenizer.json cannot express exactly: {alternatives}, or learn the vocabulary with "
+                "normalization_rule_name=identity."
             )
         raise TransduceError(
             "Of Hugging Face's tokenizers only Marian's has a vocabulary for each side, and no composed text "

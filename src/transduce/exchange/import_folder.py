@@ -1,9 +1,11 @@
 """Import a Hugging Face folder: convert it to a transduce model folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from transduce.argument_checks import as_path
 from transduce.errors import TransduceError
@@ -16,7 +18,7 @@ from transduce.model_folder.hugging_face import (
     hugging_face_search_settings,
 )
 from transduce.model_folder.load import with_languages
-from transduce.model_folder.read import read_any_model_folder, read_saved_by_transformers, was_saved_by_transformers
+from transduce.model_folder.read import outline_imported, read_saved_by_transformers, was_saved_by_transformers
 from transduce.model_folder.write import read_original_tokenizer, write_model_folder, write_original_tokenizer
 from transduce.search.settings import SearchSettings
 
@@ -71,15 +73,17 @@ def import_model_folder(
     model_type = "transduce" if is_own else check_hugging_face_folder(folder)
     if (out / "config.json").exists():
         raise TransduceError(f"{out} holds a model already: name another folder.")
+    weights: Mapping[str, Tensor]
     if is_own:
         content = read_saved_by_transformers(folder)
+        weights = content.model.state_dict()
     else:
-        content = with_languages(read_any_model_folder(folder), source_language, target_language)
+        content, weights = outline_imported(folder)
+        content = with_languages(content, source_language, target_language)
     languages = (
         source_language or content.manifest.source_language,
         target_language or content.manifest.target_language,
     )
-    weights = {name: tensor.contiguous() for name, tensor in content.model.state_dict().items()}
     has_class = class_for(content.model.config) is not None
     tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind

@@ -28,7 +28,7 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
-from transduce.model_folder.load import check_precision, check_vocabularies, convert_to_precision, with_languages
+from transduce.model_folder.load import check_precision, check_vocabularies, read_at_precision, with_languages
 from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
@@ -74,9 +74,10 @@ def open_translator(
     refuse_parsers(folders)
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    contents = [with_languages(read_encoder_decoder_folder(each), source_language, target_language) for each in folders]
+    opened = [read_at_precision(read_encoder_decoder_folder, each, precision, machine) for each in folders]
+    contents = [with_languages(each, source_language, target_language) for each in opened]
     check_vocabularies(folders, contents)
-    first, *further_models = (convert_to_precision(each.model, precision, machine) for each in contents)
+    first, *further_models = (each.model for each in contents)
     translator = Translator(
         first,
         contents[0].tokenizer,

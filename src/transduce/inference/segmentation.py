@@ -121,6 +121,7 @@ _ITEM_NUMBER = re.compile(
 # In some languages a number with a full stop is also an ordinal: "5. Mai".
 _ORDINAL = re.compile(r"\d{1,3}\.\s+(?:Jan|Feb|Mär|Mar|Apr|Mai|May|Jun|Jul|Aug|Sep|Okt|Oct|Nov|De[zc])", re.IGNORECASE)
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028\u2029]")
+_LINE_END_BUT_FEED = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 _EMOJI = "\u2190-\u21ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufe0f\u200d"
 _EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
@@ -136,6 +137,7 @@ class Segmenter:
         separator: str,
         source_language: str | None,
         passes_wordless: bool,
+        reads_line_feeds: bool = False,
         cut: Callable[[str, Sequence[Span]], list[str]],
     ) -> None:
         """Create a segmenter.
@@ -146,6 +148,7 @@ class Segmenter:
             separator: text between two sentences in the target language.
             source_language: code of the source language.
             passes_wordless: whether texts without a letter are copied instead of translated.
+            reads_line_feeds: whether the model reads line feeds, so that a text with several lines is translated whole.
             cut: splits a sentence that is too long for the model into parts, given its protected spans.
         """
         self.settings = settings
@@ -153,6 +156,7 @@ class Segmenter:
         self._separator = separator
         self._source_language = source_language
         self._passes_wordless = passes_wordless
+        self._keeps_lines = reads_line_feeds and settings.lines == "separate" and settings.split_sentences != "always"
         self._cut = cut
 
     def __call__(self, text: str, protected: Sequence[Span] | None = None) -> SegmentedText:
@@ -165,7 +169,7 @@ class Segmenter:
         """
         spans = find_protected(text, self.settings.protect) if protected is None else protected
         collector = _Collector(text, spans, self._separator)
-        lines = _lines(text, spans)
+        lines = _lines(text, spans, _LINE_END_BUT_FEED if self._keeps_lines else _LINE_END)
         for line in _paragraphs(lines) if self.settings.lines == "join" else lines:
             self._add_line(line, collector)
         return collector.finish()
@@ -214,7 +218,7 @@ class Segmenter:
         if body.start >= body.end:
             return
         spans = [Span(0, body.end - body.start)]
-        if self._splits:
+        if self._splits and not (self._keeps_lines and "\n" in text[slice(*body)]):
             spans = find_sentences(text[slice(*body)], self._source_language, _relative(protected, body))
         for start, end in spans:
             yield Span(body.start + start, body.start + end)
@@ -228,10 +232,10 @@ class _Line(NamedTuple):
     """For each character and for the end, the offset in the source text."""
 
 
-def _lines(text: str, protected: Sequence[Span]) -> Iterator[_Line]:
+def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_Line]:
     """Yield the lines of a text without their ends; a line end in a protected span does not count."""
     start = 0
-    for match in _LINE_END.finditer(text):
+    for match in end.finditer(text):
         if _overlapping(protected, Span(*match.span())):
             continue
         yield _Line(text[start : match.start()], range(start, match.start() + 1))

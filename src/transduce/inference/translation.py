@@ -28,27 +28,38 @@ class GrowingText:
     With greedy search and sampling there is one hypothesis, so every token is final at once.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, line_feeds: bool = True) -> None:
+        """Create an empty text; without `line_feeds`, as its source has none, it has spaces in their place."""
         self.vocabulary = vocabulary
         self.shown = ""
+        self._line_feeds = line_feeds
 
     def grow(self, tokens: Tensor) -> str:
         """Return the text that became final with the newest hypotheses (W, t); the text may be empty."""
         same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
-        text = self.vocabulary.decode(tokens[0, :certain].tolist()).rstrip(_UNFINISHED)
+        text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds).rstrip(
+            _UNFINISHED
+        )
         if not text.startswith(self.shown):
             return ""
         return self._show(text)
 
-    def finish(self, text: str) -> str:
-        """Return the rest of the complete translation, after the part that `grow` has returned."""
+    def finish(self, ids: Sequence[int]) -> str:
+        """Return the rest of the complete translation with these ids, after the part that `grow` has returned."""
+        text = decode_like(self.vocabulary, ids, line_feeds=self._line_feeds)
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:
         new = text[len(self.shown) :]
         self.shown = text
         return new
+
+
+def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
+    """Return the text of a translation; its line feeds become spaces if its source has none (not `line_feeds`)."""
+    text = vocabulary.decode(ids)
+    return text if line_feeds else text.replace("\n", " ")
 
 
 # --- results ---
@@ -135,7 +146,7 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
     """Return a sentence's translation from its hypotheses, best first; an empty translation without hypotheses."""
     alternatives = tuple(
         Alternative(
-            text=vocabulary.decode(list(hypothesis.ids)),
+            text=decode_like(vocabulary, list(hypothesis.ids), line_feeds="\n" in source),
             tokens=tuple(vocabulary.pieces(list(hypothesis.ids))),
             token_log_probabilities=hypothesis.token_log_probabilities,
             score=hypothesis.score,

@@ -429,7 +429,8 @@ class Translator:
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
         """Yield one sentence's translation while it is generated."""
-        growing = GrowingText(self.tokenizer.target)
+        has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
+        growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
         if search.batch_invariant:
             self._proof.check(search)
         with explain_search_out_of_memory(search):
@@ -442,7 +443,7 @@ class Translator:
             if text:
                 yield text
         (hypotheses,) = progress.results()
-        rest = growing.finish(self.tokenizer.target.decode(list(hypotheses[0].ids))) if hypotheses else ""
+        rest = growing.finish(list(hypotheses[0].ids)) if hypotheses else ""
         if rest:
             yield rest
 
@@ -548,6 +549,7 @@ class Translator:
             separator=sentence_separator(self.target_language),
             source_language=self.source_language,
             passes_wordless=knows_languages if lines is None else lines.has_words,
+            reads_line_feeds=self.tokenizer.writes_line_feeds,
             cut=partial(cut_long_sentence, vocabulary=self.tokenizer.source, longest=longest, gathers=is_for_documents),
         )
         spans = protected or [None] * len(texts)

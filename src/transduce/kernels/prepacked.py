@@ -5,8 +5,10 @@ the prepacked matrices, and shares all other float32 tensors.
 """
 
 import copy
+import hashlib
 import warnings
-from typing import Any, Literal, Protocol, overload
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, TypeGuard, overload
 
 import torch
 from torch import Tensor, nn
@@ -198,6 +200,96 @@ def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
     return make(linear.weight, linear.bias)
 
 
+# --- prepacked weights in files ---
+# The prepacked layers of a model depend on its original weights, the processor and the code that packs them. They can
+# be stored, and put into a model that was prepacked on the meta device, without memory.
+
+
+_PACKED = ("weights", "initial_sums", "weight_scales", "bias")  # the tensors of a layer that has a `layout`
+
+
+class PackedModel:
+    """The prepacked layers of a model, whose tensors can be stored in a file and mapped from it."""
+
+    def __init__(self, model: PrepackedTransformer | PrepackedDecoder, originals: Mapping[str, Tensor]) -> None:
+        """Find the prepacked layers of a model.
+
+        Args:
+            model: the model, on the meta device if its weights are yet to come.
+            originals: the parameters and buffers of the model that it was made of, by name.
+        """
+        self.model = model
+        self._layers = {name: part for name, part in model.named_modules() if _is_packed(part)}
+        used = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self.needed = [name for name, tensor in originals.items() if id(tensor) in used]
+        """The names of the original parameters and buffers that the prepacked model needs besides its layers."""
+        self._originals = originals
+
+    @property
+    def layout(self) -> str:
+        """A short hash of the layouts of all layers."""
+        layouts = "\n".join(f"{name} {layer.layout}" for name, layer in self._layers.items())
+        return hashlib.sha256(layouts.encode()).hexdigest()[:16]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the prepacked layers by name."""
+        return {
+            f"{name}.{each}": getattr(layer, each).detach() for name, layer in self._layers.items() for each in _PACKED
+        }
+
+    def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
+        """Put tensors into the model, which was made on the meta device, and return it.
+
+        Args:
+            packed: the tensors of the prepacked layers, as `tensors` returned them.
+            originals: the original parameters and buffers in `needed`, except buffers that no file stores.
+        """
+        new = {id(self._originals[name]): tensor for name, tensor in originals.items()}
+        parameters = {key: nn.Parameter(tensor, requires_grad=False) for key, tensor in new.items()}
+        for module in self.model.modules():
+            # A parameter may be in several modules, such as the embeddings in the output projection.
+            module._parameters |= {
+                name: parameters[id(old)] for name, old in module._parameters.items() if id(old) in parameters
+            }
+            module._buffers |= {name: new[id(old)] for name, old in module._buffers.items() if id(old) in new}
+        for name, layer in self._layers.items():
+            for each in _PACKED:
+                setattr(layer, each, nn.Parameter(packed[f"{name}.{each}"], requires_grad=False))
+        return self.model
+
+
+def _is_packed(module: nn.Module) -> TypeGuard[Any]:
+    """Return whether a module is a prepacked linear layer whose tensors can be stored."""
+    return isinstance(getattr(module, "layout", None), str)
+
+
+def packed_layers(model: nn.Module) -> PackedModel | None:
+    """Return the prepacked layers of a model; None if it has none, or some that cannot be stored."""
+    if not isinstance(model, PrepackedTransformer | PrepackedDecoder):
+        return None
+    return None if any(isinstance(part, Int8Linear) for part in model.modules()) else PackedModel(model, {})
+
+
+def outline_quantized(model: nn.Module, make: MakeLinear) -> PackedModel | None:
+    """Return what a model with 8-bit weights consists of; None if there is none, or if its layers cannot be stored.
+
+    Args:
+        model: on the meta device; it must not be used afterwards.
+        make: makes the linear layers.
+    """
+    if not isinstance(model, Transformer | Decoder) or refusal(PREPACKABLE, model) is not None:
+        return None
+    originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    try:
+        return PackedModel(prepack(model, make), originals)
+    except _NotStorableError:
+        return None
+
+
+class _NotStorableError(Exception):
+    """Raised for a layer whose prepacked weights have no format that a file could hold."""
+
+
 # --- inference copies ---
 
 
@@ -290,6 +382,8 @@ class Int8Linear(nn.Module):
         of them may overflow.
         """
         super().__init__()
+        if weight.is_meta:
+            raise _NotStorableError
         activation_levels = activation_levels or safe_levels()
         self.packed = _pack(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)

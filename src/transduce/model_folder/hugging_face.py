@@ -4,14 +4,12 @@ Nothing is unpickled and no code from a folder is run. A model that the componen
 an error that names the setting.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_families import FAMILIES, check_config, import_generation, start_id
@@ -20,7 +18,8 @@ from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerF
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.config import Kind
-from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, file_inside, read_bounded, read_json
+from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.model_folder.tensor_files import MappedTensors
 from transduce.search.settings import SearchSettings
 
 _WEIGHTS = "model.safetensors"
@@ -39,6 +38,8 @@ class HuggingFaceFolder(NamedTuple):
     tokenizer: ImportedTokenizer
     languages: tuple[str | None, str | None]
     """Source and target language codes, as far as the folder names them."""
+    files: Sequence[MappedTensors]
+    """The files with the weights."""
 
 
 def is_hugging_face_folder(folder: Path) -> bool:
@@ -61,7 +62,7 @@ def hugging_face_kind(folder: Path) -> Kind:
 
 
 def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
-    """Read a Hugging Face folder in float32.
+    """Read a Hugging Face folder; its weights are read, in float32, on access.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
@@ -78,7 +79,8 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
         ids["start_id"] = record.source.before[0]
     elif not isinstance(config.get("bos_token_id"), int):
         ids["start_id"] = ids["eos_id"]
-    model = import_model(config, _stored_tensors(folder), ids)
+    mapped = _mapped_files(folder)
+    model = import_model(config, _stored_tensors(folder, mapped), ids)
     tokenizer = ImportedTokenizer(record)
     tokenizer_config = files.json("tokenizer_config.json")
     languages = (
@@ -92,7 +94,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
         forced_language = next((name for name, id in record.languages.tags.items() if id == forced), None)
         languages = (available[0], forced_language or available[1])
         tokenizer = tokenizer.for_languages(*languages)
-    return HuggingFaceFolder(model_type, model, tokenizer, languages)
+    return HuggingFaceFolder(model_type, model, tokenizer, languages, mapped)
 
 
 class HuggingFaceHeads(NamedTuple):
@@ -117,7 +119,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
     if hugging_face_kind(folder) != "encoder":
         return None
     config = _config(folder)
-    heads = encoder_heads(config, _stored_tensors(folder))
+    heads = encoder_heads(config, _stored_tensors(folder, _mapped_files(folder)))
     settings = _settings(folder, config)
     labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
     return HuggingFaceHeads(
@@ -250,8 +252,8 @@ def _text(value: Any) -> str | None:
 # --- weights ---
 
 
-def _stored_tensors(folder: Path) -> StoredTensors:
-    """Return the tensors of a safetensors file, or of all files that the index lists; tensors are read on access."""
+def _mapped_files(folder: Path) -> list[MappedTensors]:
+    """Map the safetensors file of a folder, or all files that its index lists."""
     if (folder / _WEIGHTS).is_file():
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():
@@ -263,20 +265,12 @@ def _stored_tensors(folder: Path) -> StoredTensors:
         names = sorted(set(table.values()))
     else:
         raise _no_weights(folder)
-    tensors: dict[str, Callable[[], Tensor]] = {}
-    for name in names:
-        tensors |= _file_tensors(file_inside(folder, name))
-    return StoredTensors(tensors, str(folder))
+    return [MappedTensors(folder, name, whole_numbers=None) for name in names]
 
 
-def _file_tensors(path: Path) -> dict[str, Callable[[], Tensor]]:
-    if not path.is_file():
-        raise TransduceError(f"{path} cannot be read: there is no such file; copy the folder again.")
-    try:
-        file: Any = safe_open(path, framework="pt")
-        return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise TransduceError(f"{path} cannot be read: {error}.") from error
+def _stored_tensors(folder: Path, files: Sequence[MappedTensors]) -> StoredTensors:
+    """Return the tensors of mapped files, read on access."""
+    return StoredTensors({name: partial(file.tensor, name) for file in files for name in file.entries}, str(folder))
 
 
 def _no_weights(folder: Path) -> TransduceError:

@@ -1,13 +1,13 @@
 """Load a model folder at a precision and on a device, with its languages, alone or as part of an ensemble."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 import torch
 
-from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, quantize
+from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, packed_layers, quantize
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
@@ -16,6 +16,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.model_folder.weight_cache import PrepackedCache
 from transduce.process_environment import release_freed_memory
 from transduce.text.tokenizer import Tokenizer
 
@@ -92,8 +93,14 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
 Placed = TypeVar("Placed", bound=Model)
 
 
+class ReadFolder(Protocol[Placed]):
+    """A function of `read.py` that reads model folders, such as `read_decoder_folder`."""
+
+    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[Placed]: ...
+
+
 def load_model_at(
-    read: Callable[[Path], ModelFolder[Placed]],
+    read: ReadFolder[Placed],
     folder: Path,
     *,
     precision: Precision | str,
@@ -115,8 +122,41 @@ def load_model_at(
     check_precision(precision)
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
-    content = read(folder)
-    return msgspec.structs.replace(content, model=convert_to_precision(content.model, precision, machine))
+    return read_at_precision(read, folder, precision, machine)
+
+
+def read_at_precision(
+    read: ReadFolder[Placed], folder: Path, precision: str, machine: Machine, *, always_store: bool = False
+) -> ModelFolder[Placed]:
+    """Read a model folder with a reader of `read.py`, and convert the model to a precision on the machine's device.
+
+    With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time.
+
+    Args:
+        read: a reader, such as `read_decoder_folder`.
+        folder: the model folder.
+        precision: "fp32", "bf16", "int8" or "auto".
+        machine: the machine with the device.
+        always_store: True to store the weights of small models too, and to raise an error if they cannot be stored.
+
+    Raises:
+        TransduceError: the folder cannot be read, or the model does not support the precision.
+    """
+    packed = precision if precision == "int8" and machine.device == "cpu" else None
+    content = read(folder, packed=packed)
+    if isinstance(content.model, PrepackedModel):
+        return content
+    model = convert_to_precision(content.model, precision, machine)
+    for file in content.files:
+        file.release()
+    layers = packed_layers(model) if packed is not None and content.source else None
+    if layers is not None:
+        cache = PrepackedCache(folder, precision, content.source)
+        if cache.store(layers, always=always_store) is not None:
+            stored = read(folder, packed=packed)
+            if isinstance(stored.model, PrepackedModel):
+                return stored  # its weights are mapped
+    return msgspec.structs.replace(content, model=model)
 
 
 def load_encoder_at(
@@ -167,7 +207,7 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
         source_language=source or content.manifest.source_language,
         target_language=target or content.manifest.target_language,
     )
-    return ModelFolder(content.model, tokenizer.for_languages(source, target), manifest)
+    return msgspec.structs.replace(content, tokenizer=tokenizer.for_languages(source, target), manifest=manifest)
 
 
 def _with_direction(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
@@ -187,7 +227,7 @@ def _with_direction(content: ModelFolder[M], source: str | None, target: str | N
         source_language=source or (next(iter(sources)) if len(sources) == 1 else None),
         target_language=target,
     )
-    return ModelFolder(content.model, content.tokenizer.for_target(target), manifest, content.directions)
+    return msgspec.structs.replace(content, tokenizer=content.tokenizer.for_target(target), manifest=manifest)
 
 
 # --- ensembles ---

@@ -1,18 +1,20 @@
 """Read a model folder: configuration, weights, tokenizer, and the manifest that `write.py` wrote."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from transduce.atomic_io import file_sha256
+from transduce.acceleration import int8_linear_maker, outline_quantized
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import StoredParameter, places, redundant_names
 from transduce.interop.hugging_face.import_settings import check_sizes
+from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config
@@ -32,8 +34,9 @@ from transduce.model_folder.safety import (
     file_inside,
     read_bounded,
     read_json,
-    read_tensor_entries,
 )
+from transduce.model_folder.tensor_files import MappedTensors
+from transduce.model_folder.weight_cache import PrepackedCache, VerifiedFiles
 from transduce.text.tokenizer import Tokenizer
 
 M = TypeVar("M", bound=Model)
@@ -72,6 +75,12 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     manifest: Manifest
     directions: tuple[tuple[str, str], ...] = ()
     """The pairs of source and target language that a model of several language pairs was trained for."""
+    source: str = ""
+    """A digest of the weights and the configuration; empty for a folder without a manifest."""
+    files: tuple[MappedTensors, ...] = ()
+    """The files whose tensors the model has mapped."""
+    prepacked: MappedTensors | None = None
+    """The file with the prepacked weights of the model, if they come from one."""
 
 
 class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,40 +113,65 @@ _USES = {
 }
 
 
-def read_model_folder(folder: Path) -> ModelFolder[Transformer]:
+def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
     """Read the folder of an encoder-decoder Transformer.
 
+    Args:
+        folder: the model folder.
+        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
+
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    content = read_any_model_folder(folder)
+    content = read_any_model_folder(folder, packed=packed)
     if not isinstance(content.model, Transformer):
         raise _other_kind(folder, content.model.config, "a Transformer with an encoder and a decoder")
-    return ModelFolder(content.model, content.tokenizer, content.manifest)
+    return _with_model(content, content.model)
 
 
-def read_encoder_decoder_folder(folder: Path) -> ModelFolder[EncoderDecoder]:
+def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
     """Read the folder of an encoder-decoder model, a Transformer or a recurrent one.
 
+    Args:
+        folder: the model folder.
+        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
+
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    content = read_any_model_folder(folder)
+    content = read_any_model_folder(folder, packed=packed)
     if not isinstance(content.model, Transformer | Recurrent):
         raise _other_kind(folder, content.model.config, "a model with an encoder and a decoder")
-    return ModelFolder(content.model, content.tokenizer, content.manifest, read_directions(folder))
+    return msgspec.structs.replace(_with_model(content, content.model), directions=read_directions(folder))
 
 
-def read_decoder_folder(folder: Path) -> ModelFolder[Decoder]:
+def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
     """Read the folder of a decoder-only language model.
 
+    Args:
+        folder: the model folder.
+        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
+
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
-    content = read_any_model_folder(folder)
+    content = read_any_model_folder(folder, packed=packed)
     if not isinstance(content.model, Decoder):
         raise _other_kind(folder, content.model.config, "a language model (decoder-only)")
-    return ModelFolder(content.model, content.tokenizer, content.manifest)
+    return _with_model(content, content.model)
+
+
+def _with_model(content: ModelFolder[Model], model: M) -> ModelFolder[M]:
+    """Return the content of a folder, typed by its model's class."""
+    return ModelFolder(
+        model,
+        content.tokenizer,
+        content.manifest,
+        content.directions,
+        content.source,
+        content.files,
+        content.prepacked,
+    )
 
 
 def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceError:
@@ -168,8 +202,15 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
+def read_any_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Model]:
     """Read a model folder in float32. Everything is checked before it is used, and no code from the folder is run.
+
+    The weights are mapped from disk, and are read into memory when they are used.
+
+    Args:
+        folder: the model folder.
+        packed: a precision, such as "int8", whose prepacked weights are taken from the folder's cache if it has them;
+            the model is then a `PrepackedModel`.
 
     Raises:
         TransduceError: the folder is missing, incomplete or damaged, or its kind or version is not supported.
@@ -179,8 +220,9 @@ def read_any_model_folder(folder: Path) -> ModelFolder[Model]:
     config = _read_config(folder)
     if config.kind == "series":
         raise _other_kind(folder, config, "a model of text")
-    model, manifest = _read_own(folder, config, build_model)
-    return ModelFolder(model, _read_tokenizer(folder, config), manifest)
+    own = _read_own(folder, config, build_model, packed=packed)
+    tokenizer = _read_tokenizer(folder, config)
+    return ModelFolder(own.model, tokenizer, own.manifest, (), own.source, (own.file,), own.prepacked)
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
@@ -206,7 +248,7 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
             "opened."
         )
     config = _read_config(folder)
-    model: Model = _read_model(folder, config, build_model)
+    model: Model = _read_model(folder, config, build_model, None)[0]
     old_manifest = _read_manifest(folder) if (folder / MANIFEST).exists() else None
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -222,41 +264,110 @@ def read_series_model(folder: Path) -> SeriesTransformer:
     """Read the model of a folder for time-series forecasting.
 
     Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read (`read_any_model_folder`).
+        TransduceError: the model is of another kind, or the folder cannot be read.
     """
     config = _read_config(_checked_folder(folder))
     if config.kind != "series":
         raise _other_kind(folder, config, "a model of time series")
-    return _read_own(folder, config, SeriesTransformer)[0]
+    return _read_own(folder, config, SeriesTransformer).model
 
 
-def _read_own(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> tuple[Built, Manifest]:
+class _Own(NamedTuple, Generic[Built]):
+    """A model and its files, as read from a folder that this package wrote."""
+
+    model: Built
+    manifest: Manifest
+    source: str
+    file: MappedTensors
+    prepacked: MappedTensors | None = None
+
+
+def _read_own(
+    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, packed: str | None = None
+) -> _Own[Built]:
     """Read the model and manifest of a folder that this package wrote."""
     if was_saved_by_transformers(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
             f"`transduce import {folder} OUT`."
         )
-    manifest = _read_checked_manifest(folder)
-    return _read_model(folder, config, build), manifest
+    verified = VerifiedFiles(folder)
+    manifest, digest = _read_checked_manifest(folder, verified)
+    source = hashlib.sha256(digest.encode() + msgspec.json.encode(config)).hexdigest()
+    cache = None if packed is None else PrepackedCache(folder, packed, source)
+    if cache is not None and cache.has_files():
+        found = _read_prepacked(folder, config, build, cache)
+        if found is not None:
+            model, file, prepacked = found
+            return _Own(model, manifest, source, file, prepacked)
+    model, file = _read_model(folder, config, build, verified)
+    return _Own(model, manifest, source, file)
 
 
-def _read_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
+def _read_prepacked(
+    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
+) -> tuple[Built, MappedTensors, MappedTensors] | None:
+    """Read a model whose linear layers are in a cache, or return None if the cache does not have them.
+
+    The model comes with the file of its other weights and that of these layers.
+    """
+    outline = _empty_model(folder, config, build)
+    stored = outline.state_dict()
+    outlined = outline_quantized(outline, int8_linear_maker())
+    prepacked = None if outlined is None else cache.load(outlined)
+    if outlined is None or prepacked is None:
+        return None
+    file = _map_weights(folder, stored)
+    others = _read_weights(file, stored, config, [name for name in outlined.needed if name in stored])
+    layers = {name: prepacked.tensor(name) for name in prepacked.entries}
+    model = cast(Built, outlined.fill(layers, others).eval())  # of a subclass of its class
+    compute_unstored_buffers(model, build)
+    return model, file, prepacked
+
+
+def _read_model(
+    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], verified: VerifiedFiles | None
+) -> tuple[Built, MappedTensors]:
+    """Read a model, and return it with the file that its weights are mapped from."""
     model = _empty_model(folder, config, build)
-    whole_numbers = [name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()]
-    read_tensor_entries(folder, WEIGHTS, whole_numbers=whole_numbers)
-    model.load_state_dict(_read_weights(folder / WEIGHTS, model, config), assign=True)
+    stored = model.state_dict()
+    file = _map_weights(folder, stored)
+    weights = _read_weights(file, stored, config, stored)
+    if verified is None or not verified.is_finite(file.path, file.version):
+        _check_finite(file.path, weights)
+        if verified is not None:
+            verified.record_finite(file.path, file.version)
+    model.load_state_dict(weights, assign=True)
     compute_unstored_buffers(model, build)
     model.eval()
-    return model
+    return model, file
+
+
+def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
+    """Map the weights of a model whose parameters and stored buffers are outlined on the meta device."""
+    whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
+    return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)
 
 
 def _read_imported(folder: Path) -> ModelFolder[Model]:
     """Read a Hugging Face folder that transduce did not write."""
+    content, weights = outline_imported(folder)
+    content.model.load_state_dict(dict(weights), assign=True)
+    compute_unstored_buffers(content.model, build_model)
+    content.model.eval()
+    return content
+
+
+def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
+    """Read a Hugging Face folder but for its weights: the model is on the meta device, and weights are read on access.
+
+    While the weights are read one after the other, the memory of those before is released.
+
+    Raises:
+        TransduceError: a file is missing or damaged, or the model is not supported.
+    """
     imported = read_hugging_face_folder(folder)
     model = _empty_model(folder, imported.model.config, build_model)
-    model.load_state_dict(imported.model.weights, assign=True)
-    compute_unstored_buffers(model, build_model)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         versions={},
@@ -264,7 +375,14 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
         target_language=imported.languages[1],
         sha256={},
     )
-    return ModelFolder(model.eval(), imported.tokenizer, manifest)
+
+    def read(name: str) -> Tensor:
+        for file in imported.files:
+            file.release()
+        return imported.model.weights[name]
+
+    weights = LazyTensors({name: partial(read, name) for name in imported.model.weights}, model.state_dict())
+    return ModelFolder(model, imported.tokenizer, manifest, files=tuple(imported.files)), weights
 
 
 def _read_config(folder: Path) -> ModelConfig:
@@ -337,55 +455,55 @@ def _read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def _read_checked_manifest(folder: Path) -> Manifest:
-    """Read the manifest and check every file against its digest."""
+def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manifest, str]:
+    """Read the manifest, check every file against its digest, and return the manifest and the digest of the weights."""
     manifest = _read_manifest(folder)
     try:
-        _check_digests(folder, manifest)
+        return manifest, _check_digests(folder, manifest, verified)
     except TransduceError:
         # A run may have replaced its weights since the manifest was read; then the manifest has changed, too.
         newer = _read_manifest(folder)
         if newer == manifest:
             raise
-        manifest = newer
-        _check_digests(folder, manifest)
-    return manifest
+        return newer, _check_digests(folder, newer, verified)
 
 
-def _check_digests(folder: Path, manifest: Manifest) -> None:
+def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) -> str:
+    """Check every file against the digests of the manifest, and return the digest of the weights."""
     required: dict[str, list[str]] = {WEIGHTS: []}
+    found: dict[str, str] = {}
     for name, digests in (required | manifest.sha256).items():
         path = file_inside(folder, name)
         if not path.is_file():
             raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
-        if file_sha256(path) not in digests:
+        found[name] = verified.digest(path)
+        if found[name] not in digests:
             raise TransduceError(f"{path} is damaged: it is not what the manifest says was written.")
+    return found[WEIGHTS]
 
 
-def _read_weights(path: Path, model: AnyModel, config: ModelConfig) -> dict[str, Tensor]:
-    """Read exactly the model's parameters and BatchNorm statistics from the folder's tensors."""
-    weights: dict[str, Tensor] = {}
-    outline = model.state_dict()
-    try:
-        with safe_open(path, framework="pt") as file:
-            present = set(file.keys())
-            locations = places(outline, config, present)
-            missing = [part for location in locations.values() for part in location.names if part not in present]
-            expected = {part for location in locations.values() for part in location.names} | redundant_names(
-                config, present
-            )
-            if missing or present - expected:
-                raise TransduceError(
-                    f"{path} does not hold the weights of its config.json: missing {_shorten_list(missing)}, "
-                    f"unexpected {_shorten_list(sorted(present - expected))}."
-                )
-            for name, location in locations.items():
-                parts = {part: file.get_tensor(part) for part in location.names}
-                weights[name] = _restore(path, location, parts, outline[name].dtype)
-    except (OSError, SafetensorError) as error:
-        raise TransduceError(f"{path} cannot be read: {error}.") from error
-    _check_shapes(path, weights, model)
-    _check_finite(path, weights)
+def _read_weights(
+    file: MappedTensors, outline: Mapping[str, Tensor], config: ModelConfig, names: Iterable[str]
+) -> dict[str, Tensor]:
+    """Return parameters and BatchNorm statistics of a model, mapped from a file that must hold nothing else.
+
+    Args:
+        file: the file.
+        outline: the model's parameters and stored buffers, on the meta device.
+        config: the model's configuration.
+        names: the names of those to return.
+    """
+    path, present = file.path, set(file.entries)
+    locations = places(outline, config, present)
+    missing = [part for location in locations.values() for part in location.names if part not in present]
+    expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
+    if missing or present - expected:
+        raise TransduceError(
+            f"{path} does not hold the weights of its config.json: missing {_shorten_list(missing)}, "
+            f"unexpected {_shorten_list(sorted(present - expected))}."
+        )
+    weights = {name: _restore(file, locations[name], outline[name].dtype) for name in names}
+    _check_shapes(path, weights, outline)
     return weights
 
 
@@ -394,30 +512,31 @@ def _shorten_list(names: list[str]) -> str:
     return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
-def _restore(path: Path, location: StoredParameter, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype) -> Tensor:
     """Return a parameter or buffer of the model, joined from its stored parts.
 
     Floating-point numbers come back as float32; others, such as a buffer of indices, with the model's `dtype`.
     """
     dtype = torch.float32 if dtype.is_floating_point else dtype
+    if location.layout == "rows" and (whole := file.rows(location.names)) is not None:
+        return whole.to(dtype)
+    parts = {name: file.tensor(name) for name in location.names}
     shapes = {name: tuple(part.shape) for name, part in parts.items()}
-    if shapes and not any(shapes.values()) and len(parts) == 1:
-        return next(iter(parts.values())).to(dtype)
     if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
-        raise TransduceError(f"{path}: these tensors must have rows of one length, but have the shapes {shapes}.")
+        raise TransduceError(f"{file.path}: these tensors must have rows of one length, but have the shapes {shapes}.")
     return location.restore(list(parts.values())).to(dtype)
 
 
-def _check_shapes(path: Path, weights: Mapping[str, Tensor], model: AnyModel) -> None:
-    for name, expected in model.state_dict().items():
-        if weights[name].shape != expected.shape:
+def _check_shapes(path: Path, weights: Mapping[str, Tensor], outline: Mapping[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        if tensor.shape != outline[name].shape:
             raise TransduceError(
-                f"{path}: {name} must have the shape {tuple(expected.shape)} by config.json, but has "
-                f"{tuple(weights[name].shape)}."
+                f"{path}: {name} must have the shape {tuple(outline[name].shape)} by config.json, but has "
+                f"{tuple(tensor.shape)}."
             )
 
 
 def _check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
     for name, tensor in weights.items():
-        if not bool(torch.isfinite(tensor).all()):
+        if not all_finite(tensor):
             raise TransduceError(f"{path}: {name} has values that are not finite (NaN or infinite): train it again.")

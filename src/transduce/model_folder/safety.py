@@ -8,7 +8,7 @@ import struct
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -115,13 +115,24 @@ class TensorEntry(msgspec.Struct, frozen=True):
     """Start and end of the tensor in the data section, in bytes."""
 
 
-def read_tensor_entries(folder: Path, name: str, *, whole_numbers: Collection[str] = ()) -> dict[str, TensorEntry]:
+class TensorHeader(NamedTuple):
+    """The header of a safetensors file."""
+
+    entries: dict[str, TensorEntry]
+    """The entry of each tensor."""
+    metadata: dict[str, str]
+    """Texts by name that the writer added."""
+    content: bytes
+    """The whole header as it is in the file; the tensors' data follow it."""
+
+
+def read_tensor_header(folder: Path, name: str, *, whole_numbers: Collection[str] | None = ()) -> TensorHeader:
     """Read the header of a safetensors file, checked against the file's size before any tensor is allocated.
 
     Args:
         folder: the model folder.
         name: the file's name in the folder.
-        whole_numbers: the names of tensors that may hold integers or booleans, such as a buffer of indices.
+        whole_numbers: the names of tensors that may hold integers or booleans, such as a buffer of indices; None: all.
 
     Raises:
         TransduceError: the file is of another type or damaged, or holds tensors that are not floating-point.
@@ -139,25 +150,28 @@ def read_tensor_entries(folder: Path, name: str, *, whole_numbers: Collection[st
     if not header.startswith(b"{"):
         what = f"it looks like {kind}, which is never opened" if kind else "its header is not one of safetensors"
         raise TransduceError(f"{path} cannot be read: {what}; copy the folder again or convert the weights.")
-    entries = _decode_header(path, header)
+    entries, metadata = _decode_header(path, header)
     _check_layout(path, entries, size - 8 - length, whole_numbers)
-    return entries
+    return TensorHeader(entries, metadata, start + header)
 
 
-def _decode_header(path: Path, header: bytes) -> dict[str, TensorEntry]:
+def _decode_header(path: Path, header: bytes) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
-        return {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in raw.items()}
+        metadata = msgspec.json.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str] | None)
+        return {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in raw.items()}, metadata or {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TransduceError(f"{path} cannot be read: its header is not one of safetensors ({error}).") from error
 
 
-def _check_layout(path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str]) -> None:
+def _check_layout(
+    path: Path, entries: dict[str, TensorEntry], data_bytes: int, whole_numbers: Collection[str] | None
+) -> None:
     """Check that the tensors are contiguous, have the sizes of their shapes, and fill the file."""
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        sizes = _DTYPE_BYTES | (_WHOLE_NUMBER_BYTES if name in whole_numbers else {})
+        is_allowed = whole_numbers is None or name in whole_numbers
+        sizes = _DTYPE_BYTES | (_WHOLE_NUMBER_BYTES if is_allowed else {})
         if entry.dtype not in sizes:
             raise TransduceError(
                 f"{path}: weights must be {', '.join(_DTYPE_BYTES)}, but {name!r} is {entry.dtype!r}: convert them."

@@ -1,21 +1,20 @@
 """Write model folders, also of models that your own training loop trained or changed (`transduce.save`)."""
 
-import shutil
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import config_json, generation_config, to_stored_names
+from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors
+from transduce.interop.hugging_face.import_weights import LazyTensors
 from transduce.interop.hugging_face.tokenizer_files import tokenizer_files
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
@@ -34,6 +33,7 @@ from transduce.model_folder.read import (
     check_tokenizer,
 )
 from transduce.model_folder.safety import MAX_VOCABULARY_BYTES, read_bounded, read_json
+from transduce.model_folder.tensor_files import write_tensors
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import Tokenizer
 
@@ -105,7 +105,7 @@ def write_model_folder(
 
     Args:
         folder: the folder.
-        weights: the weights by parameter name, float32.
+        weights: the weights by parameter name, float32; each is taken from the mapping when it is written.
         config: the model's configuration.
         tokenizer: the tokenizer; None for a model of time series.
         languages: language codes of source and target.
@@ -115,24 +115,41 @@ def write_model_folder(
         TransduceError: the weights cannot be written, for example because the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
-    if tokenizer is not None:
-        _write_tokenizer(folder, tokenizer, config, languages)
-    for name, text in documents.items():
-        write_file(folder / name, text.encode())
-    partial = folder / f".partial-{WEIGHTS}"
+    partial_file = folder / f".partial-{WEIGHTS}"
     try:
-        save_file(to_stored_names(weights, config), partial, metadata={"format": "pt"})
-    except SafetensorError as error:  # also raised if the disk is full
-        partial.unlink(missing_ok=True)
+        # The weights come first: if one cannot be read or written, nothing else is.
+        digest = _write_weights(partial_file, weights, config)
+        write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys()))
+        if tokenizer is not None:
+            _write_tokenizer(folder, tokenizer, config, languages)
+        for name, text in documents.items():
+            write_file(folder / name, text.encode())
+        _write_manifest(folder, languages, [digest, *_known_digests(folder)])
+        replace_file(partial_file, folder / WEIGHTS)
+    finally:
+        partial_file.unlink(missing_ok=True)  # frees space on a full disk
+    _write_manifest(folder, languages, [digest])
+
+
+def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> str:
+    """Write `model.safetensors`, and return its SHA-256; the weights are taken one after the other.
+
+    Raises:
+        TransduceError: the file cannot be written, for example because the disk is full.
+    """
+    # Numbers of more bytes come first, so that each tensor is aligned to the size of its numbers.
+    outline = weights.outline if isinstance(weights, LazyTensors) else weights
+    names = sorted(outline, key=lambda name: -outline[name].itemsize)
+    shapes = {name: outline[name].to("meta") for name in names}
+    in_order = LazyTensors({name: partial(weights.__getitem__, name) for name in names}, shapes)
+    try:
+        return write_tensors(
+            path, dict(stored_tensors(shapes, config)), stored_tensors(in_order, config), {"format": "pt"}
+        )
+    except OSError as error:
         raise TransduceError(
-            f"{folder / WEIGHTS} cannot be written ({error}): free disk space, then resume."
+            f"{path.with_name(WEIGHTS)} cannot be written ({error.strerror}): free disk space, then resume."
         ) from error
-    shutil.copymode(folder / "config.json", partial)  # safetensors creates files that only the owner can read
-    new, old = file_sha256(partial), _known_digests(folder)
-    _write_manifest(folder, languages, [new, *old])
-    replace_file(partial, folder / WEIGHTS)
-    _write_manifest(folder, languages, [new])
 
 
 def _write_tokenizer(

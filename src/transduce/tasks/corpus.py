@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,18 +21,20 @@ from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare, wri
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary
 from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
+    check_kept_vocabulary,
     check_special_tokens,
     check_task,
     check_vocabulary,
     open_prepared_folder,
     tokenizer_settings_of,
 )
-from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.tasks.settings.structs import DataSettings, Settings, VocabularySettings
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import LineNotes, content_sha256, is_decodable, read_lines
+from transduce.text.files import LineNotes, content_sha256, count_noun, is_decodable, read_lines
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.protected import PLACEHOLDER_TOKENS
@@ -290,6 +293,7 @@ class PreparationBar:
 
 
 _DEV_FOLDER = "corpus-dev"
+_LEAST_OCCURRENCES = 2  # of a word that a vocabulary of whole words learns
 _ENOUGH_OCCURRENCES = 3
 # Preparing this many pairs takes much longer than starting a worker process.
 _PAIRS_A_WORKER = 100_000
@@ -312,6 +316,12 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     """Special tokens of the vocabulary, which no text contains."""
     writes_text: bool = True
     """True if the target side is text, False if it is labels."""
+
+    def with_line_feeds(self, *, keeps: bool) -> "TaskText":
+        """Return the text with line feeds in it or, if they have no token, with spaces in their place."""
+        files = msgspec.structs.replace(self.files, line_feeds=keeps)
+        dev = None if self.dev is None else msgspec.structs.replace(self.dev, line_feeds=keeps)
+        return msgspec.structs.replace(self, files=files, dev=dev)
 
 
 class RunCorpus(Protocol):
@@ -403,6 +413,9 @@ def prepare_corpus(
     Raises:
         TransduceError: files are missing or invalid.
     """
+    if tokenizer is not None:
+        tokenizer = _extended_base(tokenizer, settings, text, display)
+        text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
     notes = LineNotes()
     size = measure_corpus(text.files, notes)
@@ -420,17 +433,12 @@ def prepare_corpus(
             text.files, size, settings, choose_tokenizer, folder, display, marks=text.marks
         )
     else:
-        lacking = [mark for mark in text.marks if not tokenizer.target.has_special_token(mark)]
-        if lacking:
-            raise TransduceError(
-                f"The vocabulary of {settings.init_from} lacks the token {lacking[0]}, which `task.kind` "
-                f"{settings.task.kind} needs for this text: start from another model, or from none."
-            )
         tokenizer_settings = tokenizer_settings_of(tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer.save(folder)
         for line in vocabulary_notices(tokenizer, text.files, str(settings.init_from), both=text.writes_text):
             display.say(line)
+    text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     store_text_file_states(folder, settings.data, text.dev)
     with PreparationBar(display.console, size.pairs) as bar:
         prepared = prepare(
@@ -456,9 +464,10 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
     prepared.verify()
     saved = msgspec.structs.asdict(settings.tokenizer)
     names = [name for name in TokenizerSettings.__struct_fields__ if saved.get(name) is not None]
+    marks = (*text.marks, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0])
     tokenizer_settings = TokenizerSettings(
-        **{name: saved[name] for name in names},
-        user_symbols=(*text.marks, *PLACEHOLDER_TOKENS[: settings.tokenizer.placeholders or 0]),
+        **{name: saved[name] for name in names if name != "user_symbols"},
+        user_symbols=tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols))),
     )
     return _task_corpus(folder, settings.data, text, tokenizer, tokenizer_settings, prepared)
 
@@ -481,8 +490,9 @@ def use_prepared_corpus(
     card, tokenizer, corpus = open_prepared_folder(prepared)
     check_task(prepared, card, settings.task.kind)
     check_vocabulary(settings.tokenizer, tokenizer, prepared)
+    check_kept_vocabulary(settings.tokenizer, tokenizer, prepared)
     data, with_files = settings.data, _with_files(settings, card.files)
-    text = read(with_files, folder)
+    text = read(with_files, folder).with_line_feeds(keeps=tokenizer.writes_line_feeds)
     check_special_tokens(prepared, tokenizer, text.marks)
     for name, said, actual in (
         ("data.source", data.source, card.files.source),
@@ -525,6 +535,7 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
         )
     with_files = _with_files(settings, card.files)
     text = msgspec.structs.replace(read(with_files, folder), filters=card.filters)
+    text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     return _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)
 
 
@@ -573,11 +584,16 @@ def learn_tokenizer(
     *,
     marks: tuple[str, ...] = (),
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it.
+    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it; or save one of the user's own.
 
     Returns:
         The tokenizer and its settings.
+
+    Raises:
+        TransduceError: the settings contradict each other or the vocabulary that they name.
     """
+    if settings.tokenizer.vocabulary:
+        return _adopt_vocabulary(settings.tokenizer, marks, folder, display)
     tokenizer_settings, adjust = choose(size), settings.tokenizer.vocabulary_size is None
     if files.is_text_alone and not tokenizer_settings.joint:
         raise TransduceError(
@@ -585,7 +601,8 @@ def learn_tokenizer(
         )
     # A chosen size covers the words only; the task's special tokens are added to it.
     marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
-    num_special = len(marks) if adjust else 0
+    marks = tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols)))
+    num_special = len(marks) + tokenizer_settings.line_feeds if adjust else 0
     tokenizer_settings = msgspec.structs.replace(
         tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
     )
@@ -594,17 +611,89 @@ def learn_tokenizer(
     sample = folder / ".sample.jsonl"
     try:
         text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        tokenizer = Tokenizer.train(
-            lambda: _vocabulary_text(text, settings.tokenizer.text), tokenizer_settings, adjust=adjust
+        read = partial(_vocabulary_text, text, settings.tokenizer.text)
+        tokenizer = (
+            _learn_words(read, tokenizer_settings)
+            if tokenizer_settings.kind == "word"
+            else Tokenizer.train(read, tokenizer_settings, adjust=adjust)
         )
     finally:
         sample.unlink(missing_ok=True)
-    if tokenizer.source.size != tokenizer_settings.vocabulary_size and tokenizer_settings.kind != "character":
+    counts_words = tokenizer_settings.kind in ("character", "word")
+    if tokenizer.source.size != tokenizer_settings.vocabulary_size and not counts_words:
         why = "allows" if tokenizer.source.size < tokenizer_settings.vocabulary_size else "needs"
         display.say(f"The text {why} {tokenizer.source.size:,} tokens, not {tokenizer_settings.vocabulary_size:,}.")
         tokenizer_settings = msgspec.structs.replace(tokenizer_settings, vocabulary_size=tokenizer.source.size)
     tokenizer.save(folder)
     return tokenizer, tokenizer_settings
+
+
+def _adopt_vocabulary(
+    specified: VocabularySettings, marks: tuple[str, ...], folder: Path, display: ProgressDisplay
+) -> tuple[Tokenizer, TokenizerSettings]:
+    """Use and save the user's own vocabulary, with the special tokens and symbols that it lacks."""
+    if specified.text:
+        raise TransduceError(
+            "`tokenizer.text` is for a vocabulary that is learned, but `tokenizer.vocabulary` names one: leave one of "
+            "them out."
+        )
+    place = " and ".join(specified.vocabulary)
+    marks = (*marks, *PLACEHOLDER_TOKENS[: specified.placeholders or 0])
+    symbols = dict.fromkeys((*marks, *specified.symbols))
+    tokenizer, notes = open_vocabulary(specified.vocabulary, symbols=tuple(symbols), nfc=specified.nfc)
+    for note in notes:
+        display.say(note)
+    check_vocabulary(specified, tokenizer, place)
+    size = specified.vocabulary_size
+    if size not in (None, tokenizer.source.size):
+        raise TransduceError(
+            f"`tokenizer.vocabulary_size` is {size:,}, but {place} has {tokenizer.source.size:,} tokens: leave it out."
+        )
+    sizes = dict.fromkeys((tokenizer.source.size, tokenizer.target.size))
+    display.say(f"The vocabulary of {place} has {' and '.join(f'{each:,}' for each in sizes)} tokens.")
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder)
+    return tokenizer, tokenizer_settings_of(tokenizer)
+
+
+def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> Tokenizer:
+    """Learn a vocabulary of whole words, of both sides together or of each."""
+    for name, value in (("byte_fallback", settings.byte_fallback), ("nfc", settings.nfc)):
+        if value:
+            raise TransduceError(
+                f"`tokenizer.{name}` is true, but a word that `tokenizer.kind` = word does not know stays unknown: "
+                "leave it out."
+            )
+    if settings.character_coverage is not None:
+        raise TransduceError(
+            "`tokenizer.character_coverage` means nothing where `tokenizer.kind` is word: leave it out."
+        )
+    sources, targets = (pair.source for pair in read()), (pair.target for pair in read())
+    symbols = (*settings.user_symbols, *("\n" for _ in range(settings.line_feeds)))
+    sides = [chain(sources, targets)] if settings.joint else [sources, targets]
+    return learn_words(sides, settings.vocabulary_size, least=_LEAST_OCCURRENCES, symbols=symbols)
+
+
+def _extended_base(tokenizer: Tokenizer, settings: Settings, text: TaskText, display: ProgressDisplay) -> Tokenizer:
+    """Return the base model's tokenizer, with the user's symbols that it lacks.
+
+    Raises:
+        TransduceError: the vocabulary lacks a token that the task needs.
+    """
+    extended = extend_tokenizer(tokenizer, settings.tokenizer.symbols)
+    lacking = [mark for mark in text.marks if not extended.target.has_special_token(mark)]
+    if lacking:
+        raise TransduceError(
+            f"The vocabulary of {settings.init_from} lacks the token {lacking[0]}, which `task.kind` "
+            f"{settings.task.kind} needs for this text: start from another model, or from none."
+        )
+    added = extended.target.size - tokenizer.target.size
+    if added:
+        display.say(
+            f"{count_noun(added, 'token')} added to the vocabulary of {settings.init_from}, each with the mean of the "
+            "embeddings of the tokens that spelled it before."
+        )
+    return extended
 
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:

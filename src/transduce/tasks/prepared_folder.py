@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -9,7 +10,8 @@ from transduce.atomic_io import write_file
 from transduce.data.parts import CORPUS_CARD_NAME
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, load_tokenizer
+from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.tasks.settings.structs import VocabularySettings
 from transduce.text.corpus import CorpusFiles
 from transduce.text.filters import FilterSettings
@@ -19,6 +21,7 @@ from transduce.text.sentencepiece_model import (
     TokenizerSettings,
     is_bpe,
     is_by_character,
+    is_symbol,
     keeps_spaces,
     read_pieces,
 )
@@ -78,7 +81,8 @@ def check_special_tokens(folder: Path, tokenizer: Tokenizer, marks: Sequence[str
     Raises:
         TransduceError: a special token is missing.
     """
-    lacking = [mark for mark in marks if mark not in tokenizer_settings_of(tokenizer).user_symbols]
+    sides = (tokenizer.source, tokenizer.target)
+    lacking = [mark for mark in marks if not all(side.has_special_token(mark) for side in sides)]
     if lacking:
         raise TransduceError(
             f"The vocabulary in {folder} lacks the token {lacking[0]}, which the task's settings need: prepare the "
@@ -103,6 +107,7 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
         ("byte_fallback", specified.byte_fallback, defaults.byte_fallback, actual.byte_fallback),
         ("nfc", specified.nfc, defaults.nfc, actual.nfc),
         ("placeholders", specified.placeholders, defaults.placeholders, actual.placeholders),
+        ("line_feeds", specified.line_feeds, defaults.line_feeds, actual.line_feeds),
     ):
         if value not in (default, existing):
             raise TransduceError(
@@ -111,19 +116,47 @@ def check_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder
             )
 
 
+def check_kept_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, folder: str | Path) -> None:
+    """Refuse settings that ask for another vocabulary, or for symbols, where an existing vocabulary is kept.
+
+    Raises:
+        TransduceError: a vocabulary is named, or the existing one lacks a symbol.
+    """
+    if specified.vocabulary:
+        raise TransduceError(
+            f"`tokenizer.vocabulary` is {specified.vocabulary[0]}, but the vocabulary in {folder} is kept: leave it "
+            "out."
+        )
+    sides = (tokenizer.source, tokenizer.target)
+    for symbol in specified.user_symbols:
+        if not all(side.has_special_token(symbol) for side in sides):
+            raise TransduceError(
+                f"`tokenizer.user_symbols` has {symbol}, but the vocabulary in {folder}, which is kept, has no such "
+                "token: leave it out, or prepare the corpus again."
+            )
+
+
 def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
     """Return a tokenizer's settings from its own files; these do not contain the character coverage."""
     model = tokenizer.source.model_bytes
     tokens = read_pieces(model)
-    symbols = tuple(token.text for token in tokens if token.type is PieceType.USER_DEFINED)
+    symbols = [token.text for token in tokens if token.type is PieceType.USER_DEFINED]
+    kind: Literal["bpe", "unigram", "character", "word"] = "unigram"
+    if isinstance(tokenizer, ImportedTokenizer):
+        if isinstance(tokenizer.record.source.cutting, WordListRecord):
+            kind = "word"
+            symbols = [symbol for symbol in tokenizer.record.source.symbols if isinstance(symbol, str)]
+    elif is_bpe(model) or is_by_character(model):
+        kind = "bpe" if is_bpe(model) else "character"
     return TokenizerSettings(
-        kind="bpe" if is_bpe(model) else "character" if is_by_character(model) else "unigram",
+        kind=kind,
         vocabulary_size=tokenizer.source.size,
         joint=tokenizer.joint,
         byte_fallback=any(token.type is PieceType.BYTE for token in tokens),
         nfc=tokenizer.source.nfc,
         keep_spaces=keeps_spaces(model),
-        user_symbols=symbols,
+        user_symbols=tuple(symbol for symbol in symbols if is_symbol(symbol)),
+        line_feeds=tokenizer.writes_line_feeds,
         placeholders=sum(symbol in PLACEHOLDER_TOKENS for symbol in symbols),
     )
 

@@ -26,6 +26,7 @@ from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
     PREPARED_NAME,
     PreparedCard,
+    check_kept_vocabulary,
     check_special_tokens,
     check_vocabulary,
     write_prepared_card,
@@ -370,6 +371,9 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
             "A corpus of several language pairs is prepared when training starts, but `data.corpora` is set: run "
             "`transduce train` with it, or prepare one pair by `data.source` and `data.target`."
         )
+    if request.tokenizer is not None and load_tokenizer(request.tokenizer).writes_line_feeds:
+        vocabulary = msgspec.structs.replace(settings.tokenizer, line_feeds=True)
+        settings = msgspec.structs.replace(settings, tokenizer=vocabulary)
     data = msgspec.structs.replace(settings.data, dev_source=(), dev_target=())
     settings, has_dev = msgspec.structs.replace(settings, data=data), bool(settings.data.dev_source)
     kind.check(settings)
@@ -405,6 +409,7 @@ def _load_named_tokenizer(folder: Path, settings: Settings, marks: Sequence[str]
     tokenizer = load_tokenizer(folder)
     check_special_tokens(folder, tokenizer, marks)
     check_vocabulary(settings.tokenizer, tokenizer, folder)
+    check_kept_vocabulary(settings.tokenizer, tokenizer, folder)
     size = settings.tokenizer.vocabulary_size
     if size is not None and size != tokenizer.source.size:
         raise TransduceError(

@@ -88,6 +88,8 @@ def train(  # noqa: PLR0913  (the command's own options)
     languages: tuple[str, str] | None = None,
     task: str | None = None,
     init_from: str | Path | None = None,
+    vocabulary: Files | None = None,
+    user_symbols: Sequence[str] | None = None,
     preset: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -123,6 +125,9 @@ def train(  # noqa: PLR0913  (the command's own options)
         languages: source and target language; None: by the files' suffixes.
         task: the task; None: "translation". docs/tasks.md describes the data of each task.
         init_from: the folder of a base model, whose weights and tokenizer training starts from.
+        vocabulary: an existing vocabulary for both sides, or one for each: a sentencepiece model, a tokenizer.json, a
+            word list, or a model folder; None: learned from the text.
+        user_symbols: tokens that are never split; with `init_from`, those that the base model lacks are added.
         preset: the preset of the model's size; None: chosen by the corpus.
         steps: number of parameter updates.
         minutes: training time, in place of `steps`.
@@ -160,6 +165,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),
+        "tokenizer.vocabulary": _paths(vocabulary, "vocabulary"),
+        "tokenizer.user_symbols": None if user_symbols is None else list(user_symbols),
         "preset": preset,
         "training.steps": steps,
         "training.minutes": minutes,

@@ -58,6 +58,8 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Source and target language of each file of `source`, for a corpus of several language pairs; empty: one pair. The
     token of the target language starts every source sentence.
     """
+    line_feeds: bool = False
+    """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; else spaces."""
     tags: tuple[str, ...] = ()
     """The tag of each file of `source`, whose token starts every source sentence; an empty one: no tag."""
     loss_weights: tuple[float, ...] = ()
@@ -213,17 +215,27 @@ class PairReader:
         self._count_skipped(lines, sources, path, first_line)
         return sources, targets
 
+    def _with_line_feeds(self, source: str, target: str) -> tuple[str, str]:
+        """Return a pair whose line feeds are spaces, unless the vocabulary has a token for them."""
+        found = ("\n" in source) + ("\n" in target)
+        if self._files.line_feeds:
+            self.notes.kept_line_feeds += found
+            return source, target
+        self.notes.line_feeds += found
+        return (source.replace("\n", " "), target.replace("\n", " ")) if found else (source, target)
+
     def _split_objects(self, lines: list[str], first_line: int, file: int) -> PairBlock:
         """Return the pairs of JSON lines, with their weights and documents as far as the corpus has them."""
         files, path = self._files, self._files.source[file]
         keys = _Keys(self._languages(file), files.weight_field, files.document_field, files.ignored_fields)
         records = [_object(text, f"{path}:{number}", keys, self.notes) for number, text in enumerate(lines, first_line)]
+        pairs = [self._with_line_feeds(record.source, record.target) for record in records]
         return PairBlock(
             self.blocks,
             path,
             first_line,
-            [record.source for record in records],
-            [record.target for record in records],
+            [source for source, _ in pairs],
+            [target for _, target in pairs],
             file,
             None if files.weight_field is None else [record.weight for record in records],
             None if files.document_field is None else [record.document for record in records],
@@ -464,10 +476,9 @@ def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
         source, target = record.get(source_key), record.get(target_key)
         if isinstance(source, str) and isinstance(target, str):
             _note_unused(record, (source_key, target_key, *keys.more), where, notes)
-            notes.line_feeds += ("\n" in source) + ("\n" in target)
             weight = 1.0 if keys.weight is None else parse_weight(_field(whole, keys.weight, where), keys.weight, where)
             document = "" if keys.document is None else str(_field(whole, keys.document, where))
-            return _Record(_one_line(source), _one_line(target), weight, document)
+            return _Record(source, target, weight, document)
     for source_key, target_key in key_pairs:
         source = record.get(source_key)
         if source_key in record and target_key in record:
@@ -515,11 +526,6 @@ def parse_weight(value: object, name: str, where: str) -> float:
 
 
 _MAX_WEIGHT = 1e6
-
-
-def _one_line(text: str) -> str:
-    """Return a text with its line feeds as spaces; models translate a line at a time."""
-    return " ".join(text.split("\n")) if "\n" in text else text
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:

@@ -54,6 +54,8 @@ class LineNotes:
     byte_order_marks: int = 0
     line_feeds: int = 0
     """Texts of JSON lines whose line feeds became spaces."""
+    kept_line_feeds: int = 0
+    """Texts of JSON lines whose line feeds were kept."""
     skipped_lines: int = 0
     """Lines of tables that are no pairs: headers, and lines with other than two columns."""
     quoted_files: list[str] = field(default_factory=list)
@@ -73,8 +75,10 @@ class LineNotes:
         if self.line_feeds:
             notices.append(
                 f"{count_noun(self.line_feeds, 'text')} had line feeds, which became spaces; translation keeps line "
-                "feeds, as it translates each line apart."
+                "feeds, as it translates each line apart. With --line-feeds (`tokenizer.line_feeds`) they are tokens."
             )
+        if self.kept_line_feeds:
+            notices.append(f"{count_noun(self.kept_line_feeds, 'text')} with line feeds, which are tokens.")
         if self.space_marks:
             notices.append(
                 f"{count_noun(self.space_marks, 'text')} with ▁ (U+2581): the vocabulary reads it as a space, so the "

@@ -37,6 +37,7 @@ REASONS = (
 # C0 controls except tab and carriage return, DEL, and C1 controls except the next-line character U+0085. A line feed
 # can only come from a JSON string, and would break the correspondence of lines. Surrogates represent invalid UTF-8.
 _CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
+_CONTROL_BUT_LINE_FEEDS = re.compile(_CONTROL.pattern.replace("\n", ""))
 
 # Tokens by which short sentences may exceed the ratio: one token may face nine.
 _RATIO_SLACK_TOKENS = 5
@@ -104,8 +105,10 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class PairFilter:
     """A filter that decides from a single pair whether it is dropped; duplicates are found by `pair_digest`."""
 
-    def __init__(self, settings: FilterSettings) -> None:
+    def __init__(self, settings: FilterSettings, *, line_feeds: bool = False) -> None:
+        """Create a filter; with `line_feeds`, texts may have line feeds, for which the vocabulary has a token."""
         self.settings = settings
+        self._control = _CONTROL_BUT_LINE_FEEDS if line_feeds else _CONTROL
 
     def text_reason(self, source: str, target: str) -> str | None:
         """Return the reason to drop a pair because of its text, or None."""
@@ -115,7 +118,7 @@ class PairFilter:
         bare_source, bare_target = source.strip(), target.strip()
         if settings.drop_empty and not (bare_source and bare_target):
             return EMPTY
-        if _CONTROL.search(source) or _CONTROL.search(target):
+        if self._control.search(source) or self._control.search(target):
             return CONTROL if is_decodable(source) and is_decodable(target) else UNDECODABLE
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
@@ -133,5 +136,6 @@ class PairFilter:
 
 def pair_digest(source: str, target: str) -> bytes:
     """Return an 8-byte hash that identifies a pair of texts without control characters, to find duplicates."""
-    # Neither side can contain a line feed, so the key is unambiguous.
-    return hashlib.blake2b(f"{source}\n{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    # The separator is in neither side, so the key is unambiguous.
+    separator = "\0" if "\n" in source or "\n" in target else "\n"
+    return hashlib.blake2b(f"{source}{separator}{target}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

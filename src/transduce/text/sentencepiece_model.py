@@ -4,7 +4,7 @@ import io
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +24,9 @@ _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
 _MODEL_PIECES, _MODEL_TRAINER, _MODEL_NORMALIZER = 1, 2, 3
 _PIECE_TEXT, _PIECE_SCORE, _PIECE_TYPE = 1, 2, 3
 _TRAINER_MODEL_TYPE = 3
-_BPE, _CHARACTER = 2, 4
-_DUMMY_PREFIX, _REMOVE_EXTRA_SPACES = 3, 4
+_SPACE_AS_SUFFIX, _PAD_NAME = 24, 48
+_BPE, _WORD, _CHARACTER = 2, 3, 4
+_CHARACTER_MAP, _DUMMY_PREFIX, _REMOVE_EXTRA_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
 _NO = b"\x00"
 _FLOAT = struct.Struct("<f")
 
@@ -55,6 +56,9 @@ class _Field(NamedTuple):
     number: int
     start: int
     stop: int
+
+
+LINE_FEED_PIECE = Piece("\n", 0.0, PieceType.USER_DEFINED)
 
 
 def read_pieces(model_bytes: bytes) -> list[Piece]:
@@ -92,6 +96,64 @@ def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
         if field.number == number:
             return _values(model_bytes, field)
     return {}
+
+
+def replaces_characters(model_bytes: bytes) -> bool:
+    """Return whether a sentencepiece model rewrites characters before it tokenizes, as its default rules do."""
+    return bool(_part(model_bytes, _MODEL_NORMALIZER).get(_CHARACTER_MAP))
+
+
+def is_plain(model_bytes: bytes) -> bool:
+    """Return whether a model tokenizes as our own do: it escapes spaces, puts them before words, and has no words."""
+    normalizer, trainer = _part(model_bytes, _MODEL_NORMALIZER), _part(model_bytes, _MODEL_TRAINER)
+    return (
+        not replaces_characters(model_bytes)
+        and normalizer.get(_ESCAPE_SPACES) != _NO
+        and trainer.get(_SPACE_AS_SUFFIX, _NO) == _NO
+        and trainer.get(_TRAINER_MODEL_TYPE) != bytes([_WORD])
+    )
+
+
+def padding_name(model_bytes: bytes) -> str:
+    """Return the name of the padding token, which the model need not have."""
+    return _part(model_bytes, _MODEL_TRAINER).get(_PAD_NAME, b"<pad>").decode()
+
+
+def with_pieces(model_bytes: bytes, added: Sequence[Piece] = (), replaced: Mapping[int, Piece] | None = None) -> bytes:
+    """Return a model with other pieces at some ids, and with further pieces at the end."""
+    result, position = bytearray(), 0
+    for id, field in enumerate(_piece_fields(model_bytes)):
+        if replaced is None or id not in replaced:
+            continue
+        content = _piece_message(replaced[id])
+        start = field.start - len(_encode_varint(field.stop - field.start))
+        result += model_bytes[position:start] + _encode_varint(len(content)) + content
+        position = field.stop
+    result += model_bytes[position:]
+    for piece in added:
+        content = _piece_message(piece)
+        result += bytes([_MODEL_PIECES << 3 | _LENGTH_DELIMITED]) + _encode_varint(len(content)) + content
+    return bytes(result)
+
+
+def _piece_message(piece: Piece) -> bytes:
+    text = piece.text.encode()
+    return (
+        bytes([_PIECE_TEXT << 3 | _LENGTH_DELIMITED])
+        + _encode_varint(len(text))
+        + text
+        + bytes([_PIECE_SCORE << 3 | _FIXED_32])
+        + _FLOAT.pack(piece.score)
+        + bytes([_PIECE_TYPE << 3 | _VARINT, piece.type])
+    )
+
+
+def _encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
@@ -169,9 +231,9 @@ _MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "character": "char"}
 class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of how sentences are tokenized."""
 
-    kind: Literal["bpe", "unigram", "character"] = "bpe"
+    kind: Literal["bpe", "unigram", "character", "word"] = "bpe"
     """`bpe`: merge pairs by frequency (section 5.1); `unigram`: a unigram language model over tokens; `character`:
-    every character is a token.
+    every character is a token; `word`: every frequent word and punctuation mark is a token, and others are unknown.
     """
     vocabulary_size: int = 8_000
     """Total number of tokens; per side if the sides have separate vocabularies."""
@@ -189,6 +251,8 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """
     user_symbols: tuple[str, ...] = ()
     """Tokens without spaces that are never split, such as tags of the target language."""
+    line_feeds: bool = False
+    """Texts may have line feeds, which are tokens. If false, line feeds of JSON lines become spaces."""
     placeholders: int = 0
     """How many of `user_symbols` are placeholder tokens, which stand for spans that translation copies."""
 
@@ -201,13 +265,26 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise TransduceError(
                 f"`tokenizer.character_coverage` must be from 0.98 to 1, but is {self.character_coverage}."
             )
-        times = Counter(self.user_symbols)
-        for symbol in self.user_symbols:
-            if not symbol or re.search(r"[\s▁,]", symbol) or times[symbol] > 1:
-                raise TransduceError(
-                    "`tokenizer.user_symbols` must differ and have no space, comma or ▁, but one is "
-                    f'"{symbol}": change it.'
-                )
+        check_symbols(self.user_symbols)
+
+
+def is_symbol(text: str) -> bool:
+    """Return whether a text can be a symbol: it is not empty and has no space, comma or ▁."""
+    return bool(text) and re.search(r"[\s▁,]", text) is None
+
+
+def check_symbols(symbols: Sequence[str]) -> None:
+    """Refuse symbols that a vocabulary cannot have.
+
+    Raises:
+        TransduceError: a symbol is empty, occurs twice, or has a space, a comma or ▁.
+    """
+    times = Counter(symbols)
+    for symbol in symbols:
+        if not is_symbol(symbol) or times[symbol] > 1:
+            raise TransduceError(
+                f'`tokenizer.user_symbols` must differ and have no space, comma or ▁, but one is "{symbol}": change it.'
+            )
 
 
 _TOO_SMALL = re.compile(r"(?:required_chars\.|smaller than.*?) ?\d+ vs (?P<needed>\d+)")
@@ -224,7 +301,7 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
         TransduceError: the text is too small for the vocabulary, or the vocabulary for the text's characters.
     """
     coverage = settings.character_coverage or _choose_coverage(read_lines(), settings)
-    size, tried = settings.vocabulary_size, 0
+    size, tried = settings.vocabulary_size - settings.line_feeds, 0
     while True:
         try:
             return _train(read_lines(), settings, size, coverage)
@@ -238,7 +315,7 @@ def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSett
                 raise _refused(str(error), settings) from None
             raise TransduceError(
                 f"The text is too small for `tokenizer.vocabulary_size` {settings.vocabulary_size}: set it "
-                f"to {largest[1]} at most."
+                f"to {int(largest[1]) + settings.line_feeds} at most."
             ) from None
 
 
@@ -270,13 +347,14 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
         minloglevel=2,
         **more,
     )
-    return round_scores(model.getvalue(), _SCORE_BITS) if settings.kind == "unigram" else model.getvalue()
+    content = round_scores(model.getvalue(), _SCORE_BITS) if settings.kind == "unigram" else model.getvalue()
+    return with_pieces(content, [LINE_FEED_PIECE]) if settings.line_feeds else content
 
 
 def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
     """Yield lines, splitting long ones, preferably at spaces, and replacing NULs, which the trainer refuses."""
     for line in lines:
-        line = line.replace("\x00", " ")
+        line = line.replace("\x00", " ").replace("\n", " ")
         while len(line) > _MAX_LINE_CHARACTERS:
             cut = line.rfind(" ", 1, _MAX_LINE_CHARACTERS)
             cut = cut if cut > 0 else _MAX_LINE_CHARACTERS
@@ -293,7 +371,7 @@ def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0
     for line in lines:
-        counts.update(line.replace(" ", ""))
+        counts.update(line.replace(" ", "").replace("\n", ""))
         num_lines += 1
         large_lines += is_in_large_script(line)
     by_character = settings.kind == "character"

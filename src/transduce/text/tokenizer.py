@@ -12,7 +12,7 @@ from transduce.errors import TransduceError
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
 from transduce.text.protected import PLACEHOLDER_TOKENS
-from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings, train_model
+from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings, is_plain, train_model
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
 
@@ -85,6 +85,11 @@ class Tokenizer:
         return tokenizer
 
     @property
+    def writes_line_feeds(self) -> bool:
+        """True if both vocabularies have a token for line feeds in texts to translate."""
+        return self.source.writes_line_feeds and self.target.writes_line_feeds
+
+    @property
     def fingerprint(self) -> str:
         """The SHA-256 of everything that determines the ids."""
         digest = hashlib.sha256(self._card())
@@ -97,7 +102,8 @@ class Tokenizer:
 
         A joint vocabulary is written as sentencepiece.model, tokenizer.json, tokenizer_config.json and
         special_tokens_map.json, a folder that AutoTokenizer can open. Two vocabularies are written as source.spm,
-        target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both.
+        target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both. A
+        sentencepiece model of the user's own that rewrites characters is written alone.
         ``model_max_length`` is the longest input in tokens.
         """
         folder = Path(folder)
@@ -105,9 +111,10 @@ class Tokenizer:
         names = _JOINT_NAMES if self.joint else _SEPARATE_NAMES
         for name, vocabulary in zip(names, self._vocabularies(), strict=True):
             write_file(folder / name, vocabulary.model_bytes)
-            json_name = "tokenizer.json" if self.joint else f"{Path(name).stem}.tokenizer.json"
-            _write_json(folder / json_name, tokenizer_json(vocabulary))
-        if self.joint:
+            if is_plain(vocabulary.model_bytes):
+                json_name = "tokenizer.json" if self.joint else f"{Path(name).stem}.tokenizer.json"
+                _write_json(folder / json_name, tokenizer_json(vocabulary))
+        if self.joint and is_plain(self.source.model_bytes):
             _write_json(folder / "tokenizer_config.json", tokenizer_config(self.source, model_max_length))
             _write_json(folder / "special_tokens_map.json", special_tokens_map(self.source))
         write_file(folder / _CARD_NAME, self._card())

@@ -105,6 +105,7 @@ class Vocabulary:
         self.special_token_names: tuple[str, str, str] = (
             SPECIAL_TOKENS  # names of an encoder's special tokens, present or not
         )
+        self.writes_line_feeds = self.has_special_token("\n")  # whether texts to translate may have line feeds
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
@@ -191,10 +192,13 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
-        """Return the text of ids without padding and end symbol; line feeds are kept or become spaces."""
+        """Return the text of ids without padding and end symbol.
+
+        Line feeds become spaces, unless `line_feeds` is set or the vocabulary has a token for them.
+        """
         visible = [int(id) for id in ids if int(id) not in self._special]
         text: str = self._processor.decode(visible)
-        return text if line_feeds else text.replace("\n", " ")
+        return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens of the ids as the sentencepiece model writes them, with ▁ for a space."""

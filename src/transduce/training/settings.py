@@ -105,6 +105,14 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Share of the pairs of an epoch into which placeholder tokens are put, so that a translation model learns to copy
     them; without effect if the vocabulary has none (`tokenizer.placeholders`).
     """
+    bpe_dropout: float = 0.0
+    """BPE-dropout (Provilkov et al. 2020): the probability with which each merge of a training word is left out, anew
+    in each epoch; the paper has 0.1. Validation and translation never leave merges out. Translation only.
+    """
+    unigram_alpha: float | None = None
+    """Subword regularization (Kudo 2018), for `tokenizer.kind` = unigram: training words are divided at random, by
+    their probabilities to this power; smaller values vary more. None: the most probable division.
+    """
     keep_checkpoints: int = 2
     """Number of newest checkpoints that are kept."""
     lora_rank: int = 0
@@ -130,6 +138,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "keep_checkpoints": self.keep_checkpoints,
             "lora_alpha": self.lora_alpha,
             "epsilon": self.epsilon,
+            "unigram_alpha": self.unigram_alpha,
         }
         for name, value in positive.items():
             if value is not None and not value > 0:
@@ -144,7 +153,15 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
         if self.seed >= 2**63:
             raise TransduceError(f"`training.seed` must be below 2 to the power of 63, but is {self.seed}.")
-        for name in ("label_smoothing", "average_decay", "momentum", "beta1", "beta2", "placeholder_rate"):
+        for name in (
+            "label_smoothing",
+            "average_decay",
+            "momentum",
+            "beta1",
+            "beta2",
+            "placeholder_rate",
+            "bpe_dropout",
+        ):
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
@@ -152,6 +169,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(
                 f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
                 "raise it, or choose `loss`."
+            )
+        if self.bpe_dropout and self.unigram_alpha is not None:
+            raise TransduceError(
+                "`training.bpe_dropout` is for a BPE vocabulary and `training.unigram_alpha` for a unigram model: set "
+                "only one of them."
             )
         self._check_length()
         if self.optimizer == "muon" and self.lora_rank:
@@ -246,6 +268,8 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     patience: int
     translate_dev: int
     placeholder_rate: float = 0.05
+    bpe_dropout: float = 0.0
+    unigram_alpha: float | None = None
     keep_checkpoints: int
     lora_rank: int = 0
     lora_alpha: float | None = None

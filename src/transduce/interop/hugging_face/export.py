@@ -61,7 +61,7 @@ class StoredParameter(NamedTuple):
             return parts[0].flip(0)
         if self.layout == "flat":
             return parts[0].flatten()
-        return torch.cat(list(parts))
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def class_for(config: ModelConfig) -> str | None:
@@ -127,25 +127,25 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
     return content | {"num_beams": 4, "max_length": 512}
 
 
-def to_stored_names(weights: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Rename a model's weights to the names used in `model.safetensors`.
+def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of `model.safetensors` under their names there, and take each weight only when it is the next.
 
-    If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names.
+    If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names. The tensors that
+    make up a parameter follow one another, so that a reader can map the parameter as one tensor.
     """
     family = family_for(config)
     if family is None or not has_every_name(weights, config):
-        return dict(weights)
-    stored: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        stored |= _place(name, config, family).store(tensor, _sizes(name, config))
-    names = _stored_names(family, config)
+        for name in weights:
+            yield name, weights[name].contiguous()
+        return
+    for name in weights:
+        yield from _place(name, config, family).store(weights[name], _sizes(name, config)).items()
     if family.stores_sinusoids:
         for stack in ("encoder", "decoder"):
-            stored[f"model.{stack}.embed_positions.weight"] = sinusoids(MAXIMUM_POSITIONS, config.d_model)
+            yield f"model.{stack}.embed_positions.weight", sinusoids(MAXIMUM_POSITIONS, config.d_model)
     if family.stores_output_bias and not config.output_bias:
         zeros = torch.zeros(config.target_vocabulary_size)
-        stored |= _output_bias_place(names).store(zeros, ())
-    return stored
+        yield from _output_bias_place(_stored_names(family, config)).store(zeros, ()).items()
 
 
 def has_every_name(names: Collection[str], config: ModelConfig) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.token_pipelines import TokenizationRecord
+from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
 from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
@@ -81,7 +81,9 @@ class ImportedVocabulary(Vocabulary):
         self.pad_id = record.pad_id
         self.eos_id = record.eos_id
         self.unk_id = record.unk_id
-        self._silent = frozenset({record.pad_id, record.eos_id, record.unk_id, *record.silent})
+        # In a list of words a whole word is missing, not a character.
+        unknown = () if isinstance(record.cutting, WordListRecord) else (record.unk_id,)
+        self._silent = frozenset({record.pad_id, record.eos_id, *unknown, *record.silent})
         self.before = record.before
         self.after = record.after
         self.forced = record.forced
@@ -92,6 +94,7 @@ class ImportedVocabulary(Vocabulary):
         self.model_bytes = b""
         record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
         symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
+        self.writes_line_feeds = not record.keeps_line_feeds and "\n" in record.symbols
         self._splitter = record.cutting.build_splitter(record.ids, symbols)
 
     @cached_property
@@ -105,11 +108,11 @@ class ImportedVocabulary(Vocabulary):
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
         """Return the text that the ids spell, without special tokens.
 
-        Line feeds become spaces unless `line_feeds` is set.
+        Line feeds become spaces unless `line_feeds` is set or the vocabulary has a symbol for them.
         """
         text_tokens = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
         text = self._splitter.join([piece for piece in text_tokens if piece is not None])
-        return text if line_feeds else text.replace("\n", " ")
+        return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def piece(self, id: int) -> str:
         """Return the token of an id, or `<unused N>` for an id N without a token."""
@@ -117,7 +120,7 @@ class ImportedVocabulary(Vocabulary):
 
     def is_text_token(self, id: int) -> bool:
         """Return whether an id belongs to a token of text, not to a special token or to no token."""
-        return id in self._pieces and id not in self._silent
+        return id in self._pieces and id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text.

@@ -6,7 +6,9 @@ when a folder is opened. They serve folders of earlier versions, and models that
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -14,6 +16,7 @@ from sentencepiece import SentencePieceProcessor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
+from transduce.text.languages import is_unspaced, is_word_character
 from transduce.text.special_tokens import Symbol, SymbolSplitter
 
 PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
@@ -199,7 +202,22 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         return PipelineTokenSplitter(content, symbols)
 
 
-TokenizationRecord = SentencePieceRecord | TokenizerJson | CharacterBpeRecord | ByteLevelBpeRecord | WordPieceRecord
+class WordListRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
+    """A list of whole words; all others are unknown."""
+
+    marked: bool = False
+    """Punctuation marks and characters of scripts without spaces are tokens of their own, and ▁ starts a token that
+    follows a space, so that decoding restores the text. If false, spaces separate the tokens.
+    """
+
+    def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
+        """Build the tokenizer of this word list, which recognizes the added tokens `symbols` in a text."""
+        return WordSplitter(symbols, marked=self.marked)
+
+
+TokenizationRecord = (
+    SentencePieceRecord | TokenizerJson | CharacterBpeRecord | ByteLevelBpeRecord | WordPieceRecord | WordListRecord
+)
 
 
 # --- tokenizer.json -------------------------------------------------------------------------------------------------
@@ -401,3 +419,69 @@ class _SentencePieceSplitter(TokenSplitter):
     @override
     def spelling(self, token: str) -> str:
         return token
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+_UNKNOWN_WORD = "<unk>"
+
+
+@lru_cache(maxsize=1 << 18)
+def _split_word(word: str) -> tuple[str, ...]:
+    """Return the runs of letters and digits of a word without spaces; every other character is a token."""
+    tokens = list[str]()
+    is_open = False
+    for character in word:
+        joins = is_word_character(character) and not is_unspaced(character)
+        if joins and is_open:
+            tokens[-1] += character
+        else:
+            tokens.append(character)
+        is_open = joins
+    return tuple(tokens)
+
+
+class WordSplitter(TokenSplitter):
+    """Implements `TokenSplitter` for lists of whole words."""
+
+    def __init__(self, symbols: Sequence[Symbol], *, marked: bool) -> None:
+        self._finder, self._marked = SymbolSplitter(symbols, str), marked
+        self._symbols = frozenset(symbol.text for symbol in symbols)
+
+    @override
+    def split(self, text: str) -> list[str]:
+        tokens, starts_line = list[str](), True
+        for part, is_symbol in self._finder.parts(text):
+            if is_symbol:
+                tokens.append(part)
+            elif self._marked:
+                for number, word in enumerate(part.split(" ")):
+                    parts = _split_word(word)
+                    starts_word = parts and (number > 0 or starts_line)
+                    tokens += (_SPACE + parts[0], *parts[1:]) if starts_word else parts
+                if part.endswith(" "):
+                    tokens.append(_SPACE)
+            else:
+                tokens += part.split()
+            starts_line = part == "\n"
+        while self._marked and tokens[-1:] == [_SPACE]:
+            tokens.pop()
+        return tokens
+
+    @override
+    def join(self, tokens: Sequence[str]) -> str:
+        if self._marked:  # an unknown word is taken to follow a space
+            text = "".join(f" {_UNKNOWN_WORD}" if token == _UNKNOWN_WORD else token for token in tokens)
+            text = text.replace(_SPACE, " ")
+        else:
+            text = " ".join(tokens)
+        return re.sub(" ?\n ?" if not self._marked else "\n ", "\n", text).removeprefix(" ")
+
+    @override
+    def bytes_of(self, token: str) -> bytes | None:
+        return None if self._marked else self.spelling(token).replace(_SPACE, " ").encode()
+
+    @override
+    def spelling(self, token: str) -> str:
+        return token if self._marked or token in self._symbols else _SPACE + token

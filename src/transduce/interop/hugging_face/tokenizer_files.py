@@ -11,6 +11,7 @@ from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.families import family_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.config import ModelConfig
+from transduce.text.sentencepiece_model import is_plain
 from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, find_special_tokens
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
@@ -35,6 +36,8 @@ def tokenizer_files(
         return {}
     if not tokenizer.joint:
         return _marian_files(tokenizer, languages) if has_tokenizer(tokenizer, config) else {}
+    if not is_plain(tokenizer.source.model_bytes):
+        return {}
     if config.kind == "encoder":
         return _encoder_files(tokenizer.source, config) if find_special_tokens(tokenizer.source) is not None else {}
     card = _config_content(tokenizer.source, config, ("input_ids", "attention_mask"))
@@ -53,12 +56,13 @@ def tokenizer_files(
 def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
     """Return whether Hugging Face has a class for this tokenizer.
 
-    For separate vocabularies, only Marian's class exists.
+    For separate vocabularies, only Marian's class exists. A joint sentencepiece model must be one that tokenizer.json
+    can express.
     """
     if isinstance(tokenizer, ImportedTokenizer):
         return False
     if tokenizer.joint:
-        return True
+        return is_plain(tokenizer.source.model_bytes)
     family = family_for(config)
     return family is not None and family.model_type == "marian" and not tokenizer.source.nfc
 

@@ -236,6 +236,12 @@ class TaskKind(ABC, Generic[C]):
     """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
     accepts_several_directions: ClassVar[bool] = False
     """True if a run may have corpora of several language pairs (`data.corpora`)."""
+    accepts_own_vocabularies: ClassVar[bool] = False
+    """True if the vocabulary may be the user's own, whole words, or have a token for line feeds."""
+    accepts_user_symbols: ClassVar[bool] = True
+    """True if the vocabulary may have the user's symbols (`tokenizer.user_symbols`)."""
+    samples_tokens: ClassVar[bool] = False
+    """True if training sentences may be tokenized anew in each epoch (`training.bpe_dropout`)."""
     uses_placeholders: ClassVar[bool] = False
     """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
@@ -258,6 +264,7 @@ class TaskKind(ABC, Generic[C]):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.corpora and not self.accepts_several_directions:
             raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
+        self._check_vocabulary(settings)
         if settings.data.weight_column is not None and not self.accepts_weights:
             raise TransduceError(f"`data.weight_column` means nothing where `task.kind` is {self.name}: leave it out.")
         if settings.data.back_translated and not self.accepts_back_translations:
@@ -278,6 +285,23 @@ class TaskKind(ABC, Generic[C]):
         ):
             if name not in used and value not in (None, _UNUSED_LAYERS):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+    def _check_vocabulary(self, settings: Settings) -> None:
+        for name in ("bpe_dropout", "unigram_alpha"):
+            if getattr(settings.training, name) and not self.samples_tokens:
+                raise TransduceError(f"`training.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        vocabulary = settings.tokenizer
+        asks = {
+            "vocabulary": bool(vocabulary.vocabulary) and not self.accepts_own_vocabularies,
+            "kind` = `word": vocabulary.kind == "word" and not self.accepts_own_vocabularies,
+            "line_feeds": vocabulary.line_feeds and not self.accepts_own_vocabularies,
+            "user_symbols": bool(vocabulary.user_symbols) and not self.accepts_user_symbols,
+        }
+        for name, is_asked in asks.items():
+            if is_asked:
+                raise TransduceError(
+                    f"`tokenizer.{name}` means nothing where `task.kind` is {self.name}: leave it out."
+                )
 
     def check_model(self, kind: str, where: str = "`model.kind`") -> None:
         """Refuse a kind of model that cannot do the task; `where` names the setting or folder in the error message.

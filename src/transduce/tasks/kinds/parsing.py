@@ -90,6 +90,9 @@ class Parsing(Translation):
     name = "parsing"
     may_be_prepared = False
     accepts_back_translations = False
+    accepts_own_vocabularies = False
+    accepts_user_symbols = False
+    samples_tokens = False
     model_kinds = ("transformer",)
     measures = ("loss", F1)
     task_settings = ("tags", "merges")

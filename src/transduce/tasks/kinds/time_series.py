@@ -292,6 +292,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     scales_rate_with_batch = False
     reads_text = False
     name = "time-series"
+    accepts_user_symbols = False
     model_kinds = ("series",)
     measures = ("loss", SKILL)
     label_smoothing = 0.0

@@ -22,6 +22,7 @@ from transduce.data.batches import Batch, BatchPlan
 from transduce.data.id_files import IdRun
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
+from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
 from transduce.inference.batching import DEFAULT_MAX_SOURCE
@@ -52,7 +53,7 @@ from transduce.text.text_settings import FILE_NAME as LINES_FILE
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
 from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token
-from transduce.training.choices import Choice, Preset, choose_best_by
+from transduce.training.choices import Choice, ChoiceLog, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.prefetch import Batches, PackedLoss, sentence_weights, to_device
@@ -253,6 +254,8 @@ class Translation(TextKind):
     writes_translations = True
     accepts_back_translations = True
     accepts_several_directions = True
+    accepts_own_vocabularies = True
+    samples_tokens = True
     accepts_weights = True
     uses_placeholders = True
 
@@ -267,6 +270,7 @@ class Translation(TextKind):
         vocabulary may lack it.
         """
         text = super().read_text(settings, folder, overwrite=overwrite)
+        text = text.with_line_feeds(keeps=settings.tokenizer.line_feeds)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         languages = dict.fromkeys(target for _, target in text.files.directions)
         marks = (*text.marks, *map(language_token, languages), *([BACK_TRANSLATED] if tagged else []))
@@ -288,22 +292,48 @@ class Translation(TextKind):
         )
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
-        """Return the training batches of one training process, with placeholder tokens in a few pairs."""
+        """Return the training batches of one training process, with placeholders and sampled tokens."""
         training, tokenizer = resolved.training, corpus.tokenizer
         plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=training.seed, share=share)
-        tokens = placeholder_tokens(tokenizer)
-        if not tokens or training.placeholder_rate == 0.0:
-            return plan
-        sides = (tokenizer.source, tokenizer.target)
-        rate, seed = training.placeholder_rate, training.seed
-        return PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+        tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
+        batches: Batches = plan
+        if tokens and training.placeholder_rate > 0.0:
+            rate, seed = training.placeholder_rate, training.seed
+            batches = PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+        if not _samples_tokens(resolved):
+            return batches
+        return SampledPlan(
+            batches,
+            sides,
+            sentence_samplers(sides, bpe_dropout=training.bpe_dropout, unigram_alpha=training.unigram_alpha),
+            seed=training.seed,
+            growth_rate=_growth_rate(resolved),
+            longest=_longest_sentence(resolved.model),
+        )
 
     def largest_batches(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> list[Batch]:
-        """Return the batches that need the most memory, grown by the placeholder tokens of one pair."""
+        """Return the batches that need the most memory, grown by placeholder tokens and sampled tokens."""
         largest = super().largest_batches(corpus, resolved)
         grows = placeholder_tokens(corpus.tokenizer) and resolved.training.placeholder_rate > 0.0
         pad_ids = corpus.prepared.source_pad_id, corpus.prepared.target_pad_id
-        return [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
+        largest = [batch.grown(MAX_GROWTH, pad_ids) for batch in largest] if grows else largest
+        if not _samples_tokens(resolved):
+            return largest
+        rate, longest = _growth_rate(resolved), _longest_sentence(resolved.model)
+        return [grown_batch(batch, pad_ids, rate, longest) for batch in largest]
+
+    def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
+        """Log that training sentences are tokenized anew in each epoch.
+
+        Raises:
+            TransduceError: the vocabulary is of another kind than `bpe_dropout` or `unigram_alpha` needs.
+        """
+        training, sides = resolved.training, (corpus.tokenizer.source, corpus.tokenizer.target)
+        if not _samples_tokens(resolved):
+            return
+        sentence_samplers(sides, bpe_dropout=training.bpe_dropout, unigram_alpha=training.unigram_alpha)
+        name = "bpe_dropout" if training.bpe_dropout else "unigram_alpha"
+        choice_log.record(f"training.{name}", getattr(training, name), None)
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
         """Return the loss function: teacher-forced cross-entropy with label smoothing."""
@@ -380,6 +410,22 @@ class Translation(TextKind):
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
         )
+
+
+_UNIGRAM_GROWTH = 0.2
+
+
+def _samples_tokens(resolved: ResolvedSettings) -> bool:
+    return resolved.training.bpe_dropout > 0.0 or resolved.training.unigram_alpha is not None
+
+
+def _growth_rate(resolved: ResolvedSettings) -> float:
+    return resolved.training.bpe_dropout or _UNIGRAM_GROWTH
+
+
+def _longest_sentence(config: ModelConfig) -> int | None:
+    """Return the largest number of tokens that a model reads, if its positions are learned."""
+    return config.max_positions if config.kind == "transformer" and config.positions == "learned" else None
 
 
 def _target_option(data: DataSettings) -> str:

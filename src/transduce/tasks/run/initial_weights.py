@@ -4,6 +4,7 @@ The base model's tokenizer and model settings are kept. The run stores a copy of
 when the base model's folder is gone.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from transduce.atomic_io import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.interop.vocabulary_files import extend_tokenizer, tokens_before
 from transduce.interop.word_vectors import Coverage, MatchedVectors, copy_vectors, match_vectors, vector_width
 from transduce.model.build import AnyModel, Model, build_any_model, build_model
 from transduce.model.config import ModelConfig, convert_config
@@ -22,7 +25,7 @@ from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.tasks.kinds.kind import Reinitialized
-from transduce.tasks.prepared_folder import check_vocabulary
+from transduce.tasks.prepared_folder import check_kept_vocabulary, check_vocabulary
 from transduce.tasks.settings.structs import ResolvedSettings, Settings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import PRESETS, Choice, ChoiceLog
@@ -236,9 +239,18 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
             f"`tokenizer.text` is for a vocabulary that is learned, but that of {settings.init_from} is kept: leave "
             "it out."
         )
-    check_vocabulary(settings.tokenizer, content.tokenizer, settings.init_from)
+    # Symbols that the base model lacks are added to its vocabulary.
+    kept = msgspec.structs.replace(settings.tokenizer, user_symbols=(), line_feeds=False)
+    check_vocabulary(kept, content.tokenizer, settings.init_from)
+    check_kept_vocabulary(kept, content.tokenizer, settings.init_from)
+    if settings.training.lora_rank and settings.tokenizer.symbols:
+        raise TransduceError(
+            f"`training.lora_rank` is {settings.training.lora_rank}, which keeps the embeddings as they are, so that "
+            "`tokenizer.user_symbols` and `tokenizer.line_feeds` could not be learned: leave one of them out."
+        )
     vocabulary_size, size = settings.tokenizer.vocabulary_size, content.tokenizer.target.size
-    if vocabulary_size is not None and vocabulary_size != size:
+    extended_size = extend_tokenizer(content.tokenizer, settings.tokenizer.symbols).target.size
+    if vocabulary_size not in (None, size, extended_size):
         raise TransduceError(
             f"`tokenizer.vocabulary_size` is {vocabulary_size:,}, but the model in {settings.init_from} has {size:,} "
             "tokens, and its tokenizer is kept: leave it out."
@@ -291,7 +303,7 @@ def prepare_initial_weights(
     if not needs_stored_weights(resolved) or (folder is None and resolved.word_vectors is None):
         return
     torch.manual_seed(resolved.training.seed)
-    model, vectors = _build(resolved, reinitialized), {}
+    model, vectors = _build(resolved, reinitialized, tokenizer), {}
     if resolved.word_vectors is not None and tokenizer is not None:
         vectors = fill_with_vectors(model, resolved, tokenizer, choice_log)
     if folder is not None:
@@ -318,15 +330,39 @@ def build_initial_model(
         return model
     if trained or resolved.init_from is None:
         return build_any_model(resolved.model)
-    return _build(resolved, reinitialized)
+    return _build(resolved, reinitialized, None if resolved.tokenizer is None else load_tokenizer(folder))
 
 
-def _build(resolved: ResolvedSettings, reinitialized: Reinitialized) -> Model:
+def extend_weights(
+    weights: Mapping[str, Tensor], config: ModelConfig, base: Tokenizer, tokenizer: Tokenizer
+) -> dict[str, Tensor]:
+    """Return a base model's weights with rows for the tokens that a vocabulary has in addition to the base model's.
+
+    Each new row of the embeddings and of the output projection is the mean of the rows of the tokens that spelled the
+    new token before (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    """
+    sides = {"source": (base.source, tokenizer.source), "target": (base.target, tokenizer.target)}
+    sides_of = {"own_target_weight": "target", "own_output_weight": "target", "output_bias": "target"}
+    sides_of["source_weight"] = "target" if config.tie_source_target else "source"
+    extended = dict(weights)
+    for name, side in sides_of.items():
+        if name not in weights:
+            continue
+        rows = tokens_before(*sides[side])
+        means = [weights[name][ids].mean(dim=0, keepdim=True) for ids in rows]
+        extended[name] = torch.cat([weights[name], *means])
+    return extended
+
+
+def _build(resolved: ResolvedSettings, reinitialized: Reinitialized, tokenizer: Tokenizer | None) -> Model:
     model = build_model(resolved.model)
     if resolved.init_from is None:
         return model
     folder = Path(resolved.init_from)
-    base_weights = read_any_model_folder(folder).model.state_dict()
+    base = read_any_model_folder(folder)
+    base_weights: Mapping[str, Tensor] = base.model.state_dict()
+    if tokenizer is not None and base.tokenizer is not None and resolved.vocabulary.symbols:
+        base_weights = extend_weights(base_weights, base.model.config, base.tokenizer, tokenizer)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if reinitialized.reinitialize is not None:
         prefixes = reinitialized.reinitialize(folder)

@@ -189,6 +189,17 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
     return msgspec.structs.replace(config, **{name: specified[name] for name in _CHANGEABLE if name in specified})
 
 
+def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """Return a base model's configuration with the sizes of vocabularies that were extended."""
+    if tokenizer is None:
+        return config
+    return msgspec.structs.replace(
+        config,
+        source_vocabulary_size=max(config.source_vocabulary_size, tokenizer.source.size),
+        target_vocabulary_size=max(config.target_vocabulary_size, tokenizer.target.size),
+    )
+
+
 def follow_base_model(settings: Settings, config: ModelConfig, choice_log: ChoiceLog) -> Settings:
     """Complete the task's settings by values of the base model, and log them."""
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
@@ -238,6 +249,7 @@ def resolve_preset(
 
 
 MAX_CHARACTERS = 40_000
+MAX_WORDS = 30_000
 # Smaller corpora and vocabularies get no placeholder tokens by default.
 _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 # Training settings that are copied unchanged.
@@ -252,6 +264,8 @@ _COPIED = (
     "clip_norm",
     "sharded",
     "placeholder_rate",
+    "bpe_dropout",
+    "unigram_alpha",
     "report_every",
     "validate_every",
     "save_every",
@@ -264,15 +278,22 @@ _COPIED = (
 def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
     """Choose the tokenizer's settings by the size of the corpus."""
     given_settings, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
-    choice = Choice(MAX_CHARACTERS, "at most; every character") if by_character else choose_vocabulary_size(size)
+    by_word, byte_fallback = given_settings.kind == "word", given_settings.byte_fallback
+    if by_character:
+        choice = Choice(MAX_CHARACTERS, "at most; every character")
+    elif by_word:
+        choice = Choice(MAX_WORDS, "at most; every word that occurs twice")
+    else:
+        choice = choose_vocabulary_size(size)
     return TokenizerSettings(
         kind=given_settings.kind,
         vocabulary_size=choice_log.record("tokenizer.vocabulary_size", given_settings.vocabulary_size, choice),
         joint=given_settings.joint,
-        byte_fallback=not by_character if given_settings.byte_fallback is None else given_settings.byte_fallback,
+        byte_fallback=not (by_character or by_word) if byte_fallback is None else byte_fallback,
         character_coverage=given_settings.character_coverage,
         nfc=given_settings.nfc,
         keep_spaces=kind_of(settings.task.kind).keeps_spaces,
+        line_feeds=given_settings.line_feeds,
         placeholders=_resolve_placeholders(settings, size, choice_log),
     )
 
@@ -286,6 +307,8 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
                 "placeholders: leave it out."
             )
         return 0
+    if settings.tokenizer.kind == "word" and not specified:
+        return 0  # not worth a log entry
     is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
     source, target = (None if code is None else base_code(code) for code in languages_of(settings.data))
     is_of_languages = source != target and {source, target} <= TWO_LETTER_CODES
@@ -527,7 +550,10 @@ def as_settings(resolved: ResolvedSettings) -> Settings:
         data=resolved.data,
         tokenizer=VocabularySettings()
         if tokenizer is None
-        else VocabularySettings(**_common(tokenizer, VocabularySettings), text=resolved.tokenizer_text),
+        else VocabularySettings(
+            **_common(tokenizer, VocabularySettings)
+            | {name: getattr(resolved.vocabulary, name) for name in ("text", "vocabulary", "user_symbols")}
+        ),
         word_vectors=resolved.word_vectors,
         model=ModelSettings(**_common(model, ModelSettings)),
         training=TrainingSettings(**msgspec.to_builtins(resolved.training)),

@@ -49,6 +49,7 @@ from transduce.tasks.run.resolving import (
     resolve_tokenizer,
     resolve_training,
     vocabulary_properties,
+    with_vocabulary_sizes,
 )
 from transduce.tasks.run.run_folder import (
     SETTINGS_FILE,
@@ -221,6 +222,7 @@ class Run:
             model = resolve_model(settings, preset, vocabulary_properties(corpus.tokenizer), choice_log, epochs=epochs)
         else:
             model = keep_base_config(settings, base_config, str(settings.init_from), choice_log)
+            model = with_vocabulary_sizes(model, corpus.tokenizer)
         model = self.kind.adapt_model(model, corpus, settings.task)
         if self.kind.writes_translations:
             check_search(settings.search, [model], width=settings.search.beam_size)
@@ -231,7 +233,7 @@ class Run:
             task=settings.task,
             data=_with_languages(self.kind.as_prepared(settings.data, corpus), corpus.languages),
             tokenizer=corpus.tokenizer_settings,
-            tokenizer_text=settings.tokenizer.text,
+            vocabulary=settings.tokenizer,
             word_vectors=settings.word_vectors,
             model=model,
             training=training,

@@ -28,7 +28,7 @@ from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, valid_language
 from transduce.text.protected import PLACEHOLDER_TOKENS
-from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.sentencepiece_model import TokenizerSettings, check_symbols
 from transduce.training.choices import PRESETS
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
@@ -306,8 +306,14 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The vocabulary and how it is learned: `tokenizer.*` in a settings file."""
 
-    kind: Literal["bpe", "unigram", "character"] = "bpe"
+    kind: Literal["bpe", "unigram", "character", "word"] = "bpe"
     vocabulary_size: int | None = None
+    vocabulary: tuple[str, ...] = ()
+    """Existing vocabularies instead of a learned one, one for both sides or one for each: a sentencepiece model, a
+    tokenizer.json, a word list, or a model folder."""
+    user_symbols: tuple[str, ...] = ()
+    """Tokens that are never split. With `--init-from`, those that the base model lacks are added to its vocabulary."""
+    line_feeds: bool = False
     joint: bool = True
     byte_fallback: bool | None = None
     character_coverage: float | None = None
@@ -322,6 +328,23 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         most = len(PLACEHOLDER_TOKENS)
         if self.placeholders is not None and not 0 <= self.placeholders <= most:
             raise TransduceError(f"`tokenizer.placeholders` must be from 0 to {most}, but is {self.placeholders}.")
+        if len(self.vocabulary) > 2:
+            raise TransduceError(
+                "`tokenizer.vocabulary` names one vocabulary for both sides or one for each, but "
+                f"{len(self.vocabulary)} are named: leave some out."
+            )
+        check_symbols(self.user_symbols)
+        reserved = next((each for each in self.user_symbols if each in PLACEHOLDER_TOKENS), None)
+        if reserved is not None:
+            raise TransduceError(
+                f"`tokenizer.user_symbols` has {reserved}, which stands for copied text: choose another name, or set "
+                "`tokenizer.placeholders`."
+            )
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """All tokens that are never split and that the user asks for: `user_symbols`, and the line feed."""
+        return (*self.user_symbols, *("\n" for _ in range(self.line_feeds)))
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -428,8 +451,8 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     data: DataSettings
     tokenizer: TokenizerSettings | None
     """Settings of the tokenizer; None for a task without text."""
-    tokenizer_text: tuple[str, ...] = ()
-    """Files of further text that the vocabulary is learned from."""
+    vocabulary: VocabularySettings = VocabularySettings()
+    """The user's settings of the vocabulary."""
     word_vectors: WordVectorSettings | None = None
     model: ModelConfig
     training: ResolvedTraining

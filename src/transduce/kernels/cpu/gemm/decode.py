@@ -268,6 +268,8 @@ _WORDS_TO_SUMS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512
 _LEAST = 1e-30  # lower bound on an output's greatest weight, against division by zero
 _SLIGHT = 1e-4  # tolerance for float sums in another order, relative to the greatest one
 _LEVELS = 127  # the greatest quantized magnitude of a weight
+_ROUNDED_ROWS = 1024  # rows that are quantized at a time
+_LAYOUT_VERSION = 1  # to be raised when weights are quantized or packed in another way, so that no cache is used
 INPUT_MULTIPLE = 16
 """The number of inputs D must be a multiple of this."""
 MIN_INPUTS_FOR_8_BITS = 512
@@ -281,23 +283,45 @@ class NativeLinear(nn.Module):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Quantize and pack a float32 matrix (O, D), D a multiple of `MULTIPLE`."""
+        """Quantize and pack a float32 matrix (O, D), D a multiple of `MULTIPLE`.
+
+        On the meta device only shapes and dtypes are determined.
+        """
         super().__init__()
         outputs, width = weight.shape
         padding = -outputs % tile.columns
-        rounded, initial_sums, weight_scales = _round(weight.detach(), tile)
-        grouped = F.pad(rounded, (0, 0, 0, padding)).view(-1, tile.columns, width // tile.group, tile.group)
-        blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
         self.tile = tile
         self.is_rounded = tile.kind != "floats"
         """True if inputs and weights are rounded before the multiplication, so that results differ from float32's."""
         self.outputs, self.width = outputs, width
         self.padded_outputs = outputs + padding
-        full_bias = torch.zeros(outputs) if bias is None else bias.detach().float()
-        self.weights = nn.Parameter(blocks.contiguous(), requires_grad=False)
-        self.initial_sums = nn.Parameter(F.pad(initial_sums, (0, padding)), requires_grad=False)  # (P,)
-        self.weight_scales = nn.Parameter(F.pad(weight_scales, (0, padding)), requires_grad=False)  # (P,)
-        self.bias = nn.Parameter(F.pad(full_bias, (0, padding)), requires_grad=False)  # (P,)
+        packed = self._outline(weight) if weight.is_meta else self._pack(weight.detach(), bias)
+        self.weights, self.initial_sums, self.weight_scales, self.bias = (
+            nn.Parameter(tensor, requires_grad=False) for tensor in packed
+        )
+
+    def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Return tensors on the meta device with the shapes and dtypes of `_pack`."""
+        # Only `empty`, because PyTorch loads a second of Python modules to run other operations on this device.
+        tile, padded = self.tile, self.padded_outputs
+        blocks = (padded // tile.columns, self.width // tile.group, tile.columns, tile.group)
+        dtype = torch.int8 if not tile.is_float else torch.bfloat16 if tile.kind == "pairs" else torch.float32
+        vectors = (weight.new_empty(padded, dtype=each) for each in (torch.int32, torch.float32, torch.float32))
+        return weight.new_empty(blocks, dtype=dtype), *vectors
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the packed weights (P / C, D / group, C, group), and the initial sums, scales and bias, (P,) each."""
+        tile, padding = self.tile, self.padded_outputs - self.outputs
+        rounded, initial_sums, weight_scales = _round(weight, tile)
+        grouped = F.pad(rounded, (0, 0, 0, padding)).view(-1, tile.columns, self.width // tile.group, tile.group)
+        blocks = grouped.permute(0, 2, 1, 3)  # (P / C, D / group, C, group)
+        full_bias = torch.zeros(self.outputs) if bias is None else bias.detach().float()
+        return blocks.contiguous(), *(F.pad(each, (0, padding)) for each in (initial_sums, weight_scales, full_bias))
+
+    @property
+    def layout(self) -> str:
+        """The format and order of the packed weights, which depend on the processor and the version of this class."""
+        return f"{_LAYOUT_VERSION} {self.tile.kind} {self.tile.lanes}x{self.tile.vectors}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer; each row's result is independent of the other rows of the batch."""
@@ -340,13 +364,20 @@ class NativeLinear(nn.Module):
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize a matrix (O, D) for a tile; return the matrix, the initial sums (O,) and the weight scales (O,).
 
-    For floating-point tiles the last two are empty.
+    For floating-point tiles the last two are zero.
     """
     if tile.is_float:
         dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
-        return weight.to(dtype), torch.empty(0, dtype=torch.int32), torch.empty(0)
-    weight_scales = weight.abs().amax(dim=1).clamp_min(_LEAST).div(_LEVELS)  # (O,)
-    rounded = (weight / weight_scales[:, None]).round().to(torch.int8)
+        none = torch.zeros(len(weight))
+        return weight.to(dtype), none.int(), none
+    weight_scales = weight.new_empty(len(weight))  # (O,)
+    rounded = torch.empty_like(weight, dtype=torch.int8, memory_format=torch.contiguous_format)
+    # A part at a time, because the intermediate results are in float32.
+    for part, scales, out in zip(
+        *(each.split(_ROUNDED_ROWS) for each in (weight, weight_scales, rounded)), strict=True
+    ):
+        scales.copy_(part.abs().amax(dim=1).clamp_min_(_LEAST).div_(_LEVELS))
+        out.copy_((part / scales[:, None]).round_())
     return rounded, rounded.sum(dim=1, dtype=torch.int32) * -tile.zero_point, weight_scales
 
 
@@ -361,8 +392,9 @@ class NativeVocabulary(NativeLinear):
         super().__init__(weight, bias, tile)
         self.exact_weight = weight
         self.recomputes_likeliest = self.is_rounded
-        with torch.no_grad():
-            self.bias[self.outputs :] = float("-inf")  # padding outputs are never selected
+        if not weight.is_meta:
+            with torch.no_grad():
+                self.bias[self.outputs :] = float("-inf")  # padding outputs are never selected
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits, (…, D) to (…, V); each row's result is independent of the other rows."""

@@ -1,0 +1,290 @@
+"""Sample the tokens of training sentences anew in each epoch: BPE-dropout, and sampling by a unigram model.
+
+A model that sees a word in several divisions learns how its parts relate, and copes better with rare words and typos.
+BPE-dropout (Provilkov et al. 2020, "BPE-Dropout: Simple and Effective Subword Regularization") leaves out each merge
+with some probability. A unigram model draws divisions by their probabilities (Kudo 2018, "Subword Regularization").
+The draws are a pure function of (seed, epoch, pair), so they depend neither on the batch nor on the process.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from random import Random
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Batch
+from transduce.data.placeholders import pad_rows
+from transduce.errors import TransduceError
+from transduce.text.sentencepiece_model import PieceType, is_bpe, is_by_character, read_pieces
+from transduce.text.vocabulary import Vocabulary
+
+_SPACE = "▁"
+# Makes the random numbers independent of others with the same seed and epoch.
+_SAMPLING = 41
+_MIN_GROWTH_TOKENS = 4
+
+
+def growth_limit(length: int, rate: float) -> int:
+    """Return the length that a sentence has at most after BPE-dropout; a longer one keeps its usual tokens."""
+    return length + _MIN_GROWTH_TOKENS + int(4.0 * rate * length)
+
+
+class _Division(NamedTuple):
+    """A word's usual division into tokens."""
+
+    characters: tuple[str, ...]
+    merges: int
+    """The number of merges from characters to the usual tokens."""
+
+
+class WordSampler(Protocol):
+    """An interface of functions that draw the division of a word into tokens."""
+
+    def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
+        """Return token ids that spell the same text as `word`, a word's usual tokens."""
+
+
+class BpeDropout(WordSampler):
+    """A sampler that repeats the merges of BPE and drops each of them with some probability (algorithm 1)."""
+
+    def __init__(self, vocabulary: Vocabulary, rate: float) -> None:
+        self._texts, self._ids = _tokens_of_text(vocabulary)
+        pieces = read_pieces(vocabulary.model_bytes)
+        self._scores = {text: pieces[id].score for text, id in self._ids.items()}
+        self._rate, self._log_kept = rate, math.log1p(-rate)
+        self._divisions: dict[tuple[int, ...], _Division] = {}
+
+    def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
+        """Return token ids that spell the same text as `word`; most often these are `word` itself.
+
+        One random number is the number of merges before the first dropped one, which has a geometric distribution.
+        """
+        division = self._divisions.get(word)
+        if division is None:
+            division = self._divisions[word] = self._divide(word)
+        before = int(math.log(1.0 - random.random()) / self._log_kept)
+        if before >= division.merges:
+            return word
+        tokens = [self._ids.get(text) for text in self._merge(list(division.characters), before, random)]
+        return word if None in tokens else [id for id in tokens if id is not None]
+
+    def _divide(self, word: tuple[int, ...]) -> _Division:
+        characters = tuple("".join(self._texts[id] for id in word))
+        return _Division(characters, len(characters) - len(word))
+
+    def _merge(self, parts: list[str], before: int, random: Random) -> list[str]:
+        """Return the parts of a word after all merges, of which the first after `before` others is dropped."""
+        while True:
+            candidates = [
+                (-score, position)
+                for position in range(len(parts) - 1)
+                if (score := self._scores.get(parts[position] + parts[position + 1])) is not None
+            ]
+            for _, position in sorted(candidates):
+                before -= 1
+                is_kept = before >= 0 or (before < -1 and random.random() >= self._rate)
+                if is_kept:
+                    parts[position : position + 2] = [parts[position] + parts[position + 1]]
+                    break
+            else:
+                return parts
+
+
+class UnigramSampler(WordSampler):
+    """A sampler that draws a word's division by the probabilities of a unigram model to the power of `alpha`."""
+
+    def __init__(self, vocabulary: Vocabulary, alpha: float) -> None:
+        self._texts, self._ids = _tokens_of_text(vocabulary)
+        pieces = read_pieces(vocabulary.model_bytes)
+        self._weights = {text: alpha * pieces[id].score for text, id in self._ids.items()}
+        self._longest = max(map(len, self._ids), default=1)
+        self._lattices: dict[tuple[int, ...], tuple[str, list[list[float]], list[list[int]]]] = {}
+
+    def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
+        """Return token ids that spell the same text as `word`, drawn from the last token to the first."""
+        lattice = self._lattices.get(word)
+        if lattice is None:
+            lattice = self._lattices[word] = self._build(word)
+        text, cumulated, starts = lattice
+        end, tokens = len(text), list[int]()
+        while end > 0:
+            drawn = random.random() * cumulated[end][-1]
+            start = next(start for limit, start in zip(cumulated[end], starts[end], strict=True) if drawn < limit)
+            tokens.append(self._ids[text[start:end]])
+            end = start
+        return tokens[::-1]
+
+    def _build(self, word: tuple[int, ...]) -> tuple[str, list[list[float]], list[list[int]]]:
+        """Return the word's text, and for each end of a token where it may start, with cumulated probabilities."""
+        text = "".join(self._texts[id] for id in word)
+        forward = [0.0] + [-math.inf] * len(text)
+        cumulated, starts = [list[float]()], [list[int]()]
+        for end in range(1, len(text) + 1):
+            first = max(0, end - self._longest)
+            found = [start for start in range(first, end) if text[start:end] in self._weights]
+            values = [forward[start] + self._weights[text[start:end]] for start in found]
+            most = max(values, default=-math.inf)
+            shares = [math.exp(value - most) if value > -math.inf else 0.0 for value in values]
+            if sum(shares) > 0.0:
+                forward[end] = most + math.log(sum(shares))
+            cumulated.append(list(accumulate(shares)))
+            starts.append(found)
+        return text, cumulated, starts
+
+
+def _tokens_of_text(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[str, int]]:
+    """Return the text of each ordinary token, and the reverse; symbols, bytes and special tokens are left out."""
+    pieces = read_pieces(vocabulary.model_bytes)
+    texts = {id: piece.text for id, piece in enumerate(pieces) if piece.type is PieceType.NORMAL}
+    return texts, {text: id for id, text in texts.items()}
+
+
+def word_sampler(vocabulary: Vocabulary, *, bpe_dropout: float, unigram_alpha: float | None) -> WordSampler:
+    """Return the sampler of a vocabulary.
+
+    Raises:
+        TransduceError: the vocabulary is of another kind.
+    """
+    model = vocabulary.model_bytes
+    divides_words = not any(_SPACE in piece.text[1:] for piece in read_pieces(model) if piece.text.strip(_SPACE))
+    is_unigram = bool(model) and not is_bpe(model) and not is_by_character(model)
+    if bpe_dropout and not (is_bpe(model) and divides_words):
+        raise TransduceError(
+            f"`training.bpe_dropout` is {bpe_dropout:g}, but the vocabulary is no BPE whose tokens start at spaces: "
+            "leave it out, or use `tokenizer.kind` = bpe."
+        )
+    if unigram_alpha is not None and not (is_unigram and divides_words):
+        raise TransduceError(
+            f"`training.unigram_alpha` is {unigram_alpha:g}, but the vocabulary is no unigram model whose tokens start "
+            "at spaces: leave it out, or use `tokenizer.kind` = unigram."
+        )
+    return BpeDropout(vocabulary, bpe_dropout) if unigram_alpha is None else UnigramSampler(vocabulary, unigram_alpha)
+
+
+class SentenceSampler:
+    """A function that draws the tokens of a sentence anew, word by word."""
+
+    def __init__(self, vocabulary: Vocabulary, sampler: WordSampler) -> None:
+        texts, _ = _tokens_of_text(vocabulary)
+        pieces = [vocabulary.piece(id) for id in range(vocabulary.size)]
+        self._is_text = np.array([id in texts for id in range(vocabulary.size)])
+        self._starts_word = np.array([piece.startswith(_SPACE) for piece in pieces])
+        self._sampler = sampler
+
+    def sample(self, ids: NDArray[np.int64], random: Random) -> list[int]:
+        """Return the ids of a sentence whose words may have other tokens; other tokens stay."""
+        tokens = list[int]()
+        for word, is_text in self._words(ids):
+            tokens += self._sampler.sample(word, random) if is_text else word
+        return tokens
+
+    def _words(self, ids: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], bool]]:
+        """Yield the tokens of each word, and runs of symbols, bytes and special tokens, which are no words."""
+        is_text = self._is_text[ids]
+        begins = self._starts_word[ids]
+        begins[1:] |= is_text[1:] != is_text[:-1]
+        if len(begins):
+            begins[0] = True
+        starts = np.flatnonzero(begins).tolist()
+        row = ids.tolist()
+        for start, stop in zip(starts, [*starts[1:], len(row)], strict=True):
+            yield tuple(row[start:stop]), bool(is_text[start])
+
+
+def sentence_samplers(
+    vocabularies: tuple[Vocabulary, Vocabulary], *, bpe_dropout: float, unigram_alpha: float | None
+) -> tuple[SentenceSampler, SentenceSampler]:
+    """Return the samplers of the source and the target vocabulary, one object for both if they share it.
+
+    Raises:
+        TransduceError: a vocabulary is of another kind.
+    """
+    samplers = {
+        id(each): SentenceSampler(each, word_sampler(each, bpe_dropout=bpe_dropout, unigram_alpha=unigram_alpha))
+        for each in vocabularies
+    }
+    return samplers[id(vocabularies[0])], samplers[id(vocabularies[1])]
+
+
+class _BatchSource(Protocol):
+    """An interface of plans of batches."""
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the batch at a position of an epoch."""
+
+
+class SampledPlan:
+    """A plan of batches whose sentences are tokenized anew in each epoch."""
+
+    def __init__(
+        self,
+        plan: _BatchSource,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        samplers: tuple[SentenceSampler, SentenceSampler],
+        *,
+        seed: int,
+        growth_rate: float,
+        longest: int | None = None,
+    ) -> None:
+        """Create a plan.
+
+        Args:
+            plan: the plan of batches with the usual tokens.
+            vocabularies: the source and the target vocabulary.
+            samplers: the samplers of both sides.
+            seed: the seed of all draws.
+            growth_rate: the rate by which `growth_limit` bounds lengths.
+            longest: the largest number of tokens of a sentence with its end symbol; None: not bounded.
+        """
+        self._plan, self._samplers, self._seed = plan, samplers, seed
+        self._pads = vocabularies[0].pad_id, vocabularies[1].pad_id
+        self._growth_rate, self._longest = growth_rate, longest
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return len(self._plan)
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the batch at a position of an epoch, with tokens that are drawn for this epoch."""
+        batch = self._plan.batch(epoch, position)
+        if not len(batch.indices):  # a process without a row of its own
+            return batch
+        (base,) = np.random.SeedSequence((self._seed, _SAMPLING, epoch)).generate_state(1, np.uint64).tolist()
+        sides = []
+        for side, (ids, pad_id) in enumerate(zip((batch.source, batch.target), self._pads, strict=True)):
+            lengths = (ids != pad_id).sum(axis=1).tolist()
+            keys = [base + 2 * index + side for index in batch.indices.tolist()]
+            rows = [
+                self._sample(row[:length], Random(key), side)
+                for row, length, key in zip(ids, lengths, keys, strict=True)
+            ]
+            sides.append(pad_rows(rows, pad_id))
+        (source, source_tokens), (target, target_tokens) = sides
+        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
+
+    def _sample(self, row: NDArray[np.int64], random: Random, side: int) -> NDArray[np.int64]:
+        tokens = self._samplers[side].sample(row, random)
+        most = growth_limit(len(row), self._growth_rate)
+        if len(tokens) > most or (self._longest is not None and len(tokens) > self._longest):
+            return row
+        return np.array(tokens, np.int64)
+
+
+def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, longest: int | None = None) -> Batch:
+    """Return a stand-in for a batch whose sentences have all grown as far as `SampledPlan` lets them."""
+    sides = list[NDArray[np.int64]]()
+    for ids, pad_id in zip((batch.source, batch.target), pad_ids, strict=True):
+        rows = list[NDArray[np.int64]]()
+        for row, length in zip(ids, (ids != pad_id).sum(axis=1).tolist(), strict=True):
+            most = growth_limit(length, growth_rate)
+            rows.append(np.resize(row[:length], max(length, most if longest is None else min(most, longest))))
+        sides.append(pad_rows(rows, pad_id)[0])
+    source_tokens, target_tokens = (int((ids != pad).sum()) for ids, pad in zip(sides, pad_ids, strict=True))
+    return replace(batch, source=sides[0], target=sides[1], source_tokens=source_tokens, target_tokens=target_tokens)

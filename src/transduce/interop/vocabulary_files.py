@@ -1,0 +1,498 @@
+"""Vocabularies of your own: sentencepiece models, tokenizer.json, word lists, and those of other models.
+
+Whatever the form, a tokenizer for this package comes out: padding, end and unknown have ids, and tokens keep theirs. A
+vocabulary can be extended by tokens that are never split.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.import_tokenizer import (
+    SENTENCEPIECE_NAMES,
+    AddedToken,
+    TokenizerFiles,
+    read_tokenizer_json,
+    text_of,
+)
+from transduce.interop.hugging_face.imported_tokenizer import (
+    IMPORTED_TOKENIZER_FILE,
+    ImportedTokenizer,
+    ImportedTokenizerRecord,
+    ImportedVocabulary,
+    ImportedVocabularyRecord,
+    load_tokenizer,
+)
+from transduce.interop.hugging_face.token_pipelines import WordListRecord, WordSplitter
+from transduce.text.sentencepiece_model import (
+    EOS_ID,
+    LINE_FEED_PIECE,
+    PAD_ID,
+    UNK_ID,
+    Piece,
+    PieceType,
+    padding_name,
+    read_pieces,
+    with_pieces,
+)
+from transduce.text.special_tokens import Symbol
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+
+VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
+"""A file, a folder, a list of tokens, or a mapping of tokens to ids."""
+
+_SPACE, _LINE_FEED = "▁", "\n"
+_MAX_BYTES = 1 << 28
+_MAX_SIZE = 10_000_000
+# Usual names of special tokens, in lower case; the first one that a list has counts.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "pad": ("<pad>", "[pad]", "<blank>", "<padding>", "<|pad|>"),
+    "eos": ("</s>", "<eos>", "[eos]", "<end>", "[end]", "<|endoftext|>", "<|im_end|>", "[sep]"),
+    "unk": ("<unk>", "[unk]", "<unknown>", "<oov>"),
+    "bos": ("<s>", "<bos>", "[bos]", "<sos>", "[sos]", "<start>", "[start]", "<go>", "[cls]"),
+}
+_DEFAULT_NAMES = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+_MEANINGS = {"pad": "padding", "eos": "the end of a text", "unk": "unknown words"}
+
+
+class OpenedVocabulary(NamedTuple):
+    """A tokenizer made of vocabularies of one's own, and what was added or mapped."""
+
+    tokenizer: Tokenizer
+    notes: list[str]
+    """Sentences about special tokens that the vocabularies lacked."""
+
+
+def read_vocabulary(
+    source: VocabularySource,
+    target: VocabularySource | None = None,
+    *,
+    user_symbols: Sequence[str] = (),
+    source_start: bool = False,
+) -> Tokenizer:
+    """Make a tokenizer of a vocabulary of your own, whose tokens keep their ids.
+
+    `transduce.save` stores it with a model, such as one of a tutorial. A list of words needs texts whose tokens are
+    separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
+
+    Args:
+        source: a sentencepiece model, a tokenizer.json, a word list (a token a line, or a JSON list or object of ids),
+            a folder with a tokenizer, or a list or mapping of tokens.
+        target: the vocabulary of the target side; None: `source` serves both sides.
+        user_symbols: tokens that are never split; those that the vocabulary lacks are added at the end.
+        source_start: put the start symbol of a word list, such as ``<bos>``, before each source sentence, as some
+            tutorials do.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        TransduceError: a file is no vocabulary, or the two sides have other ids for padding and end.
+    """
+    opened = open_vocabulary([source] if target is None else [source, target], symbols=user_symbols)
+    return _with_start(opened.tokenizer) if source_start else opened.tokenizer
+
+
+def open_vocabulary(
+    sources: Sequence[VocabularySource], *, symbols: Sequence[str] = (), nfc: bool = False
+) -> OpenedVocabulary:
+    """Make a tokenizer of one vocabulary for both sides, or of one for each.
+
+    Args:
+        sources: the vocabularies.
+        symbols: tokens that are never split.
+        nfc: compose the characters of texts before a sentencepiece model reads them.
+
+    Raises:
+        TransduceError: a file is no vocabulary, or the two sides do not fit together.
+    """
+    notes = list[str]()
+    if len(sources) == 1:
+        whole = _open_tokenizer(sources[0], notes, nfc=nfc)
+    else:
+        tokenizers = [_open_tokenizer(each, notes, nfc=nfc) for each in sources]
+        whole = _joined(tokenizers[0].source, tokenizers[1].target, tokenizers)
+    _check_sides(whole, sources)
+    return OpenedVocabulary(extend_tokenizer(whole, symbols), notes)
+
+
+def _joined(source: Vocabulary, target: Vocabulary, tokenizers: Sequence[Tokenizer]) -> Tokenizer:
+    if isinstance(source, ImportedVocabulary) and isinstance(target, ImportedVocabulary):
+        return ImportedTokenizer(ImportedTokenizerRecord(source=source.record, target=target.record))
+    if any(isinstance(each, ImportedTokenizer) for each in tokenizers) or source.nfc != target.nfc:
+        raise TransduceError(
+            "The vocabularies of source and target must have the same form, two sentencepiece models for example: "
+            "convert one of them."
+        )
+    return Tokenizer(source, target)
+
+
+def _check_sides(tokenizer: Tokenizer, sources: Sequence[VocabularySource]) -> None:
+    source, target = tokenizer.source, tokenizer.target
+    for name, one, other in (("padding", source.pad_id, target.pad_id), ("the end", source.eos_id, target.eos_id)):
+        if one != other:
+            raise TransduceError(
+                f"Source and target must give {name} the same id, but {_place(sources[0])} has {one} and "
+                f"{_place(sources[-1])} has {other}: learn or write both with the same special tokens first."
+            )
+
+
+def _place(source: VocabularySource) -> str:
+    return str(source) if isinstance(source, str | Path) else "the list"
+
+
+def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) -> Tokenizer:
+    if not isinstance(source, str | Path):
+        return _of_words(_numbered(source, "the list"), "the list", notes)
+    path = Path(source)
+    if path.is_dir():
+        if (path / "tokenizer_settings.json").exists() or (path / IMPORTED_TOKENIZER_FILE).exists():
+            return load_tokenizer(path)
+        names = ("tokenizer.json", *SENTENCEPIECE_NAMES)
+        inside = next((path / name for name in names if (path / name).is_file()), None)
+        if inside is None:
+            raise TransduceError(f"{path} holds no vocabulary: name a folder with {' or '.join(names[:3])}, or a file.")
+        path = inside
+    content = _content(path)
+    text = _text(content)
+    if text is None:
+        return Tokenizer(Vocabulary(_with_special_pieces(content, str(path), notes), nfc=nfc, name=str(path)))
+    if text.lstrip()[:1] not in ("{", "["):
+        return _of_words(_numbered(text.removesuffix("\n").split("\n"), str(path)), str(path), notes)
+    try:
+        decoded = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise TransduceError(f"{path} cannot be read as JSON ({error}): copy or write it again.") from None
+    if isinstance(decoded, dict) and isinstance(decoded.get("model"), dict):
+        return _of_tokenizer_json(decoded, path, notes)
+    return _of_words(_numbered(decoded, str(path)), str(path), notes)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise TransduceError(f"{path} has {size:,} bytes, but a vocabulary has at most {_MAX_BYTES:,}.")
+        return path.read_bytes()
+    except OSError as error:
+        raise TransduceError(f"{path} cannot be read as a vocabulary ({error.strerror}): check the name.") from None
+
+
+def _text(content: bytes) -> str | None:
+    """Return the content of a text file; None for a sentencepiece model, which always has zero bytes."""
+    if b"\0" in content:
+        return None
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        return None
+
+
+# --- sentencepiece ---
+
+
+def _with_special_pieces(content: bytes, place: str, notes: list[str]) -> bytes:
+    """Return a sentencepiece model with padding and end; a start symbol, which nothing else uses, becomes padding."""
+    vocabulary = Vocabulary(content, name=place)
+    pieces = read_pieces(content)
+    ids = {piece.text: id for id, piece in enumerate(pieces)}
+    added, replaced = list[Piece](), dict[int, Piece]()
+    if vocabulary.eos_id < 0:
+        _put_control("</s>", ids, added, replaced)
+        notes.append(f"{place} has no token for the end of a text: </s> was added.")
+    if vocabulary.pad_id < 0:
+        name, start = padding_name(content), ids.get("<s>")
+        if name not in ids and start is not None and pieces[start].type is PieceType.CONTROL:
+            replaced[start] = Piece(name, 0.0, PieceType.CONTROL)
+            notes.append(f"{place} has no padding: its start symbol <s>, which nothing else uses, became {name}.")
+        else:
+            _put_control(name, ids, added, replaced)
+            notes.append(f"{place} has no padding: {name} was added.")
+    if not added and not replaced:
+        return content
+    complete = with_pieces(content, added, replaced)
+    finished = Vocabulary(complete, name=place)
+    if min(finished.pad_id, finished.eos_id) < 0:
+        raise TransduceError(
+            f"{place} names its padding or end in a way that cannot be completed: learn it again with pad_id and "
+            "eos_id."
+        )
+    return complete
+
+
+def _put_control(name: str, ids: Mapping[str, int], added: list[Piece], replaced: dict[int, Piece]) -> None:
+    piece = Piece(name, 0.0, PieceType.CONTROL)
+    if name in ids:
+        replaced[ids[name]] = piece
+    else:
+        added.append(piece)
+
+
+# --- lists ---
+
+
+def _numbered(tokens: object, place: str) -> dict[str, int]:
+    """Return the tokens of a list, or of a mapping to ids, with their ids.
+
+    Raises:
+        TransduceError: a token is empty, has a space or occurs twice, or an id occurs twice or is out of range.
+    """
+    if isinstance(tokens, Mapping):
+        ids = {token: id for token, id in tokens.items() if isinstance(token, str) and type(id) is int}
+        values = ids.values()
+        if not ids or len(ids) != len(tokens) or len(set(values)) != len(ids):
+            raise TransduceError(
+                f'{place} must map each token to an id of its own: a JSON object such as {{"the": 4}}.'
+            )
+        if not 0 <= min(values) <= max(values) < _MAX_SIZE:
+            raise TransduceError(f"{place} has the id {max(values):,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
+        numbered = list(ids.items())
+    elif isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(each, str) for each in tokens):
+        numbered = [(token, id) for id, token in enumerate(tokens)]
+    else:
+        raise TransduceError(f"{place} must hold tokens, but holds something else: write a token on each line.")
+    found = dict[str, int]()
+    for token, id in numbered:
+        where = f"{place}, token {id + 1:,}"
+        if token in found:
+            raise TransduceError(f"{where}: {token!r} is token {found[token] + 1:,} already: leave it out once.")
+        if not token or (token != _LINE_FEED and re.search(r"\s", token)):
+            raise TransduceError(
+                f"{where}: a word list has one token on each line, without spaces, but this one is {token!r:.60}: "
+                "leave out counts and empty lines."
+            )
+        found[token] = id
+    return found
+
+
+def _of_words(ids: dict[str, int], place: str, notes: list[str]) -> ImportedTokenizer:
+    special, ids = _special_ids(ids, {}, place, notes)
+    start = _named(ids, "bos")
+    marked = 2 * sum(token.startswith(_SPACE) for token in ids) > len(ids)
+    words = len(ids) - len(special) - (start is not None)
+    if words < 1:
+        raise TransduceError(f"{place} holds special tokens only, but a vocabulary needs words: check the file.")
+    record = ImportedVocabularyRecord(
+        cutting=WordListRecord(marked=marked),
+        ids=ids,
+        size=max(ids.values()) + 1,
+        pad_id=special["pad"],
+        eos_id=special["eos"],
+        unk_id=special["unk"],
+        symbols=(_LINE_FEED,) if _LINE_FEED in ids else (),
+        silent=() if start is None else (start,),
+        after=(special["eos"],),
+    )
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
+
+
+def _named(ids: Mapping[str, int], kind: str) -> int | None:
+    lower = {token.lower(): id for token, id in reversed(list(ids.items()))}
+    return next((lower[name] for name in _NAMES[kind] if name in lower), None)
+
+
+def _special_ids(
+    ids: dict[str, int], configured: Mapping[str, str], place: str, notes: list[str]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the ids of padding, end and unknown, and all ids; missing tokens get the next ids."""
+    special, ids = dict[str, int](), dict(ids)
+    for kind, name in _DEFAULT_NAMES.items():
+        id = ids.get(configured.get(kind, ""), _named(ids, kind))
+        if id is None:
+            id = ids[name] = max(ids.values(), default=-1) + 1
+            notes.append(f"{place} has no token for {_MEANINGS[kind]}: {name} was added.")
+        special[kind] = id
+    return special, ids
+
+
+def _with_start(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer of word lists with the start symbol before each source sentence."""
+    start = _named(tokenizer.record.source.ids, "bos") if isinstance(tokenizer, ImportedTokenizer) else None
+    if start is None or not isinstance(tokenizer, ImportedTokenizer):
+        raise TransduceError(
+            f"`source_start` puts a start symbol before each source, but the vocabulary is no word list with one of "
+            f"{', '.join(_NAMES['bos'][:4])}: leave it out."
+        )
+    record = tokenizer.record
+    source = msgspec.structs.replace(record.source, before=(start,))
+    return ImportedTokenizer(msgspec.structs.replace(record, source=source, target=record.target or record.source))
+
+
+def learn_words(sides: Sequence[Iterable[str]], size: int, *, least: int, symbols: Sequence[str] = ()) -> Tokenizer:
+    """Learn a vocabulary of whole words from the texts of both sides together, or of each side.
+
+    Args:
+        sides: the texts of each vocabulary: one or two.
+        size: the largest number of tokens of a vocabulary.
+        least: how often a word must occur.
+        symbols: tokens that are never split.
+
+    Raises:
+        TransduceError: no word is frequent enough.
+    """
+    records = [_learn_words(texts, size, least, symbols) for texts in sides]
+    target = records[1] if len(records) > 1 else None
+    return ImportedTokenizer(ImportedTokenizerRecord(source=records[0], target=target))
+
+
+def _learn_words(texts: Iterable[str], size: int, least: int, symbols: Sequence[str]) -> ImportedVocabularyRecord:
+    splitter, counts = WordSplitter([Symbol(each) for each in symbols], marked=True), Counter[str]()
+    for text in texts:
+        counts.update(splitter.split(text))
+    special: list[str | None] = [None, None, None]
+    special[PAD_ID], special[EOS_ID], special[UNK_ID] = "<pad>", "</s>", "<unk>"
+    first = [*special, *symbols, _SPACE]
+    counts = Counter({word: count for word, count in counts.items() if word not in first and count >= least})
+    words = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, size - len(first))]
+    if not words:
+        raise TransduceError(
+            f"A vocabulary of {size} words is learned from words that occur at least {least} times, but there are "
+            "none: use more text, a larger `tokenizer.vocabulary_size`, or `tokenizer.kind` = bpe."
+        )
+    ids = {str(token): id for id, token in enumerate([*first, *words])}
+    return ImportedVocabularyRecord(
+        cutting=WordListRecord(marked=True),
+        ids=ids,
+        size=len(ids),
+        pad_id=PAD_ID,
+        eos_id=EOS_ID,
+        unk_id=UNK_ID,
+        symbols=tuple(symbols),
+        after=(EOS_ID,),
+    )
+
+
+# --- tokenizer.json ---
+
+
+def _of_tokenizer_json(content: Mapping[str, Any], path: Path, notes: list[str]) -> ImportedTokenizer:
+    parts = read_tokenizer_json(content, str(path))
+    if not parts.ids:
+        raise TransduceError(f"{path} has no tokens: copy it again.")
+    if max(parts.ids.values()) >= _MAX_SIZE:
+        raise TransduceError(f"{path} has the id {max(parts.ids.values()):,}, but ids are below {_MAX_SIZE:,}.")
+    configured = _configured_names(path)
+    model_unknown = content["model"].get("unk_token")
+    if isinstance(model_unknown, str):
+        configured = {"unk": model_unknown} | configured
+    special, ids = _special_ids(parts.ids, configured, str(path), notes)
+    start = _named(ids, "bos")
+    ids_of_control = {*special.values(), *parts.before, *(() if start is None else (start,))}
+    symbols = [token for token in parts.added if token.id not in ids_of_control]
+    record = ImportedVocabularyRecord(
+        cutting=parts.cutting,
+        ids=ids,
+        size=max(ids.values()) + 1,
+        pad_id=special["pad"],
+        eos_id=special["eos"],
+        unk_id=special["unk"],
+        symbols=tuple(map(_short_symbol, symbols)),
+        silent=tuple(sorted(ids_of_control)),
+        after=(special["eos"],),
+    )
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
+
+
+def _short_symbol(token: AddedToken) -> str | Symbol:
+    return token.text if token.symbol == Symbol(token.text) else token.symbol
+
+
+def _configured_names(path: Path) -> dict[str, str]:
+    """Return the names of special tokens that the files beside a tokenizer.json specify."""
+    files = TokenizerFiles(lambda name: _read_beside(path.with_name(name)), str(path.parent))
+    names = dict[str, str]()
+    for kind, key in (("pad", "pad_token"), ("eos", "eos_token"), ("unk", "unk_token")):
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            text = text_of(files.json(name).get(key))
+            if text is not None:
+                names[kind] = text
+    return names
+
+
+def _read_beside(path: Path) -> bytes | None:
+    return _content(path) if path.is_file() else None
+
+
+# --- extension ---
+
+
+def extend_tokenizer(tokenizer: Tokenizer, symbols: Sequence[str]) -> Tokenizer:
+    """Return a tokenizer that never splits some symbols; those that it lacks get ids after all others.
+
+    Args:
+        tokenizer: the tokenizer, which stays as it is.
+        symbols: the symbols; a line feed lets texts have line feeds.
+
+    Raises:
+        TransduceError: a symbol is a special token already, such as the end symbol.
+    """
+    if not symbols:
+        return tokenizer
+    if isinstance(tokenizer, ImportedTokenizer):
+        record = tokenizer.record
+        target = None if record.target is None else _extended_record(record.target, symbols)
+        source = _extended_record(record.source, symbols)
+        return ImportedTokenizer(msgspec.structs.replace(record, source=source, target=target))
+    source_vocabulary = _extended_model(tokenizer.source, symbols)
+    if tokenizer.joint:
+        return Tokenizer(source_vocabulary)
+    return Tokenizer(source_vocabulary, _extended_model(tokenizer.target, symbols))
+
+
+def _extended_record(record: ImportedVocabularyRecord, symbols: Sequence[str]) -> ImportedVocabularyRecord:
+    ids, size, known = dict(record.ids), record.size, list(record.symbols)
+    special = {record.pad_id, record.eos_id, record.unk_id, *record.silent, *record.before, *record.after}
+    texts = {symbol if isinstance(symbol, str) else symbol.text for symbol in known}
+    for symbol in symbols:
+        if ids.get(symbol) in special:
+            raise _special_already(symbol)
+        if symbol not in ids:
+            ids[symbol] = size
+            size += 1
+        if symbol not in texts:
+            known.append(symbol)
+    return msgspec.structs.replace(record, ids=ids, size=size, symbols=tuple(known))
+
+
+def _extended_model(vocabulary: Vocabulary, symbols: Sequence[str]) -> Vocabulary:
+    pieces = read_pieces(vocabulary.model_bytes)
+    ids = {piece.text: id for id, piece in enumerate(pieces)}
+    added, replaced = list[Piece](), dict[int, Piece]()
+    for symbol in symbols:
+        piece = LINE_FEED_PIECE._replace(text=symbol)
+        if symbol not in ids:
+            added.append(piece)
+        elif pieces[ids[symbol]].type is PieceType.NORMAL:
+            replaced[ids[symbol]] = piece
+        elif pieces[ids[symbol]].type is not PieceType.USER_DEFINED:
+            raise _special_already(symbol)
+    if not added and not replaced:
+        return vocabulary
+    return Vocabulary(with_pieces(vocabulary.model_bytes, added, replaced), nfc=vocabulary.nfc)
+
+
+def _special_already(symbol: str) -> TransduceError:
+    return TransduceError(
+        f"{symbol} is a special token of the vocabulary, which no text contains, and cannot be a symbol of texts too: "
+        "choose another name."
+    )
+
+
+def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
+    """Return for each token that a vocabulary has in addition to `base` the ids with which `base` spells its text.
+
+    A space in front of them is left out; a line feed, which `base` may be unable to spell, has the ids of a space.
+    """
+    space = base.id(_SPACE)
+    rows = []
+    for id in range(base.size, vocabulary.size):
+        ids = base.encode(vocabulary.piece(id).replace(_LINE_FEED, " "))
+        without = ids[1:] if ids[:1] == [space] else ids
+        rows.append(without or [space])
+    return rows

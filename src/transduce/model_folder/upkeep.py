@@ -1,0 +1,165 @@
+"""Look after model folders: verify every byte, and store quantized weights before the first use.
+
+Opening a folder verifies large files once for each of their versions (`weight_cache.py`), which notices every change by
+a program, but not a disk that returns other bytes than were written. `verify` reads everything again.
+"""
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from transduce.acceleration import PrepackedModel
+from transduce.argument_checks import as_path
+from transduce.atomic_io import file_sha256
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.import_weights import all_finite
+from transduce.machine import detect_machine
+from transduce.model_folder.hugging_face import is_hugging_face_folder
+from transduce.model_folder.load import read_at_precision
+from transduce.model_folder.read import MANIFEST, WEIGHTS, Manifest, read_any_model_folder
+from transduce.model_folder.safety import file_inside, read_json
+from transduce.model_folder.tensor_files import MappedTensors
+from transduce.model_folder.weight_cache import cache_folders
+
+# --- verification ---
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """The result of reading all files of a model folder."""
+
+    folder: str
+    """The model folder."""
+    files: int
+    """Number of files that have the digests in the manifest."""
+    megabytes: float
+    """Size of these files, in 10⁶ bytes."""
+    tensors: int
+    """Number of tensors, all of whose values are finite."""
+    cached: tuple[str, ...]
+    """The files with quantized weights that are whole."""
+    removed: tuple[str, ...]
+    """The files with quantized weights that were damaged; they are made again when they are needed."""
+
+    def __str__(self) -> str:
+        size = f"{self.files} files of {self.megabytes:,.1f} MB"
+        lines = [f"{self.folder}: {size} are as they were written, and {self.tensors} tensors are finite"]
+        lines += [f"{path}: whole" for path in self.cached]
+        lines += [f"{path}: damaged, removed; it is made again when it is needed" for path in self.removed]
+        return "\n".join(lines)
+
+
+def verify(folder: str | Path) -> VerifyReport:
+    """Read every byte of a model folder, and compare it with the digests of when it was written.
+
+    The folder's quantized weights are checked, too; a damaged file of them is removed.
+
+    Args:
+        folder: a folder that `transduce train`, `transduce import` or `save` wrote.
+
+    Returns:
+        What was checked.
+
+    Raises:
+        TransduceError: a file is missing or damaged, or the folder has no manifest to compare it with.
+    """
+    folder = as_path(folder, "The model's folder")
+    if is_hugging_face_folder(folder):
+        raise TransduceError(
+            f"{folder} is a Hugging Face folder, which lists no digests to compare its files with: bring it in by "
+            f"`transduce import {folder} OUT`, and verify that."
+        )
+    if not folder.is_dir():
+        raise TransduceError(f"{folder} is not a folder: name the folder of a model.")
+    manifest = read_json(folder, MANIFEST, Manifest)
+    size = 0
+    listed: dict[str, list[str]] = {WEIGHTS: []}
+    for name, digests in (listed | manifest.sha256).items():
+        path = file_inside(folder, name)
+        if not path.is_file():
+            raise TransduceError(f"{folder} is incomplete: its manifest lists {name}, which is not there.")
+        if file_sha256(path) not in digests:
+            raise TransduceError(
+                f"{path} is damaged: it is not what the manifest says was written. Copy the folder again, or train or "
+                "import the model again."
+            )
+        size += path.stat().st_size
+    file = MappedTensors(folder, WEIGHTS, whole_numbers=None)
+    for name in file.entries:
+        if not all_finite(file.tensor(name)):
+            raise TransduceError(f"{file.path}: {name} has values that are not finite (NaN or infinite).")
+    cached = [path for place in cache_folders(folder) for path in sorted(place.glob("*.safetensors"))]
+    whole = [path for path in cached if _is_whole(path)]
+    removed = [path for path in cached if path not in whole]
+    for path in removed:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return VerifyReport(
+        folder=str(folder),
+        files=len(listed | manifest.sha256),
+        megabytes=round(size / 1e6, 1),
+        tensors=len(file.entries),
+        cached=tuple(map(str, whole)),
+        removed=tuple(map(str, removed)),
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the data of a file with quantized weights have the digest in its header."""
+    try:
+        header = MappedTensors(path.parent, path.name, whole_numbers=None).header
+        with path.open("rb") as file:
+            file.seek(len(header.content))
+            return hashlib.file_digest(file, "sha256").hexdigest() == header.metadata.get("data")
+    except (TransduceError, OSError):
+        return False
+
+
+# --- quantization ---
+
+
+class QuantizeReport(msgspec.Struct, frozen=True):
+    """A description of the quantized weights of a model folder."""
+
+    folder: str
+    """The model folder."""
+    file: str
+    """The file with the quantized weights."""
+    megabytes: float
+    """Size of that file, in 10⁶ bytes."""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.megabytes:,.1f} MB, which `--precision int8` maps on this kind of processor"
+
+
+def quantize_folder(folder: str | Path) -> QuantizeReport:
+    """Store a model's weights in 8 bits, so that it opens with `precision="int8"` in a fraction of a second.
+
+    Opening a large model with `precision="int8"` does the same the first time. The file is in the folder `.transduce`
+    of the model folder, or in the user's cache if the model folder is read-only. It is for processors with the same
+    instruction set, and is not used if the model changes.
+
+    Args:
+        folder: a folder that `transduce train`, `transduce import` or `save` wrote.
+
+    Returns:
+        Where the weights are.
+
+    Raises:
+        TransduceError: the model or this machine does not support `int8`, or the file cannot be written.
+    """
+    folder = as_path(folder, "The model's folder")
+    if is_hugging_face_folder(folder):
+        raise TransduceError(
+            f"{folder} is a Hugging Face folder, whose weights are converted whenever it is opened: bring it in by "
+            f"`transduce import {folder} OUT`, and quantize that."
+        )
+    content = read_at_precision(read_any_model_folder, folder, "int8", detect_machine("cpu"), always_store=True)
+    if not isinstance(content.model, PrepackedModel) or content.prepacked is None:
+        raise TransduceError(
+            f"The 8-bit weights of {folder} cannot be stored: only those for transduce's own kernels can be, and "
+            "`transduce check-install` says why this machine or model does not use them."
+        )
+    path = content.prepacked.path
+    return QuantizeReport(str(folder), str(path), round(path.stat().st_size / 1e6, 1))

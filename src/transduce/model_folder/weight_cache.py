@@ -1,0 +1,266 @@
+"""Keep what opening a large model computes: digests of files that were verified, and prepacked weights.
+
+Both lie in the folder `.transduce` of a model folder, or in the user's cache if the model folder is read-only. They can
+be deleted at any time. Prepacked weights are in the layout of this processor's kernels and are mapped from disk, so
+that opening a model again reads hardly anything and processes share the memory.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from transduce.acceleration import PackedModel
+from transduce.atomic_io import exclusive_lock, file_sha256, replace_file
+from transduce.errors import TransduceError
+from transduce.model_folder.safety import read_json
+from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
+
+CACHE_FOLDER = ".transduce"
+"""The name of the cache in a model folder."""
+_VARIABLE = "TRANSDUCE_CACHE"  # names the user's cache; empty: nothing is kept, in model folders either
+_RECORDS = "verified_files.json"
+_SMALL_BYTES = 32 << 20  # smaller files are read and quantized again faster than anybody notices
+_SETTLED_NS = 2_000_000_000  # the coarsest file systems count time in steps of two seconds
+_SPARE_BYTES = 1 << 30  # left free on the disk
+
+
+def cache_folders(folder: Path) -> list[Path]:
+    """Return the folders that may hold a model folder's cache, the preferred one first; none if caching is disabled."""
+    configured = os.environ.get(_VARIABLE)
+    if configured == "":
+        return []
+    beside = folder / CACHE_FOLDER
+    # A link could lead anywhere.
+    found = [] if beside.is_symlink() else [beside]
+    if found and os.access(folder, os.W_OK):
+        return found
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
+    with contextlib.suppress(RuntimeError):  # there is no home directory
+        users = Path(configured) if configured else Path(base or Path.home() / ".cache") / "transduce"
+        if not _is_of_another_user(users):
+            found.append(users / "models" / name)
+    return found
+
+
+def _is_of_another_user(folder: Path) -> bool:
+    """Return whether a folder exists and belongs to another user, whose files could be anything."""
+    try:
+        return hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def _new_file(place: Path, folder: Path) -> Iterator[Path]:
+    """Yield the path of a new file in a cache folder of a model folder; the file is removed unless renamed."""
+    place.mkdir(mode=0o755 if place.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=place, prefix=".partial-")
+    os.close(handle)
+    path = Path(name)
+    try:
+        with contextlib.suppress(OSError):
+            shutil.copymode(folder / "config.json", path)  # users who may read the model may read its cache
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+# --- verified files ---
+
+
+class _VerifiedFile(msgspec.Struct, frozen=True):
+    """A record of a file whose content was read and checked."""
+
+    version: FileVersion
+    """The file's version when it was read."""
+    sha256: str
+    """The digest of its content."""
+    recorded_ns: int
+    """The time at which reading began, in nanoseconds."""
+    is_finite: bool = False
+    """True if all weights in it are finite numbers."""
+
+    def holds_for(self, version: FileVersion) -> bool:
+        """Return whether a file of this version certainly has the recorded content.
+
+        A file that changed just before it was read could have changed again at the same time.
+        """
+        latest = max(version.modified_ns, version.changed_ns)
+        return self.version == version and latest + _SETTLED_NS <= self.recorded_ns
+
+
+class VerifiedFiles:
+    """The digests of a model folder's files, computed once for each version of a large file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _records(self) -> dict[str, _VerifiedFile]:
+        """The latest record of each file."""
+        records: dict[str, _VerifiedFile] = {}
+        for place in cache_folders(self._folder):
+            with contextlib.suppress(TransduceError, OSError):
+                found = read_json(place, _RECORDS, dict[str, _VerifiedFile])
+                for name, record in found.items():
+                    if name not in records or record.recorded_ns > records[name].recorded_ns:
+                        records[name] = record
+        return records
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of a file of the folder, from the records if this version of the file is in them.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        version = FileVersion.of(path)
+        if version.size < _SMALL_BYTES:
+            return file_sha256(path)
+        known = self._records.get(path.name)
+        if known is not None and known.holds_for(version):
+            return known.sha256
+        started = time.time_ns()
+        digest = file_sha256(path)
+        if FileVersion.of(path) == version:
+            self._records[path.name] = _VerifiedFile(version, digest, started)
+            self._write()
+        return digest
+
+    def is_finite(self, path: Path, version: FileVersion) -> bool:
+        """Return whether all weights of a version of a file are known to be finite."""
+        known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
+        return known is not None and known.holds_for(version) and known.is_finite
+
+    def record_finite(self, path: Path, version: FileVersion) -> None:
+        """Record that all weights of a version of a file are finite."""
+        known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
+        if known is not None and known.version == version and not known.is_finite:
+            self._records[path.name] = msgspec.structs.replace(known, is_finite=True)
+            self._write()
+
+    def _write(self) -> None:
+        """Write the records to the first folder that can be written to, if any."""
+        for place in cache_folders(self._folder):
+            with contextlib.suppress(OSError), _new_file(place, self._folder) as partial:
+                partial.write_bytes(msgspec.json.encode(self._records))
+                os.replace(partial, place / _RECORDS)
+                return
+
+
+# --- prepacked weights ---
+
+
+_FORMAT = "transduce prepacked weights 1"
+
+
+class PrepackedCache:
+    """The prepacked weights of a model folder at one precision, in a file for each layout of kernels."""
+
+    def __init__(self, folder: Path, precision: str, source: str) -> None:
+        """Describe the cache of a folder.
+
+        Args:
+            folder: the model folder.
+            precision: such as "int8".
+            source: the SHA-256 of the file with the original weights and of the model's configuration.
+        """
+        self._folder = folder
+        self._precision = precision
+        self._source = source
+
+    def has_files(self) -> bool:
+        """Return whether there is a file for the precision, whatever its layout and source."""
+        return any(next(place.glob(f"{self._precision}-*.safetensors"), None) for place in cache_folders(self._folder))
+
+    def load(self, packed: PackedModel) -> MappedTensors | None:
+        """Map the prepacked weights of a model; None if the cache has none that are whole and current.
+
+        Args:
+            packed: the model with prepacked weights on the meta device.
+        """
+        for place in cache_folders(self._folder):
+            with contextlib.suppress(TransduceError, OSError):
+                if (file := self._map(place, packed)) is not None:
+                    return file
+        return None
+
+    def _name(self, packed: PackedModel) -> str:
+        return f"{self._precision}-{packed.layout}.safetensors"
+
+    def _map(self, place: Path, packed: PackedModel) -> MappedTensors | None:
+        """Map the prepacked weights in one folder; None if they are not those of the model."""
+        name, outline = self._name(packed), packed.tensors()
+        if not (place / name).is_file():
+            return None
+        file = MappedTensors(place, name, whole_numbers=None)
+        # Names, types, shapes, source and format are all in the header, which is known but for the data's digest.
+        expected = header_bytes(outline, self._metadata(file.header.metadata.get("data", "")))
+        return file if file.header.content == expected else None
+
+    def _metadata(self, data: str) -> dict[str, str]:
+        """Return the metadata of a file whose data have this digest."""
+        return {"format": _FORMAT, "source": self._source, "data": data}
+
+    def store(self, packed: PackedModel, *, always: bool = False) -> Path | None:
+        """Write prepacked weights, and return the file; None if they are small, or if nothing could be written.
+
+        If no folder can be written to, or the disk is full, a warning says so. Another process that writes the same
+        file goes on alone.
+
+        Args:
+            packed: the model with prepacked weights.
+            always: True to write small weights too, and to raise an error instead of a warning.
+
+        Raises:
+            TransduceError: nothing could be written, and `always` is True.
+        """
+        tensors = packed.tensors()
+        size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+        places = cache_folders(self._folder)
+        if not places and always:
+            raise TransduceError(f"${_VARIABLE} is empty, so nothing may be cached: remove the variable.")
+        if not places or (size < _SMALL_BYTES and not always):
+            return None
+        problems: list[str] = []
+        for place in places:
+            try:
+                return self._write(place, self._name(packed), tensors, size)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                problems.append(f"{place}: {error.strerror}")
+        message = (
+            f"The {self._precision} weights of {self._folder} cannot be kept ({'; '.join(problems)}), so they are made "
+            "again whenever the model is opened: free disk space, or set $TRANSDUCE_CACHE to a folder that can be "
+            "written to."
+        )
+        if always:
+            raise TransduceError(message)
+        warnings.warn(message, stacklevel=2)
+        return None
+
+    def _write(self, place: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:
+        """Write prepacked weights to a folder, and return the file."""
+        with _new_file(place, self._folder) as partial:
+            if shutil.disk_usage(place).free < size + _SPARE_BYTES:
+                raise OSError(errno.ENOSPC, "the disk is nearly full", str(place))
+            with exclusive_lock(place / f".{name}.lock"):
+                digest = hashlib.sha256()
+                for tensor in tensors.values():
+                    digest.update(memoryview(bytes_of(tensor)))
+                write_tensors(partial, tensors, tensors.items(), self._metadata(digest.hexdigest()))
+                replace_file(partial, place / name)
+        return place / name
