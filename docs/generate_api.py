@@ -94,6 +94,8 @@ GROUPS = {
         "merge_lora",
         "LowRankSettings",
         "register",
+        "MultiHeadAttention",
+        "ScoredAttention",
         "import_tutorial",
         "read_vocabulary",
         "TutorialNames",

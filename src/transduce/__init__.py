@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
+    from transduce.model.attention import MultiHeadAttention, ScoredAttention
     from transduce.model.build import register
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
@@ -112,6 +113,7 @@ __all__ = [
     "MarkupSettings",
     "MlflowTracker",
     "ModelConfig",
+    "MultiHeadAttention",
     "Parse",
     "Parser",
     "PreparationReport",
@@ -124,6 +126,7 @@ __all__ = [
     "SamplingSettings",
     "Score",
     "ScoreReport",
+    "ScoredAttention",
     "SearchSettings",
     "ShardReport",
     "Tagger",
@@ -226,6 +229,8 @@ _DEFINED_IN = {
     "Intervention": "transduce.inspection.interventions",
     "LowRankSettings": "transduce.training.lora",
     "ModelConfig": "transduce.model.config",
+    "MultiHeadAttention": "transduce.model.attention",
+    "ScoredAttention": "transduce.model.attention",
     "Parse": "transduce.inference.parser",
     "Parser": "transduce.inference.parser",
     "PreparationReport": "transduce.tasks.preparing",

@@ -27,11 +27,10 @@ import torch
 from torch import nn
 
 import transduce
-from transduce.model.attention import MultiHeadAttention
 
 
 @transduce.register("attention", "gated")
-class GatedAttention(MultiHeadAttention):
+class GatedAttention(transduce.MultiHeadAttention):
     def __init__(self, *, d_model, **options):
         super().__init__(d_model=d_model, **options)
         self.gate = nn.Linear(d_model, d_model)
