@@ -10,9 +10,13 @@ from collections import Counter
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
 ZH = ROOT / "docs" / "zh"
@@ -133,6 +137,26 @@ def test_pages_have_the_lists_tables_and_blocks_of_the_repository_view(pages: di
         wanted = Page(f"<article>{reader.render(path.read_text('utf-8'))}</article>").elements
         for element in ("li", "table", "tr", "pre", "h2", "h3", "img"):
             assert pages[name].elements[element] == wanted[element], f"{path.name}: <{element}>"
+
+
+@pytest.mark.parametrize(
+    ("folder", "asked", "page"),
+    [("", "rotary embeddings", "questions.html"), ("zh/", "交叉注意力", "zh/questions.html")],
+)
+def test_the_site_is_searched_offline(site: Path, browser: "Browser", folder: str, asked: str, page: str) -> None:
+    """Open the site from its files, search, and look at what the browser loads."""
+    with browser.new_page(viewport={"width": 390, "height": 844}) as opened:
+        loaded: list[str] = []
+        opened.on("request", lambda request: loaded.append(request.url))
+        opened.goto((site / folder / "index.html").as_uri())
+        opened.locator("label.md-header__button[for=__search]").click()
+        opened.locator(".md-search__input").fill(asked)
+        opened.keyboard.press("End")
+        opened.wait_for_selector(".md-search-result__item")
+        found = opened.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+        assert any(f"/{page}" in link for link in found)
+        assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert [url for url in loaded if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
 
 
 def test_faults_are_found() -> None:

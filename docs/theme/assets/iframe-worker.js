@@ -7,29 +7,27 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inside = this.frame.contentWindow;
-      inside.__answer = (data) => {
-        const event = new MessageEvent("message", { data });
-        this.dispatchEvent(event);
-        if (this.onmessage) this.onmessage(event);
-      };
-      inside.document.open();
-      inside.document.write(
-        "<script>" +
-          "postMessage = (data) => setTimeout(() => __answer(data));" +
-          "importScripts = (...urls) => Promise.all(urls.map((url) => new Promise((resolve, reject) => {" +
-          "  const script = document.createElement('script');" +
-          "  script.src = url; script.onload = resolve; script.onerror = reject; document.head.append(script);" +
-          "})));" +
-          "</" + "script>" +
-          `<script src="${url}"></` + "script>"
-      );
-      inside.document.close();
-      this.loaded = new Promise((resolve) => inside.addEventListener("load", resolve));
+      const load = (source) =>
+        new Promise((resolve, reject) => {
+          const script = inside.document.createElement("script");
+          script.src = source;
+          script.onload = resolve;
+          script.onerror = reject;
+          inside.document.head.append(script);
+        });
+      inside.importScripts = (...sources) => Promise.all(sources.map(load));
+      inside.postMessage = (data) =>
+        setTimeout(() => {
+          const event = new MessageEvent("message", { data });
+          this.dispatchEvent(event);
+          if (this.onmessage) this.onmessage(event);
+        });
+      this.loaded = load(url);
     }
 
     postMessage(data) {
       const inside = this.frame.contentWindow;
-      this.loaded.then(() => inside.dispatchEvent(new MessageEvent("message", { data })));
+      this.loaded.then(() => inside.dispatchEvent(new inside.MessageEvent("message", { data })));
     }
 
     terminate() {
