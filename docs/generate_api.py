@@ -23,6 +23,8 @@ GROUPS = {
     "Train": [
         "train",
         "TrainResult",
+        "RunForecast",
+        "ScoreForecast",
         "Callback",
         "RunStart",
         "TrainEvent",

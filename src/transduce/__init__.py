@@ -76,6 +76,8 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
+    from transduce.training.forecast import RunForecast
+    from transduce.training.learning_curves import ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -122,9 +124,11 @@ __all__ = [
     "QualityWarning",
     "QuantizeReport",
     "RunEnd",
+    "RunForecast",
     "RunStart",
     "SamplingSettings",
     "Score",
+    "ScoreForecast",
     "ScoreReport",
     "ScoredAttention",
     "SearchSettings",
@@ -250,6 +254,8 @@ _DEFINED_IN = {
     "Tokenizer": "transduce.text.tokenizer",
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
+    "RunForecast": "transduce.training.forecast",
+    "ScoreForecast": "transduce.training.learning_curves",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",

@@ -6,6 +6,7 @@ Defaults that change results depend only on this detection.
 import os
 import platform
 import re
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,6 +178,15 @@ def usable_cores() -> int:
         cores = os.cpu_count() or 1
     limit = _cgroup_limit(Path("/sys/fs/cgroup"))
     return max(1, cores if limit is None else min(cores, limit))
+
+
+def peak_memory() -> int | None:
+    """Return the largest resident memory of this process so far, in bytes; None if the system does not report it."""
+    try:
+        import resource  # missing on Windows
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _cgroup_limit(root: Path) -> int | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.training import loop
+from transduce.training import loop, schedule
 from transduce.training.checkpoint import Environment, load_newest
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
@@ -608,7 +608,7 @@ def test_validation_happens_twelve_times_when_not_said_but_not_every_few_steps(
     tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fewest, steps in ((1, list(range(2, 25, 2))), (10, [10, 20, 24])):
-        monkeypatch.setattr(loop, "_MIN_STEPS", fewest)
+        monkeypatch.setattr(schedule, "_MIN_STEPS", fewest)
         script = Script([1.0] * 12)
         (tmp_path / str(fewest)).mkdir()
         run_validated(tmp_path / str(fewest), make_settings(steps=24, validate_every=None, save_every=None), script)

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import msgspec
+from typing_extensions import override
 
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import add_columns, add_computing, check_folder, check_writable, write_json
@@ -14,8 +15,9 @@ from transduce.tasks.run.run import RunRequest
 from transduce.tasks.settings.reading import put_setting, read_settings
 from transduce.tasks.train import train_in_stages
 from transduce.text.languages import language_of
-from transduce.training.callbacks import TRACKERS
+from transduce.training.callbacks import TRACKERS, Callback
 from transduce.training.choices import PRESETS
+from transduce.training.forecast import RunForecast
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
@@ -48,8 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
     add("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
-    add("--dry-run", action="store_true", help="print all choices with their reasons, and do not train")
-    add("--json", metavar="PATH", help="write how the run ended as JSON; -: to standard output")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print all choices with their reasons and a forecast of time and memory, and do not train",
+    )
+    add("--forecast", action="store_true", help="like --dry-run, and forecast the final dev score from early steps")
+    add("--json", metavar="PATH", help="write how the run ended, or the forecast, as JSON; -: to standard output")
     add(
         "--track",
         nargs="+",
@@ -172,21 +179,35 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, and return 0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved."""
-    if options.json is not None and options.dry_run:
-        raise TransduceError("`--json` writes how a run ended, but --dry-run starts none: leave one of them out.")
+    is_dry = options.dry_run or options.forecast
+    if options.json is not None and is_dry and options.resume:
+        raise TransduceError("`--json` writes the forecast of a new run: leave --json out, or --resume.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
     check_writable(
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
-    request = run_request(options, Path(options.out), resume=options.resume, dry_run=options.dry_run)
-    request = msgspec.structs.replace(request, callbacks=tuple(TRACKERS[name]() for name in options.track))
+    request = run_request(options, Path(options.out), resume=options.resume, dry_run=is_dry)
+    keeper = _ForecastKeeper()
+    callbacks = (keeper,) if is_dry else tuple(TRACKERS[name]() for name in options.track)
+    request = msgspec.structs.replace(request, forecast=options.forecast, callbacks=callbacks)
     result = train_in_stages(request)
+    report = keeper.forecast if is_dry else result
     if (
-        options.json is not None and result is not None and os.environ.get("RANK", "0") == "0"
+        options.json is not None and report is not None and os.environ.get("RANK", "0") == "0"
     ):  # only the first of several processes
-        write_json(result, options.json)
+        write_json(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
+
+
+class _ForecastKeeper(Callback):
+    """A callback that keeps the forecast of a run."""
+
+    forecast: RunForecast | None = None
+
+    @override
+    def on_forecast(self, event: RunForecast) -> None:
+        self.forecast = event
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:

@@ -98,6 +98,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
     dry_run: bool = False,
+    forecast: bool = False,
     device: str = "auto",
     threads: int | None = None,
     precision: str = "auto",
@@ -135,7 +136,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings: any settings by their dotted names: ``{"training.seed": 2}``.
         callbacks: objects that follow the run and may stop it, such as `WandbTracker()` (docs/folders.md).
         resume: resume from the newest checkpoint in `out`.
-        dry_run: print all choices without training.
+        dry_run: print all choices, and a forecast of the time and the memory, without training.
+        forecast: like `dry_run`, and forecast the final score on the dev set of a translation.
         device: "cpu", "cuda", or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster.
@@ -182,7 +184,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         resume=resume,
-        dry_run=dry_run,
+        dry_run=dry_run or forecast,
+        forecast=forecast,
         device=device,
         threads=threads,
         callbacks=_checked_callbacks(callbacks),

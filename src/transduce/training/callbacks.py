@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.training.events import TrainEvent, ValidationEvent
+
+if TYPE_CHECKING:  # it needs the training loop, which needs this module
+    from transduce.training.forecast import RunForecast
 
 # --- callbacks ---
 
@@ -59,6 +62,9 @@ class Callback:
 
     def on_start(self, event: RunStart) -> bool | None:
         """Follow the start of a run, before its first step."""
+
+    def on_forecast(self, event: "RunForecast") -> None:
+        """Follow the forecast of a run, after its first steps, or of a dry run, which calls no other method."""
 
     def on_report(self, event: TrainEvent) -> bool | None:
         """Follow a report on the last steps, every `training.report_every` steps."""

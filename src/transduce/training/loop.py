@@ -36,7 +36,7 @@ from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatc
 from transduce.training.out_of_memory import explain_step_out_of_memory, tolerate_full_disk, try_batches
 from transduce.training.prefetch import Batches
 from transduce.training.rates import step_rates
-from transduce.training.schedule import Decision, StepClock, provisional_steps, validations_until
+from transduce.training.schedule import Decision, StepClock, default_interval, provisional_steps, validations_until
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 
@@ -129,10 +129,11 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKPOINTS = "checkpoints"
-_VALIDATIONS = 12  # per run by default,
-_MIN_STEPS = 50  # but at least this many steps apart
+_VALIDATIONS = 12  # per run by default
 _STEPS_BETWEEN_SHARING = 10  # processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
+_FEWEST_PROBED = 3
+_SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0  # so many later steps, or so much time, show the duration of a step
 
 
 class Validator(Protocol):
@@ -140,6 +141,21 @@ class Validator(Protocol):
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Return the dev set scores of a model with these weights, at this step."""
+
+
+class Durations(msgspec.Struct, frozen=True, kw_only=True):
+    """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
+
+    first_step: float
+    """The largest batch and the first step, which compile kernels."""
+    step: float
+    """The mean of later steps."""
+    validation: float
+    """A validation of a trained model."""
+    keep: float = 0.0
+    """Writing the model folder after a validation."""
+    save: float = 0.0
+    """Writing a checkpoint."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +175,24 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The decisions of the clock in a run with a time budget."""
     reason: str
     """"finished", why no better model is to be expected, or the name of the signal that stopped the run."""
+
+
+class StepTimer:
+    """A timer that measures the mean duration of a run's first steps, without the very first one."""
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+
+    def add(self, seconds: float) -> float | None:
+        """Record the duration of a step; return the mean once, when enough steps have been recorded."""
+        if self._is_settled():
+            return None
+        self._seconds.append(seconds)
+        return sum(self._seconds[1:]) / (len(self._seconds) - 1) if self._is_settled() else None
+
+    def _is_settled(self) -> bool:
+        later = self._seconds[1:]
+        return len(later) >= _SETTLED_STEPS or (len(later) > 1 and sum(later) >= _SETTLED_SECONDS)
 
 
 class Trainer:
@@ -194,6 +228,8 @@ class Trainer:
         self._dropout = DropoutMonitor(model)
         self.time_use = TimeUse()
         self.callbacks: Sequence[Callback] = ()
+        self.after_first_steps: Callable[[float], None] | None = None
+        """A function that is called once with the mean duration of the first steps."""
         self._stopped_by: str | None = None
         self._clock: StepClock | None = None
         self._plan = [Decision(*each) for each in settings.time_plan]
@@ -301,6 +337,55 @@ class Trainer:
             reason=reason,
         )
 
+    def probe(self, seconds: float, most_steps: int, validations: int) -> tuple[Durations, list[ValidationEvent]]:
+        """Take real steps for some seconds, validate, save once, and return the durations and the validations.
+
+        The trainer cannot continue its run afterwards.
+
+        Args:
+            seconds: the time for steps after the first one.
+            most_steps: the largest number of steps.
+            validations: how many validations to make, evenly spaced.
+        """
+        self.model.train()
+        times, events, validated = list[float](), list[ValidationEvent](), list[float]()
+        weights: Mapping[str, Tensor] = {}
+        try:
+            with Interruption() as interruption:
+                started_at = time.monotonic()
+                self._try_largest(interruption)
+                self._take_step(interruption)
+                first = time.monotonic() - started_at
+                for part in range(1, validations + 1):
+                    share = part / validations
+                    while self.step < share * most_steps and (
+                        len(times) < _FEWEST_PROBED or sum(times) < share * seconds
+                    ):
+                        before = time.monotonic()
+                        self._take_step(interruption)
+                        times.append(time.monotonic() - before)
+                    weights = self.optimizer.weights_to_keep()
+                    validated_at = time.monotonic()
+                    if self.validate is not None:
+                        with interruption.abandonable():
+                            events.append(self.validate(weights, self.step))
+                        self.model.train()
+                    validated.append(time.monotonic() - validated_at)
+                kept_at = time.monotonic()
+                self._keep(weights, events[-1] if events else None)
+                saved_at = time.monotonic()
+                self._save()
+        except AbandonedError:
+            raise KeyboardInterrupt from None
+        durations = Durations(
+            first_step=first,
+            step=sum(times) / len(times) if times else first,
+            validation=validated[-1],
+            keep=saved_at - kept_at,
+            save=time.monotonic() - saved_at,
+        )
+        return durations, events
+
     def _run_until_stopped(self, log: Log, interruption: Interruption) -> str:
         try:
             return self._run_steps(log, interruption)
@@ -319,11 +404,14 @@ class Trainer:
             return reason
         if self.steps is None or self.step < self.steps:
             self._try_largest(interruption)
+        timer = StepTimer()
         while self.steps is None or self.step < self.steps:
             before = time.monotonic()
             parts, sums = self._take_step(interruption)
             self.elapsed_seconds = time.monotonic() - started_at
-            self._decide_steps(time.monotonic() - before)
+            self._decide_steps(seconds := time.monotonic() - before)
+            if (mean := timer.add(seconds)) is not None and self.after_first_steps is not None:
+                self.after_first_steps(mean)
             self.display.advance(self.step, self.steps, self._report.text())
             last = self.step == self.steps
             if self.step % self.settings.report_every == 0 or last:
@@ -478,7 +566,7 @@ class Trainer:
                 return False
             if self._plan:
                 return last or validations_until(self.step, self._plan) > self._validations_before()
-            every = max(_MIN_STEPS, math.ceil(self.steps / _VALIDATIONS))
+            every = default_interval(self.steps)
         return last or self.step % every == 0
 
     def _validations_before(self) -> int:

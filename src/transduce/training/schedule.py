@@ -149,6 +149,11 @@ class StepClock:
         return validations - validations_until(step + 1, [*plan, Decision(step, plan[-1].steps + 1, validations)])
 
 
+def default_interval(steps: int) -> int:
+    """Return the steps between two validations, or two checkpoints, of a run of so many steps."""
+    return max(_MIN_STEPS, math.ceil(steps / _VALIDATIONS))
+
+
 def provisional_steps(steps: int) -> int:
     """Return how many steps a run took, in earlier versions, before its learning rate followed the number of steps.
 

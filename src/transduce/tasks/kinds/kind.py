@@ -437,6 +437,20 @@ class TaskKind(ABC, Generic[C]):
         """Return how many validations take about as long as `finish`, which measures the best model in the end."""
         return 1.0
 
+    def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
+        """Return how many tokens training reads in the time of a validation; None if the task does not predict it."""
+        return None
+
+    def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:  # noqa: ARG002
+        """Return how long a validation of a trained model will take.
+
+        Args:
+            validation: the dev set, which has measured a model early in training.
+            seconds: how long that took.
+            expected: the time by `validation_tokens`; NaN if the task does not predict it.
+        """
+        return seconds
+
     def describe_batch(self, corpus: C, batch: Any) -> dict[str, Any]:
         """Return a description of a batch that can be written as JSON."""
         return corpus.describe(batch)

@@ -365,9 +365,10 @@ class WordTagging(TaskKind[TaggedCorpus]):
         return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings, for a model that is trained from random weights."""
+        """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
         length = DEFAULT_CONTEXT if task.context is None else task.context
-        return BERT | {"output_bias": False, "pooler": False, "max_positions": length}
+        own: dict[str, object] = {"norm_order": "pre", "output_bias": False, "pooler": False, "max_positions": length}
+        return BERT | own
 
     def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration with one label of each token for every tag, and no other head.
@@ -412,9 +413,11 @@ class WordTagging(TaskKind[TaggedCorpus]):
         schedule: ScheduleName,  # noqa: ARG002
         warmup_steps: int,  # noqa: ARG002
         batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,  # noqa: ARG002
+        optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the learning rate of classifiers, proportional to 1 / d_model."""
+        """Choose the learning rate of classifiers, proportional to 1 / d_model, or Muon's."""
+        if optimizer == "muon":
+            return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
         return choose_encoder_rate(settings, d_model)
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002

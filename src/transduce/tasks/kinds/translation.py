@@ -42,6 +42,7 @@ from transduce.tasks.kinds.kind import (
     RunPlacement,
     Share,
     TextKind,
+    Validation,
     model_dtype,
     pairs_of_files,
 )
@@ -62,6 +63,9 @@ from transduce.training.settings import BestBy
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
 _MANY_SENTENCES = 100
 _BEAM_TIME = 1.1  # beam search and loading, in the time of a validation of as many sentences, which decodes greedily
+# The time of a token's loss and of a token's greedy search, in that of a token in training.
+_LOSS_COST, _SEARCH_COST = 0.35, 1.5
+_SHORT = 0.7  # the length of translations, in that of their references
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
 _MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
 
@@ -177,6 +181,10 @@ class DevSet:
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure whose noise is estimated."""
+        self.translation_seconds = 0.0
+        """The time that the last validation took to translate."""
+        self.length_ratio = 1.0
+        """The length of the last translations, in characters, divided by that of the references."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
@@ -197,6 +205,7 @@ class DevSet:
     def _translate(self, event: ValidationEvent) -> ValidationEvent:
         samples, contributions = list[tuple[str, str, str]](), list[float]()
         reports: dict[str, ScoreReport] = {}
+        started_at, lengths = time.monotonic(), [0, 0]
         with temporary_inference_copy(self.model):
             for direction, translator in self.directions:
                 translations = [t.text for t in translator.translate(list(direction.sources), translator.search)]
@@ -204,7 +213,10 @@ class DevSet:
                     translations, direction.references, target_language=direction.target_language
                 )
                 samples += zip(direction.sources, direction.references, translations, strict=True)
+                lengths[0] += sum(map(len, translations))
+                lengths[1] += sum(map(len, direction.references))
                 contributions += self._contributions(direction, translations)
+        self.translation_seconds, self.length_ratio = time.monotonic() - started_at, lengths[0] / max(1, lengths[1])
         sentences, right = (
             sum(getattr(report, name) for report in reports.values()) for name in ("sentences", "exact_match")
         )
@@ -365,6 +377,21 @@ class Translation(TextKind):
         """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
+
+    def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
+        """Return how many tokens training reads in the time of a validation: a loss and a greedy search."""
+        assert corpus.dev is not None
+        sentences = max(1, len(corpus.dev_sources))
+        translated = min(resolved.training.translate_dev, sentences) / sentences
+        return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
+
+    def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
+        """Return how long a validation will take when translations are as long as the references."""
+        assert isinstance(validation, DevSet)
+        ratio = validation.length_ratio
+        if ratio < _SHORT:  # the model ends its translations at once, so their time says little
+            return max(seconds, expected)
+        return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
         """Return the texts of the model card."""

@@ -1,6 +1,7 @@
 """Run training from text files to a model folder, which combines data, model, loss and metrics."""
 
 import dataclasses
+import math
 import platform
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.corpus import RunCorpus, StoredTextFiles
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.kind import Preparation, RunPlacement
+from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
     build_initial_model,
     check_frozen,
@@ -70,9 +71,17 @@ from transduce.training.checkpoint import Environment, RunState, load_newest, ne
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import ValidationEvent, format_duration
+from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.forecast import (
+    NO_SCORE,
+    PROBE_SECONDS,
+    PROBE_STEPS,
+    SCORE_PROBE_SECONDS,
+    forecast_run,
+    with_score,
+)
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Durations, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
 from transduce.training.notebook_display import make_display
 from transduce.training.out_of_memory import explain_model_out_of_memory
@@ -147,7 +156,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     """Resume the run in the folder, if there is one."""
     dry_run: bool = False
-    """Show all choices without training."""
+    """Show all choices and a forecast of time and memory, without training."""
+    forecast: bool = False
+    """Like `dry_run`, and forecast the final score on the dev set."""
     device: str = "auto"
     """"cpu", "cuda" or "auto"."""
     threads: int | None = None
@@ -173,6 +184,7 @@ class Run:
         self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
+        self.validation: Validation | None = None  # set by the first process with its trainer
         self.display = make_display(is_first=self.processes.is_first)
         torch.set_num_threads(self.machine.threads)
 
@@ -202,8 +214,7 @@ class Run:
         resolved = self._resolve(settings, corpus, base_config, account)
         self.kind.log_corpus_problems(corpus, resolved, account)
         explain_decoding(resolved.model, self.machine.device, account)
-        stored_in = None if self.request.dry_run else folder
-        prepare_initial_weights(stored_in, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
+        prepare_initial_weights(folder, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
         self._say_choices(account)
         return resolved, corpus
 
@@ -391,14 +402,49 @@ def prepare_run(request: RunRequest) -> ResolvedSettings:
 
 
 def _dry_run(run: Run, *, is_resumed: bool) -> None:
-    """Print all choices without leaving files behind."""
+    """Print all choices, and a forecast unless a run would resume, without leaving files behind."""
     if is_resumed:
         resolved, _ = run.resume()
         run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
     else:
         with tempfile.TemporaryDirectory() as folder:
-            run.start(Path(folder))
+            resolved, corpus = run.start(Path(folder))
+            if run.processes.count == 1:
+                run.request = msgspec.structs.replace(run.request, out=Path(folder))
+                _forecast(run, resolved, corpus)
     run.display.say("Dry run: nothing was trained.")
+
+
+def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
+    """Take the first steps of a run in a temporary folder, validate, and print the run's forecast."""
+    training, started_at = resolved.training, time.monotonic()
+    trainer = _open_trainer(run, resolved, corpus)
+    elapsed = time.monotonic() - run.started_at
+    most_steps = training.steps or PROBE_STEPS
+    if run.request.forecast:
+        seconds = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at))
+    else:
+        seconds, most_steps = PROBE_SECONDS, min(PROBE_STEPS, most_steps)
+    with using_backend(kernels_for_training(training.kernels, run.machine.device)):
+        durations, events = trainer.probe(seconds, most_steps, validations=2 if run.request.forecast else 1)
+    assert run.validation is not None
+    expected = _expected_validation(run, corpus, resolved, durations.step)
+    validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
+    forecast = forecast_run(
+        msgspec.structs.replace(durations, validation=validation),
+        training,
+        parameters=count_parameters(trainer.model)[0],
+        elapsed_seconds=elapsed + durations.first_step,
+        step=1,
+        end_validations=run.kind.end_validations(corpus, resolved),
+        validated=True,
+    )
+    run.display.say(f"Forecast: {forecast}.")
+    if run.request.forecast:
+        forecast = with_score(forecast, events)
+        run.display.say(NO_SCORE if forecast.score is None else f"Forecast: {forecast.score}.")
+    for callback in run.request.callbacks:
+        callback.on_forecast(forecast)
 
 
 def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
@@ -414,17 +460,45 @@ def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
-    """Train to the end; settings or data that make training impossible leave no new run behind."""
+    """Train to the end, and print a forecast after the first steps."""
+    trainer = _open_trainer(run, resolved, corpus)
+
+    def say_forecast(step_seconds: float) -> None:
+        validation = _expected_validation(run, corpus, resolved, step_seconds)
+        forecast = forecast_run(
+            Durations(first_step=0.0, step=step_seconds, validation=validation),
+            resolved.training,
+            parameters=count_parameters(trainer.model)[0],
+            elapsed_seconds=time.monotonic() - run.started_at,
+            step=trainer.step,
+            end_validations=trainer.time_use.end_validations,
+            validated=False,
+        )
+        run.display.say(f"Forecast: {forecast}.")
+        for callback in run.request.callbacks if run.processes.is_first else ():
+            callback.on_forecast(forecast)
+
+    trainer.after_first_steps = say_forecast
+    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
+        return trainer.run()
+
+
+def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings, step_seconds: float) -> float:
+    """Return the time that a validation takes by the time of a step; NaN if the task does not predict it."""
+    tokens = run.kind.validation_tokens(corpus, resolved)
+    return math.nan if tokens is None else tokens * step_seconds / resolved.training.batch_tokens
+
+
+def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
+    """Create the trainer; settings or data that make training impossible leave no new run behind."""
     keep_freed_memory()
     try:
         with explain_model_out_of_memory():
-            trainer = _make_trainer(run, resolved, corpus)
+            return _make_trainer(run, resolved, corpus)
     except TransduceError as error:
         if run.new_run is not None and not is_disk_error(error):
             run.new_run.undo()
         raise
-    with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
-        return trainer.run()
 
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
@@ -440,7 +514,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     loss = run.kind.loss(model, resolved)
     batches = PrefetchedBatches(batches, loss) if place.device.startswith("cuda") else batches
-    dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
+    run.validation = dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,

@@ -1,0 +1,173 @@
+"""A forecast adds up the durations of a run's parts, and a dry run measures them without leaving anything behind."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from typing_extensions import override
+
+from transduce.commands.main import main
+from transduce.tasks.train import train
+from transduce.training.callbacks import Callback
+from transduce.training.events import ValidationEvent
+from transduce.training.forecast import NO_SCORE, RunForecast, forecast_run, format_bytes, with_score
+from transduce.training.learning_curves import CurvePoint, RecordedRun, forecast_score, read_records
+from transduce.training.loop import Durations, StepTimer
+
+
+@pytest.fixture
+def training(toy_settings: dict[str, Any], tmp_path: Path) -> Any:
+    """The training settings of a run of 80 steps, with a validation each 20 and a checkpoint each 10."""
+    from transduce.tasks.run.run import RunRequest, prepare_run
+    from transduce.tasks.settings.reading import put_setting
+
+    content: dict[str, Any] = {}
+    for name, value in toy_settings.items():
+        put_setting(content, name, value)
+    return prepare_run(RunRequest(settings=content, out=tmp_path / "prepared", device="cpu", threads=1)).training
+
+
+class Keeper(Callback):
+    """A callback that keeps forecasts."""
+
+    def __init__(self) -> None:
+        self.forecasts: list[RunForecast] = []
+
+    @override
+    def on_forecast(self, event: RunForecast) -> None:
+        self.forecasts.append(event)
+
+
+def test_the_parts_of_a_run_add_up(training: Any) -> None:
+    durations = Durations(first_step=9.0, step=0.5, validation=3.0, keep=0.25, save=0.125)
+    forecast = forecast_run(
+        durations, training, parameters=1000, elapsed_seconds=10.0, step=1, end_validations=2.0, validated=True
+    )
+    assert (forecast.steps, forecast.validations) == (80, 4)
+    assert forecast.seconds == 10.0 + 79 * 0.5 + 4 * 3.25 + 8 * 0.125 + 2 * 3.0
+    # At step 20 of a resumed run, one validation and two checkpoints are done.
+    later = forecast_run(
+        durations, training, parameters=1000, elapsed_seconds=0.0, step=20, end_validations=0.0, validated=False
+    )
+    assert later.seconds == 60 * 0.5 + 3 * 3.25 + 6 * 0.125
+    if forecast.peak_memory is not None and later.peak_memory is not None:
+        assert later.peak_memory - forecast.peak_memory >= 6 * 1000  # the inference copy of a first validation
+
+
+def test_steps_are_timed_without_the_first() -> None:
+    timer = StepTimer()
+    assert [timer.add(seconds) for seconds in [9.0, *[0.5] * 9]] == [None] * 10
+    assert timer.add(0.5) == 0.5
+    assert timer.add(0.5) is None  # once
+    slow = StepTimer()
+    assert [slow.add(seconds) for seconds in (60.0, 3.0, 4.0, 5.0)] == [None, None, 3.5, None]
+
+
+def test_a_dry_run_forecasts_and_leaves_nothing(
+    toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    settings = toy_settings | {"training.kernels": "torch"}
+    before = torch.get_num_threads()
+    keeper = Keeper()
+    options: dict[str, Any] = {"settings": settings, "callbacks": [keeper], "device": "cpu", "threads": 1}
+    assert train(out=tmp_path / "m", forecast=True, **options) is None
+    (forecast,) = keeper.forecasts
+    assert torch.get_num_threads() == before
+    assert not (tmp_path / "m").exists()
+    assert list(temporary.iterdir()) == []
+    assert forecast.steps == 80
+    assert forecast.validations == 4
+    assert forecast.seconds > 79 * forecast.step_seconds
+    assert forecast.score is None  # the run has too few steps
+    said = capfd.readouterr().err
+    assert f"{forecast}." in said
+    assert NO_SCORE in said
+    # The run itself says so too, after its first steps, and has as many parameters.
+    assert main(["train", "--out", str(tmp_path / "m"), *_options(settings), "--device", "cpu", "--threads", "1"]) == 0
+    said = capfd.readouterr().err
+    assert f"Training {forecast.parameters:,} parameters" in said
+    assert said.index("Forecast: about ") < said.index("step 15/80")
+
+
+def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
+    events = [
+        ValidationEvent(step, loss, math.exp(loss), bleu=bleu, chrf=chrf, signature="tok:13a")
+        for step, loss, bleu, chrf in ((100, 4.2, 6.4, 26.4), (200, 3.2, 17.0, 38.0))
+    ]
+    forecast = RunForecast(
+        parameters=1, steps=800, seconds=1.0, step_seconds=1.0, validations=1, validation_seconds=1.0, peak_memory=None
+    )
+    found = with_score(forecast, events).score
+    assert found is not None
+    assert 17.0 < found.bleu < 60.0
+    assert 0.0 <= found.low < found.bleu < found.high <= 100.0
+    assert with_score(forecast, events[:1]).score is None
+    chinese = [msgspec.structs.replace(event, signature="tok:zh") for event in events]
+    assert with_score(forecast, chinese).score is None
+
+
+def test_a_forecast_as_json(toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = toy_settings | {"training.kernels": "torch", "training.steps": 30}
+    options = ["train", "--out", str(tmp_path / "m"), *_options(settings), "--device", "cpu", "--threads", "1"]
+    assert main([*options, "--dry-run", "--json", "-"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["steps"] == 30
+    assert found["score"] is None
+
+
+def _options(settings: dict[str, Any]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def test_sizes_are_readable() -> None:
+    assert [format_bytes(870 * 2**20), format_bytes(5 * 2**29)] == ["870 MiB", "2.5 GiB"]
+
+
+# --- scores -----------------------------------------------------------------------------------------------------
+
+
+def curve(corpus: str, limit: float, delay: float, steps: int) -> RecordedRun:
+    """A run whose BLEU and chrF rise to a limit, half of it after `delay` steps."""
+    points = []
+    for step in range(50, steps + 1, 50):
+        score = limit * step / (delay + step)
+        points.append(CurvePoint(step, 2.0, score, score))
+    return RecordedRun(
+        corpus=corpus, steps=steps, pairs=1, epochs=1.0, parameters=1, points=tuple(points), bleu=points[-1].bleu
+    )
+
+
+def test_curves_like_the_recorded_ones_are_forecast() -> None:
+    """A run that rises steeply before the validation rises further than one that has become flat."""
+    records = [
+        curve(f"{limit} {delay}", limit, delay, steps)
+        for limit in (20.0, 30.0, 40.0)
+        for delay in (50.0, 100.0, 200.0)
+        for steps in (800, 1600)
+    ]
+    early, late = (curve("unseen", 35.0, delay, 800) for delay in (70.0, 150.0))
+    for run in (early, late):
+        found = forecast_score(run.points[1], run.points[3], 800, records=records)
+        assert abs(found.bleu - run.bleu) < 2.0
+        assert found.high - found.low < 7.0
+    noisy = [
+        msgspec.structs.replace(run, bleu=run.bleu * factor)
+        for run, factor in zip(records, [0.7, 1.3, 1.0] * 6, strict=True)
+    ]
+    narrow, wide = (forecast_score(late.points[1], late.points[3], 800, records=each) for each in (records, noisy))
+    assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
+
+
+def test_the_recorded_runs_are_runs() -> None:
+    for run in read_records():
+        steps = [point.step for point in run.points]
+        assert steps == sorted(set(steps))
+        assert steps[-1] == run.steps
+        assert 0.0 <= run.bleu <= 100.0
+        assert all(math.isfinite(value) for point in run.points for value in point)
