@@ -24,7 +24,7 @@ SMALL = {"model.num_encoder_layers": 1, "model.d_model": 32, "model.d_ff": 64, "
 SETTINGS: dict[str, Any] = SMALL | {
     "tokenizer.vocabulary_size": 300,
     "model.dropout": 0.0,
-    "training.learning_rate": 0.005,
+    "training.learning_rate": 0.03,
     "training.warmup_steps": 20,
     "training.validate_every": 75,
     "training.average_decay": 0.9,

@@ -71,7 +71,7 @@ from transduce.training.checkpoint import Environment, RunState, load_newest, ne
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.events import ValidationEvent, format_duration
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_SECONDS,
