@@ -5,6 +5,7 @@ site shows the English one and says so. READMEs, CHANGELOG.md and CONTRIBUTING.m
 for the repository's folders and are rewritten here.
 """
 
+import logging
 import os
 import posixpath
 import re
@@ -28,6 +29,7 @@ RENAMED = {
 ENGLISH_ONLY = '\n!!! note ""\n    本页目前只有英文版。\n'
 _HEADING = re.compile(r"^#{2,6} +(.+)$", re.MULTILINE)
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+_OUTSIDE = re.compile(r"https?://(?!127\.0\.0\.1|localhost)")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CHINESE_BREAK = re.compile(r"(?<=[\u201d\u2026\u3001-\u9fff\uff01-\uffef])\n *(?=[\u201c\u3001-\u9fff\uff01-\uffef])")
 _OTHER_LANGUAGE = re.compile(r"^\[(?:English|中文|简体中文)\]\([^)]+\)\n+", re.MULTILINE)
@@ -71,6 +73,7 @@ def chinese_anchor(english: str, name: str, anchor: str) -> str:
 def on_config(config: Any) -> None:
     """Make the anchors of headings those of the repository's pages, and title the sections."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # how long its dictionary took says nothing to a reader
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -126,6 +129,8 @@ def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[s
     def rewrite(link: re.Match[str]) -> str:
         picture, text, target = link.groups()
         file, _, anchor = target.partition("#")
+        if _OUTSIDE.match(file):
+            return text  # the site names no other address
         if not file or re.match(r"[a-z]+:", file):
             return link[0]
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))

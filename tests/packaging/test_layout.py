@@ -17,9 +17,9 @@ MOST_LINES_OF_A_FUNCTION = 80
 MOST_PARAMETERS = 9
 # These have the options of a command, each by its name.
 WIDE_FUNCTIONS = {
-    "src/transduce/tasks/train.py": "train",
-    "src/transduce/tasks/preparing.py": "prepare",
-    "src/transduce/inference/translator.py": "__call__",
+    "src/transduce/tasks/train.py": ("train",),
+    "src/transduce/tasks/preparing.py": ("prepare",),
+    "src/transduce/inference/translator.py": ("__call__", "translate"),
 }
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "core", "misc", "tools"}
 
@@ -49,7 +49,7 @@ def long_files(name: str, text: str) -> Iterator[str]:
 
 def large_functions(name: str, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, Function) and WIDE_FUNCTIONS.get(name) != node.name:
+        if isinstance(node, Function) and node.name not in WIDE_FUNCTIONS.get(name, ()):
             yield from _excess(f"{name}:{node.lineno} {node.name}", node)
 
 

@@ -25,6 +25,7 @@ from transduce.commands.options import (
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import choose_tokenizer, score, score_labels
 from transduce.evaluation.variants import Variant, Variants, count_variants
+from transduce.inference.batching import Documents
 from transduce.inference.classifier import load_classifier
 from transduce.inference.evaluate import check_labels, decoding_record
 from transduce.inference.translator import Translator
@@ -119,7 +120,16 @@ def _is_classifier(model: str) -> bool:
 
 
 # Options that only translations have.
-_OF_TRANSLATIONS = ("variants", "glossary", "datastore", "tokenize", "lowercase", "source_language", "target_language")
+_OF_TRANSLATIONS = (
+    "tag",
+    "variants",
+    "glossary",
+    "datastore",
+    "tokenize",
+    "lowercase",
+    "source_language",
+    "target_language",
+)
 
 
 def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
@@ -146,7 +156,8 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
 def _texts(
     translator: Translator, sources: Sequence[str], search: SearchSettings, glossary: Glossary | None
 ) -> list[str]:
-    return [translation.text for translation in translator.translate(sources, search, glossary=glossary)]
+    translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
+    return [translation.text for translation in translations]
 
 
 def _other_searches(search: SearchSettings) -> Iterator[tuple[str, SearchSettings]]:

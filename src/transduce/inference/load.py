@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
+from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.decoding import read_max_source_tokens, read_search_settings
 from transduce.inference.forecaster import Forecaster, load_forecaster
@@ -29,7 +30,7 @@ from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
 from transduce.model_folder.load import check_precision, check_vocabularies, read_at_precision, with_languages
-from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
+from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 from transduce.text.text_settings import TextSettings, TrainingLines
@@ -47,6 +48,7 @@ def open_translator(
     source_language: str | None = None,
     target_language: str | None = None,
     datastore: str | Path | None = None,
+    tag: str | None = None,
 ) -> Translator:
     """Load a translation model, or several as an ensemble, which uses the first folder's search settings.
 
@@ -60,6 +62,7 @@ def open_translator(
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
         datastore: a datastore file of `transduce build-datastore` for kNN retrieval.
+        tag: tag of the texts, for models that were trained on tagged corpora; None: texts without a tag.
 
     Returns:
         The translator.
@@ -92,7 +95,23 @@ def open_translator(
     if len(measured) == len(folders):
         # An ensemble translates whole only what each of its models does.
         translator.training_lines = min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
-    return translator
+    translator.context = _shared_context(folders)
+    return translator if tag is None else translator.for_tag(tag)
+
+
+def _shared_context(folders: Sequence[Path]) -> DocumentContext | None:
+    """Return how all models of an ensemble read earlier sentences of a document.
+
+    Raises:
+        TransduceError: they do not read the same.
+    """
+    records = [read_context(folder) for folder in folders]
+    if any(record != records[0] for record in records):
+        raise TransduceError(
+            "Models that translate together must read the same context of a document, but `data.context_before` or "
+            "`data.context_sides` of these differ: use models that were trained alike."
+        )
+    return None if records[0] is None else DocumentContext(records[0].before, records[0].sides == "both")
 
 
 # --- models of any kind ---
@@ -133,6 +152,7 @@ class TranslatorOptions(LoadOptions, total=False):
     source_language: str | None
     target_language: str | None
     datastore: str | Path | None
+    tag: str | None
 
 
 Folders = str | Path | Sequence[str | Path]
@@ -167,6 +187,7 @@ def load(
     source_language: str | None = None,
     target_language: str | None = None,
     datastore: str | Path | None = None,
+    tag: str | None = None,
 ) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster:
     """Load a model folder for the task that the model was trained for.
 
@@ -184,6 +205,7 @@ def load(
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
         datastore: a datastore file of `transduce build-datastore` for kNN retrieval, for translators.
+        tag: tag of the texts, for translation models that were trained on tagged corpora; None: texts without a tag.
 
     Returns:
         The loaded model, ready to be called.
@@ -205,10 +227,11 @@ def load(
                 f"Languages are options of models that translate, but the one in {folder} is for `{model_task}`: leave "
                 f"`{source_language or target_language}` out."
             )
-        if datastore is not None:
-            raise TransduceError(
-                f"A datastore is for translation, but the model in {folder} is for `{model_task}`: leave it out."
-            )
+        for name, value in (("A datastore", datastore), ("A tag", tag)):
+            if value is not None:
+                raise TransduceError(
+                    f"{name} is for translation, but the model in {folder} is for `{model_task}`: leave it out."
+                )
         return _LOADERS[model_task](folder, precision=precision, device=device, threads=threads)
     return open_translator(
         folder,
@@ -218,6 +241,7 @@ def load(
         source_language=source_language,
         target_language=target_language,
         datastore=datastore,
+        tag=tag,
     )
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import torch
@@ -49,6 +49,7 @@ VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKE
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 DIRECTIONS = "directions.json"
+CONTEXT = "context.json"
 
 _MAX_SHOWN = 20
 
@@ -101,6 +102,29 @@ def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
         TransduceError: the file is damaged.
     """
     return tuple(read_json(folder, DIRECTIONS, _Directions).directions) if (folder / DIRECTIONS).is_file() else ()
+
+
+class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of context.json: how a model reads earlier sentences of a document before each sentence."""
+
+    before: int
+    """Maximum number of sentences of context."""
+    sides: Literal["source", "both"]
+    """`both`: each translation is preceded by the translations of the context."""
+
+
+def context_text(record: ContextRecord) -> str:
+    """Return the text of context.json."""
+    return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
+
+
+def read_context(folder: Path) -> ContextRecord | None:
+    """Return how the model of a folder reads earlier sentences; None if it translates each sentence by itself.
+
+    Raises:
+        TransduceError: the file is damaged.
+    """
+    return read_json(folder, CONTEXT, ContextRecord) if (folder / CONTEXT).is_file() else None
 
 
 # The command that uses each kind of model, for error messages.

@@ -25,7 +25,7 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.corpus import RunCorpus, StoredTextFiles
+from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
@@ -66,6 +66,7 @@ from transduce.tasks.run.run_folder import (
 )
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.tasks.text_file_states import StoredTextFiles
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
@@ -317,7 +318,9 @@ class Run:
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
     """Store the languages that the files' suffixes gave, unless one is unknown."""
     source, target = languages
-    return data if source is None or target is None else msgspec.structs.replace(data, languages=(source, target))
+    if source is None or target is None or data.corpora:
+        return data
+    return msgspec.structs.replace(data, languages=(source, target))
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
