@@ -74,6 +74,8 @@ GROUPS = {
         "inspect",
         "Inspection",
         "attention_maps",
+        "attribute",
+        "Attribution",
         "word_attention",
         "align",
         "pronoun_attention",

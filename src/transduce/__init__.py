@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
+    from transduce.inspection.attribution import Attribution, attribute
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alternative",
+    "Attribution",
     "Callback",
     "Candidate",
     "CheckpointEvent",
@@ -155,6 +157,7 @@ __all__ = [
     "add_lora",
     "align",
     "attention_maps",
+    "attribute",
     "build_datastore",
     "check_install",
     "compare",
@@ -264,6 +267,8 @@ _DEFINED_IN = {
     "add_lora": "transduce.training.lora:adapt",
     "align": "transduce.inspection.alignment",
     "attention_maps": "transduce.inspection.attention",
+    "attribute": "transduce.inspection.attribution",
+    "Attribution": "transduce.inspection.attribution",
     "build_datastore": "transduce.inference.datastore",
     "check_install": "transduce.inspection.installation",
     "compare": "transduce.evaluation.significance",

@@ -47,6 +47,7 @@ VERBS = {
     "doctor": "check that a model is implemented correctly, and find problems of a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
     "import": "import a Hugging Face model: Marian, NLLB, BART, T5, BERT, GPT-2, Llama and others",
+    "import-tutorial": "import a translator written after a tutorial, with the tutorial's word lists",
     "quantize": "store a model's weights in 8 bits, so that `--precision int8` opens it at once",
     "verify": "read every byte of a model folder, and compare it with what was written",
 }

@@ -355,6 +355,10 @@ class _RobustStandardError(io.TextIOBase):
         return self.stream.encoding
 
 
+_MIN_SHOWN_BLEU = 1.0
+"""Dev BLEU below which no sample translation is shown."""
+
+
 class ProgressDisplay:
     """A progress bar on a terminal, or one line per report elsewhere; both go to standard error."""
 
@@ -402,6 +406,8 @@ class ProgressDisplay:
         scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())
         mark = " · best so far" if best else ""
         self.say(f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}")
+        if event.bleu is not None and event.bleu < _MIN_SHOWN_BLEU:
+            return  # early in training, a sample is one word again and again
         for source, reference, translation in event.samples[:1]:
             self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
 
