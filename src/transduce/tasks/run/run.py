@@ -73,7 +73,7 @@ from transduce.training.checkpoint import Environment, RunState, load_newest, ne
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.events import Durations, ProgressDisplay, ValidationEvent, format_duration
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_SECONDS,
@@ -83,7 +83,7 @@ from transduce.training.forecast import (
     with_score,
 )
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Durations, Safeguards, TimeUse, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
