@@ -76,6 +76,8 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
 CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForSequenceClassification", BERT | {"num_labels": 3}),
     ("RobertaForSequenceClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
+    ("BertForTokenClassification", BERT | {"num_labels": 3}),
+    ("RobertaForTokenClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
 ]
 DECODERS = [
     ("GPT2LMHeadModel", GPT2),
@@ -150,11 +152,22 @@ def test_encoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path
     with torch.inference_mode():
         expected = theirs(input_ids=ids, attention_mask=present).logits
         assert isinstance(ours, Encoder)
-        if "num_labels" in settings:
+        if "TokenClassification" in name:
+            found, expected = ours.label_tokens(ours.encode(ids)[0])[present.bool()], expected[present.bool()]
+        elif "num_labels" in settings:
             found = ours.classify(ours.encode(ids)[0])
         else:
             found, expected = ours(ids)[present.bool()], expected[present.bool()]
     assert float((found - expected).abs().max()) < 1e-5
+
+
+def test_a_tagger_of_an_old_file_has_a_pooler_that_nothing_reads(tmp_path: Path) -> None:
+    theirs = peer("BertForTokenClassification", BERT | {"num_labels": 3})
+    content, tensors = stored(theirs, tmp_path)
+    shapes = {"weight": (16, 16), "bias": (16,)}
+    pooler = {f"bert.pooler.dense.{part}": partial(torch.randn, *shape) for part, shape in shapes.items()}
+    found = import_model(content, StoredTensors({**tensors.names, **pooler}, "folder"), {})
+    assert (found.config.token_labels, found.config.pooler, found.config.num_labels) == (True, False, 3)
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "RobertaForSequenceClassification"])

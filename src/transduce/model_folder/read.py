@@ -17,7 +17,7 @@ from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
-from transduce.model.config import Kind, ModelConfig
+from transduce.model.config import Kind, ModelConfig, convert_config
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
@@ -132,7 +132,7 @@ _USES = {
     "transformer": "`transduce translate` uses it",
     "recurrent": "`transduce translate` uses it",
     "decoder": "`transduce generate` uses it",
-    "encoder": "`transduce fill-mask` or `transduce classify` uses it, as it was trained for",
+    "encoder": "`transduce fill-mask`, `transduce classify` or `transduce tag` uses it, as it was trained for",
     "series": "`transduce forecast` uses it",
 }
 
@@ -331,9 +331,10 @@ def _read_own(
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
 ) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model whose linear layers are in a cache, or return None if the cache does not have them.
+    """Read a model whose prepacked layers are in a cache; return None if the cache lacks these layers.
 
-    The model comes with the file of its other weights and that of these layers.
+    Returns:
+        The model, the file with its other weights, and the file with its prepacked layers.
     """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
@@ -383,9 +384,9 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
 
 
 def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
-    """Read a Hugging Face folder but for its weights: the model is on the meta device, and weights are read on access.
+    """Read a Hugging Face folder without its weights: the model is on the meta device, and weights are read on access.
 
-    While the weights are read one after the other, the memory of those before is released.
+    Reading a weight releases the memory of the weights that were read before.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
@@ -419,9 +420,14 @@ def _read_config(folder: Path) -> ModelConfig:
             check_hugging_face_folder(folder)  # raises an error with the alternatives
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
-        config = msgspec.convert(content["transduce"], ModelConfig)
+        described = msgspec.convert(content["transduce"], dict[str, Any])
+        config = convert_config(described)
     except msgspec.ValidationError as error:
-        raise TransduceError(f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}.") from error
+        own = str(error).startswith("Invalid enum value")
+        remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
+        raise TransduceError(
+            f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}{remedy}."
+        ) from error
     check_sizes(path, config)
     return config
 

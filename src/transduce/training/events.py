@@ -204,6 +204,21 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
     """Steps that changed nothing because their loss was too high or their gradient was not finite."""
 
 
+class Durations(msgspec.Struct, frozen=True, kw_only=True):
+    """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
+
+    first_step: float
+    """The largest batch and the first step, which compile kernels."""
+    step: float
+    """The mean of later steps."""
+    validation: float
+    """A validation of a trained model."""
+    keep: float = 0.0
+    """Writing the model folder after a validation."""
+    save: float = 0.0
+    """Writing a checkpoint."""
+
+
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
     """A validation report: the scores on the dev set at a step, for the weights that would be kept."""
 

@@ -7,9 +7,8 @@ import msgspec
 import torch
 
 from transduce.machine import peak_memory
-from transduce.training.events import ValidationEvent, format_duration
+from transduce.training.events import Durations, ValidationEvent, format_duration
 from transduce.training.learning_curves import FEWEST_STEPS, CurvePoint, ScoreForecast, forecast_score
-from transduce.training.loop import Durations
 from transduce.training.schedule import default_interval
 from transduce.training.settings import ResolvedTraining
 
@@ -112,7 +111,7 @@ def forecast_run(
 
 
 def _due(step: int, steps: int, every: int | None) -> int:
-    """Return how many validations, or checkpoints, are due after `step`; the last of `steps` always has one."""
+    """Return how many validations, or checkpoints, are due between `step` and the last step, which always has one."""
     every = every or default_interval(steps)
     return math.ceil(steps / every) - step // every
 

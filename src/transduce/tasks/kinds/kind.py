@@ -216,6 +216,8 @@ class TaskKind(ABC, Generic[C]):
     """The kinds of model that can do the task; the first is the default."""
     measures: ClassVar[tuple[str, ...]] = ("loss",)
     """The metrics that `training.best_by` can select the best model by."""
+    reads_text: ClassVar[bool] = True
+    """True if the task's models read tokens, not numbers."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps support `training.record`."""
     label_smoothing: ClassVar[float] = 0.1
@@ -408,7 +410,7 @@ class TaskKind(ABC, Generic[C]):
         return config
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
-        """Return the weights that are not taken from the base model; by default, all are taken."""
+        """Return which parameters get random values instead of the base model's; by default, none."""
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
@@ -438,7 +440,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the dev set, which measures the quality of the model's weights."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how many validations take about as long as `finish`, which measures the best model in the end."""
+        """Return the time of `finish`, which measures the best model in the end, in units of one validation's time."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
