@@ -475,10 +475,11 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
             validated=False,
         )
         run.display.say(f"Forecast: {forecast}.")
-        for callback in run.request.callbacks if run.processes.is_first else ():
+        for callback in run.request.callbacks:
             callback.on_forecast(forecast)
 
-    trainer.after_first_steps = say_forecast
+    if run.processes.is_first:
+        trainer.after_first_steps = say_forecast
     with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
