@@ -74,9 +74,10 @@ $(DEV): $(CORE)
 	@$(call quietly,Installing the development tools,$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]')
 	@touch $@
 
-$(DOCS): $(ENVIRONMENT) pyproject.toml constraints.txt
-	@$(call quietly,Installing what builds the site,$(PIP) install --constraint constraints.txt hatchling editables setuptools && \
-	  $(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[docs]')
+# The site needs the packages of the extra `docs` alone, not the project and PyTorch.
+$(DOCS): $(ENVIRONMENT) constraints.txt
+	@$(call quietly,Installing what builds the site,$(PIP) install --constraint constraints.txt setuptools && \
+	  $(PIP) install --constraint constraints.txt --no-build-isolation jieba mkdocs mkdocs-material)
 	@touch $@
 
 # Some systems ship a Python without ensurepip, which puts pip inside a new environment: their own pip does it then.

@@ -100,7 +100,7 @@ def projections(label: Callable[[str, str], str]) -> Drawing:
     for number, (name, width) in enumerate((("Q", "d_k"), ("K", "d_k"), ("V", "d_v"))):
         y = 5 + 83 * number
         drawing.line([(80, 110), (160, y + 30)], arrow=True)
-        drawing.text(112, (74, 104, 158)[number], f"W_{name}")
+        drawing.text(104, (64, 104, 168)[number], f"W_{name}")
         block((162, y, 45, 56), name, f"T × {width}", ("#cfe3f0", "#f3dcc4", "#d3e8d4")[number])
     drawing.line([(207, 33), (280, 62)], arrow=True)
     drawing.line([(207, 116), (280, 82)], arrow=True)

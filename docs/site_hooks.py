@@ -5,6 +5,7 @@ site shows the English one and says so. READMEs, CHANGELOG.md and CONTRIBUTING.m
 for the repository's folders and are rewritten here.
 """
 
+import logging
 import os
 import posixpath
 import re
@@ -28,6 +29,7 @@ RENAMED = {
 ENGLISH_ONLY = '\n!!! note ""\n    本页目前只有英文版。\n'
 _HEADING = re.compile(r"^#{2,6} +(.+)$", re.MULTILINE)
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
+_OUTSIDE = re.compile(r"https?://(?!127\.0\.0\.1|localhost)")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CHINESE_BREAK = re.compile(r"(?<=[\u201d\u2026\u3001-\u9fff\uff01-\uffef])\n *(?=[\u201c\u3001-\u9fff\uff01-\uffef])")
 _OTHER_LANGUAGE = re.compile(r"^\[(?:English|中文|简体中文)\]\([^)]+\)\n+", re.MULTILINE)
@@ -71,6 +73,7 @@ def chinese_anchor(english: str, name: str, anchor: str) -> str:
 def on_config(config: Any) -> None:
     """Make the anchors of headings those of the repository's pages, and title the sections."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # how long its dictionary took says nothing to a reader
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -88,7 +91,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def _complete_navigation(config: Any, names: set[str]) -> None:
     """Drop pages that do not exist from the navigation, and append those that it does not list."""
-    titles = config.extra["sections"]
+    sections, titles = config.extra["sections"], config.extra.get("titles", {})
     navigation: list[Any] = []
     listed = set()
     for entry in config.nav:
@@ -99,13 +102,19 @@ def _complete_navigation(config: Any, names: set[str]) -> None:
             ((section, pages),) = entry.items()
             present = [page for page in pages if page in names]
             listed |= set(present)
-            navigation.append({titles[section]: present})
+            navigation.append({sections[section]: [_titled(page, titles) for page in present]})
     more = sorted(names - listed)
     for section, log in (("more", False), ("log", True)):
         pages = [name for name in more if name.startswith("log/") == log]
         if pages:
-            navigation.append({titles[section]: pages})
+            navigation.append({sections[section]: [_titled(page, titles) for page in pages]})
     config.nav = navigation
+
+
+def _titled(name: str, titles: dict[str, str]) -> str | dict[str, str]:
+    """Return an entry of the navigation, with a title if the page has one and is not in the site's language."""
+    is_translated = (ROOT / "docs" / "zh" / name).is_file()
+    return {titles[name]: name} if name in titles and not is_translated else name
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
@@ -126,6 +135,8 @@ def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[s
     def rewrite(link: re.Match[str]) -> str:
         picture, text, target = link.groups()
         file, _, anchor = target.partition("#")
+        if _OUTSIDE.match(file):
+            return text  # the site names no other address
         if not file or re.match(r"[a-z]+:", file):
             return link[0]
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))

@@ -3,6 +3,8 @@
 The commands of pages for the first hour run here, in one process, with a small model in place of the demonstration's.
 """
 
+import ast
+import inspect
 import io
 import os
 import re
@@ -12,9 +14,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import transduce
 from transduce.commands.main import VERBS, build_parser, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +85,54 @@ def test_a_mistaken_command_is_found() -> None:
         build_parser("translate").parse(["m", "--beem", "2"])
 
 
+# --- Python ---
+
+
+def python_blocks(page: str) -> Iterator[ast.Module]:
+    """Yield the syntax trees of a page's Python code; an indented block that is none, such as a table, is left out."""
+    for kind, content in _FENCED.findall(page):
+        if kind == "python":
+            yield ast.parse(content.replace(", …", ", ..."))
+    for block in code_blocks(page):
+        try:
+            tree = ast.parse(block)
+        except SyntaxError:
+            continue
+        yield tree
+
+
+def unknown_arguments(tree: ast.Module) -> Iterator[str]:
+    """Yield the keyword arguments of calls of public names that these do not have."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "transduce"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="transduce"), attr=str(name))):
+                pass
+            case ast.Call(func=ast.Name(id=str(name))) if name in imported:
+                pass
+            case _:
+                continue
+        parameters = inspect.signature(getattr(transduce, name)).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            yield from (f"{name}: {each.arg}" for each in node.keywords if each.arg and each.arg not in parameters)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "api.md"], ids=lambda page: page.name)
+def test_python_code_calls_what_exists(page: Path) -> None:
+    trees = list(python_blocks(page.read_text("utf-8")))
+    assert [each for tree in trees for each in unknown_arguments(tree)] == []
+
+
+def test_an_unknown_argument_is_found() -> None:
+    code = "from transduce import load\ntransduce.train(pairs=1, stepz=2)\nload('m', precision='fp32', speed=1)\n"
+    assert list(unknown_arguments(ast.parse(code))) == ["train: stepz", "load: speed"]
+
+
 # --- pages for the first hour run ---
 
 
@@ -125,6 +177,45 @@ def test_the_first_hour_runs(demonstration: Path, monkeypatch: pytest.MonkeyPatc
     assert "<html" in (demonstration / "page.html").read_text("utf-8")
     (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
     exec(compile(code, "start.md", "exec"), {"__name__": "start"})
+
+
+def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the commands and the code of the page about views; its other models are the demonstration's, too."""
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    page = (DOCS / "views.md").read_text("utf-8")
+    for name in ("models/a", "models/b"):
+        (demonstration / name).symlink_to(demonstration / "models" / "demo")
+    for side in ("zh", "en"):
+        text = (demonstration / "models" / "demo-text" / f"test.{side}").read_text("utf-8").split("\n")[:24]
+        for part in ("some", "test"):
+            (demonstration / f"{part}.{side}").write_text("\n".join(text) + "\n", "utf-8")
+        (demonstration / "output.b").write_text("\n".join(text) + "\n", "utf-8")
+    (demonstration / "some.align").write_text("0-0 1-1\n" * 24, "utf-8")
+    (demonstration / "test.align").write_text("0-0 1-1\n" * 24, "utf-8")
+    for block in code_blocks(page):
+        for line in command_lines(block):
+            if line.startswith("transduce ") and not re.search("models/(?:en-de|de-en|novels)", line):
+                run_line(line, monkeypatch)
+    assert (demonstration / "attention.png").is_file()
+    # The small model has not all words of the page.
+    translator: Any = transduce.load("models/demo")
+    known = translator("昨天我吃了苹果").alternatives[0].tokens[0]
+    namespace: dict[str, object] = {"__name__": "views"}
+    for kind, code in _FENCED.findall(page):
+        # Pronouns are asked of an English sentence, which this model cannot read.
+        if kind == "python" and "pronoun_attention" not in code:
+            exec(compile(re.sub('"▁(?:bought|ate)"', repr(known), code), "views.md", "exec"), namespace)
+
+
+def test_the_code_about_the_doctor_runs() -> None:
+    from transduce.model.config import ModelConfig
+    from transduce.model.transformer import Transformer
+
+    ids: Any = {"source_vocabulary_size": 8000, "target_vocabulary_size": 8000, "start_id": 1, "eos_id": 2}
+    sizes: Any = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    page = (DOCS / "doctor.md").read_text("utf-8")
+    (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
+    exec(compile(code, "doctor.md", "exec"), {"model": Transformer(ModelConfig(**ids, **sizes)).double()})
 
 
 @pytest.mark.usefixtures("demonstration")
