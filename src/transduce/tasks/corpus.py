@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ from transduce.data.prepared import (
     prepare,
     write_sample,
 )
+from transduce.data.text_noise import TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
@@ -499,7 +501,7 @@ def learn_tokenizer(
     sample = folder / ".sample.jsonl"
     try:
         text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        read = partial(_vocabulary_text, text, settings.tokenizer.text)
+        read = partial(_vocabulary_text, text, settings.tokenizer.text, settings.data.noise)
         tokenizer = (
             _learn_words(read, tokenizer_settings)
             if tokenizer_settings.kind == "word"
@@ -584,10 +586,13 @@ def _extended_base(tokenizer: Tokenizer, settings: Settings, text: TaskText, dis
     return extended
 
 
-def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus, and the files of further text."""
-    alone = files.is_text_alone
+def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
+    """Yield the text that a vocabulary is learned from: the corpus with its noise, and the files of further text."""
+    alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):
+        if noise.is_active:
+            source, target = noise_pair(pair.source, pair.target, noise, random.random)
+            pair = pair._replace(source=source, target=target)
         yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
     for path in more:
         for line, text in enumerate(read_lines(path, keep_undecodable=True), 1):
