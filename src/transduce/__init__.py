@@ -35,13 +35,16 @@ if TYPE_CHECKING:
     from transduce.inference.quality_estimation import QualityWarning
     from transduce.inference.redecoding import estimate_quality, redecode
     from transduce.inference.scoring import Score
+    from transduce.inference.tagger import Tagger, Tagging
     from transduce.inference.translation import Alternative, Translation
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
+    from transduce.inspection.attribution import Attribution, attribute
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
+    from transduce.inspection.experiments import ExperimentReport, experiment
     from transduce.inspection.installation import InstallReport, check_install
     from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
     from transduce.inspection.pronouns import PronounAttention, PronounPair
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
+    from transduce.model.attention import MultiHeadAttention, ScoredAttention
+    from transduce.model.build import register
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
@@ -81,6 +86,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alternative",
+    "Attribution",
     "Callback",
     "Candidate",
     "CheckpointEvent",
@@ -93,6 +99,7 @@ __all__ = [
     "DoctorReport",
     "DoctorSubject",
     "DocumentSettings",
+    "ExperimentReport",
     "ExportReport",
     "Filler",
     "Filling",
@@ -110,6 +117,7 @@ __all__ = [
     "MarkupSettings",
     "MlflowTracker",
     "ModelConfig",
+    "MultiHeadAttention",
     "Parse",
     "Parser",
     "PreparationReport",
@@ -124,8 +132,11 @@ __all__ = [
     "Score",
     "ScoreForecast",
     "ScoreReport",
+    "ScoredAttention",
     "SearchSettings",
     "ShardReport",
+    "Tagger",
+    "Tagging",
     "TensorBoardTracker",
     "Term",
     "TextScore",
@@ -146,6 +157,7 @@ __all__ = [
     "add_lora",
     "align",
     "attention_maps",
+    "attribute",
     "build_datastore",
     "check_install",
     "compare",
@@ -153,6 +165,7 @@ __all__ = [
     "estimate_quality",
     "evaluate",
     "examine",
+    "experiment",
     "export",
     "fill_embeddings",
     "import_model",
@@ -169,6 +182,7 @@ __all__ = [
     "read_glossary",
     "read_vocabulary",
     "redecode",
+    "register",
     "replace_word",
     "save",
     "score",
@@ -206,6 +220,7 @@ _DEFINED_IN = {
     "DoctorReport": "transduce.inspection.doctor",
     "DoctorSubject": "transduce.inspection.doctor:Subject",
     "DocumentSettings": "transduce.documents.units",
+    "ExperimentReport": "transduce.inspection.experiments",
     "ExportReport": "transduce.exchange.export",
     "Filler": "transduce.inference.mask_filler",
     "Filling": "transduce.inference.mask_filler",
@@ -221,6 +236,8 @@ _DEFINED_IN = {
     "Intervention": "transduce.inspection.interventions",
     "LowRankSettings": "transduce.training.lora",
     "ModelConfig": "transduce.model.config",
+    "MultiHeadAttention": "transduce.model.attention",
+    "ScoredAttention": "transduce.model.attention",
     "Parse": "transduce.inference.parser",
     "Parser": "transduce.inference.parser",
     "PreparationReport": "transduce.tasks.preparing",
@@ -233,6 +250,8 @@ _DEFINED_IN = {
     "ScoreReport": "transduce.evaluation.scores",
     "SearchSettings": "transduce.search.settings",
     "ShardReport": "transduce.tasks.preparing",
+    "Tagger": "transduce.inference.tagger",
+    "Tagging": "transduce.inference.tagger",
     "Term": "transduce.text.glossary",
     "TextScore": "transduce.inference.generator",
     "Tokenizer": "transduce.text.tokenizer",
@@ -248,6 +267,8 @@ _DEFINED_IN = {
     "add_lora": "transduce.training.lora:adapt",
     "align": "transduce.inspection.alignment",
     "attention_maps": "transduce.inspection.attention",
+    "attribute": "transduce.inspection.attribution",
+    "Attribution": "transduce.inspection.attribution",
     "build_datastore": "transduce.inference.datastore",
     "check_install": "transduce.inspection.installation",
     "compare": "transduce.evaluation.significance",
@@ -255,6 +276,7 @@ _DEFINED_IN = {
     "estimate_quality": "transduce.inference.redecoding",
     "evaluate": "transduce.inference.evaluate",
     "examine": "transduce.inspection.doctor",
+    "experiment": "transduce.inspection.experiments",
     "export": "transduce.exchange.export",
     "fill_embeddings": "transduce.interop.word_vectors",
     "import_model": "transduce.exchange.import_folder:import_model_folder",
@@ -271,6 +293,7 @@ _DEFINED_IN = {
     "read_glossary": "transduce.text.glossary",
     "read_vocabulary": "transduce.interop.vocabulary_files",
     "redecode": "transduce.inference.redecoding",
+    "register": "transduce.model.build",
     "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
     "score": "transduce.evaluation.scores",

@@ -16,6 +16,7 @@ from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
+from transduce.model.encoder import Encoder
 from transduce.model.transformer import DecodingState
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "PrepackedModel",
     "compiled_state",
     "decoded_model",
+    "encode_fast",
     "exact_projection",
     "find_batch_search",
     "forecast_decoder",
@@ -64,6 +66,7 @@ try:
     from transduce.kernels.select import (
         compiled_state,
         decoded_model,
+        encode_fast,
         exact_projection,
         find_batch_search,
         forecast_decoder,
@@ -183,6 +186,10 @@ except ModuleNotFoundError as missing:
     def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
         """Process prompts (B, P) of lengths (B,) with the model's PyTorch modules, since there are no kernels."""
         return model.start(prompt_ids, lengths)
+
+    def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """Return the state of each token, (B, S) to (B, S, D), by the model's PyTorch modules."""
+        return model.encode(ids, token_types=token_types)[0]
 
     def has_compiled_steps(model: EncoderDecoder) -> bool:  # noqa: ARG001
         """Return False, since no compiled steps exist without the kernels package."""

@@ -20,11 +20,20 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.cuda.decode_graph import TRITON
 from transduce.kernels.eager import EAGER, why_not_eager
 from transduce.kernels.prepacked import PREPACKABLE, quantize
-from transduce.kernels.select import int8_linear_maker, make_inference_copy, select_decoder, start_fast, start_prompts
+from transduce.kernels.select import (
+    encode_fast,
+    int8_linear_maker,
+    make_inference_copy,
+    select_decoder,
+    select_encoder,
+    start_fast,
+    start_prompts,
+)
 from transduce.model import layer_graph
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig, RotaryScaling
 from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import Unsupported, graph_of
 from transduce.model.transformer import DecodingState, Transformer
 from transduce.search.beam import Beam, BeamSearch
@@ -67,6 +76,7 @@ LISTED: dict[tuple[str, str], dict[str, Any]] = {
     ("value width", "other"): {"d_v": 48},
     ("token types", "none"): {},
 }
+ONLY_ENCODERS: dict[tuple[str, str], dict[str, Any]] = {("token types", "some"): {"token_types": 2}}
 # Settings that change the function of components which every backend takes.
 MORE: list[dict[str, Any]] = [
     {"bias": False},
@@ -107,6 +117,38 @@ THOROUGH = [
     {"num_key_value_heads": 1},
     LISTED["positions", "relative"],
     LISTED["positions", "rotary"],
+]
+# Encoders share the emitted code with the encoder of a Transformer, so some components vary at once.
+BERT: dict[str, Any] = {
+    "norm_order": "post",
+    "activation": "gelu",
+    "positions": "learned",
+    "max_positions": 150,
+    "token_types": 2,
+    "embedding_norm": True,
+    "scale_embeddings": False,
+    "norm_epsilon": 1e-12,
+    "pooler": True,
+}
+ENCODERS: list[dict[str, Any]] = [
+    BERT,
+    {},
+    {
+        "norm": "rms",
+        "activation": "geglu-tanh",
+        "attention_scale": 0.3,
+        "bias": False,
+        **LISTED["positions", "relative"],
+    },
+    {"positions": "rotary", "activation": "swiglu", "num_key_value_heads": 1, "share_layers": True},
+    {"positions": "none", "attention_score": "dot", "d_k": 48, "d_v": 48, "num_heads": 4, "final_norm": False},
+]
+NOT_COMPILED: list[dict[str, Any]] = [
+    {"norm": "batch"},
+    {"norm_order": "sandwich"},
+    {"attention_window": 2},
+    {"attention_kind": "hard"},
+    {"d_model": 72},
 ]
 SINGLES = [changes for changes in (*LISTED.values(), *MORE) if changes]
 
@@ -250,14 +292,93 @@ def test_two_components_by_every_backend(changes: dict[str, Any]) -> None:
     check(changes, "transformer")
 
 
+def build_encoder(changes: dict[str, Any]) -> Encoder:
+    """An encoder-only model with two layers and random weights."""
+    torch.manual_seed(3)
+    config = ModelConfig(**(SIZES | {"kind": "encoder", "num_encoder_layers": 2} | changes))
+    model = Encoder(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def texts(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Token ids and segments of texts of these lengths, padded at the right."""
+    generator = torch.Generator().manual_seed(2)
+    shape = len(lengths), max(lengths)
+    ids, types = (torch.randint(least, most, shape, generator=generator) for least, most in ((3, V), (0, 2)))
+    return ids.masked_fill(torch.arange(shape[1]) >= torch.tensor(lengths)[:, None], PAD), types
+
+
+@pytest.mark.parametrize("changes", ENCODERS, ids=str)
+@torch.inference_mode()
+def test_encoders_by_every_backend(changes: dict[str, Any]) -> None:
+    """Texts of several chunks, alone and together, with segments and without; many have no whole blocks of keys."""
+    model, (ids, types) = build_encoder(changes), texts([130, 1, 2, 7, 16, 33, 64, 65, 140, 5])
+    present, bits = ids != PAD, changes in (BERT, ENCODERS[2])
+    for segments in (types, None):
+        expected = model.encode(ids, token_types=segments)[0][present]
+        for name, dtype in (("fp32", torch.float32), *([("bf16", torch.bfloat16)] if bits else [])):
+            copied = copy.deepcopy(model)
+            make_inference_copy(copied, dtype)
+            assert is_compiled(copied) or dtype == torch.bfloat16
+            found = encode_fast(copied, ids, segments)[present].float()
+            assert float((found - expected).norm() / expected.norm()) < TOLERANCES[name].states, name
+        if bits and "fbgemm" in torch.backends.quantized.supported_engines:
+            quantized = quantize(copy.deepcopy(model), make=int8_linear_maker())
+            found = encode_fast(quantized, ids, segments)
+            assert float((found[present] - expected).norm() / expected.norm()) < TOLERANCES["int8"].states
+            alone = [encode_fast(quantized, ids[n : n + 1, : int(present[n].sum())]) for n in range(len(ids))]
+            if segments is None:
+                assert torch.equal(found[present], torch.cat([each[0] for each in alone]))
+
+
+@pytest.mark.parametrize("changes", NOT_COMPILED, ids=str)
+@torch.inference_mode()
+def test_encoders_that_no_kernel_computes_take_the_reference_path(changes: dict[str, Any]) -> None:
+    model, (ids, _) = build_encoder(changes), texts([9, 4])
+    copied = copy.deepcopy(model)
+    make_inference_copy(copied, torch.float32)
+    assert not is_compiled(copied)
+    assert torch.equal(encode_fast(copied, ids), model.encode(ids)[0])
+
+
+def is_compiled(model: Encoder) -> bool:
+    """Return whether compiled kernels encode with a model."""
+    return select_encoder(model).backend == "compiled"
+
+
+@torch.no_grad()
+def test_encoders_see_changes_and_refuse_what_is_out_of_range() -> None:
+    model, (ids, types) = build_encoder(BERT), texts([9, 4])
+    make_inference_copy(model, torch.float32)
+    before = encode_fast(model, ids)
+    ids[0, 3] = PAD  # between tokens: positions count it
+    assert torch.allclose(encode_fast(model, ids), model.encode(ids)[0], atol=1e-4)
+    assert encode_fast(model, torch.full((2, 3), PAD)).isfinite().all()
+    for wrong in (torch.full((1, 2), V), torch.full((1, 2), -1)):
+        with pytest.raises(IndexError, match="token ids range from 0 to 95"):
+            encode_fast(model, wrong)
+    with pytest.raises(IndexError, match="token types range from 0 to 1, but one is 2"):
+        encode_fast(model, texts([9, 4])[0], types + 1)
+    with pytest.raises(TransduceError, match="learned positions end at 150 tokens"):
+        encode_fast(model, torch.full((1, 151), 5))
+    model.layers[0].feed_forward.inner.weight.mul_(0.5)
+    assert not torch.allclose(before, encode_fast(model, texts([9, 4])[0]))
+    model.layers[1].register_forward_hook(lambda *_: None)
+    assert not is_compiled(model)
+
+
 def test_every_row_of_a_table_has_a_case() -> None:
     from transduce.interop.components import EXPORTABLE
 
     compiled = pytest.importorskip("transduce.kernels.cpu.decoding.compiled_steps", reason="llvmlite is not installed")
     layout = {"class", "linear layers", "output projection", "parametrization"}
-    for table in (EAGER, TRITON, PREPACKABLE, compiled.COMPILED, compiled.COMPILABLE):
+    tables = (compiled.COMPILED, compiled.COMPILABLE, compiled.ENCODED, compiled.ENCODABLE)
+    for table in (EAGER, TRITON, PREPACKABLE, *tables):
         rows = {(aspect, value) for aspect, values in table.values.items() for value in values}
-        assert not {row for row in rows if row[0] not in layout} - LISTED.keys(), table.title
+        assert not {row for row in rows if row[0] not in layout} - LISTED.keys() - ONLY_ENCODERS.keys(), table.title
     assert {aspect for aspect, _ in LISTED} | layout == {key.rstrip("_").replace("_", " ") for key in EXPORTABLE}
 
 

@@ -28,6 +28,8 @@ PROGRAMS = "src/transduce/kernels/cuda/triton/"
 BROUGHT_BY_TORCH = "triton"
 
 BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+# The one file that opens what torch.save wrote, with weights_only=True and limits on size.
+TENSOR_READER = "src/transduce/commands/import_tutorial.py"
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.jit.load"}
 
 # Put together from halves, so that this file does not hold what it looks for.
@@ -70,6 +72,8 @@ def _excess(where: str, function: Function) -> Iterator[str]:
 def banned_code(name: str, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         for used in _used_names(node):
+            if used == "torch.load" and name == TENSOR_READER and "weights_only=True" in ast.unparse(node):
+                continue
             if used in BANNED_CALLS or used.partition(".")[0] in BANNED_MODULES:
                 yield f"{name}:{node.lineno} uses {used}"  # type: ignore[attr-defined]
 

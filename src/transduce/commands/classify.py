@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
     add("--output", metavar="FILE", type=file_or_stream, help="write the labels here (default: standard output)")
     add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
-    add_computing(parser, int8=False)
+    add_computing(parser)
 
 
 def _number_of_labels(text: str) -> int:

@@ -105,7 +105,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_classifier(model: str) -> bool:
+    """Return whether a folder holds a classifier.
+
+    Raises:
+        TransduceError: the folder holds a tagger, which another command measures.
+    """
     card = find_task_card(Path(model)) if Path(model).is_dir() else None
+    if card is not None and card.kind == "tagging":
+        raise TransduceError(
+            f"`evaluate` scores translations and classes, but {model} is a tagger: `transduce tag {model} FILE "
+            "--score` reports its accuracy and the F1 of spans."
+        )
     return card is not None and card.kind == "classification"
 
 

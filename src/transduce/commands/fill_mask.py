@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--candidates", type=int, default=5, metavar="N", help="number of candidates shown for each mask")
     add("--json", metavar="PATH", help="write texts, tokens and probabilities as JSON; -: to standard output")
-    add_computing(parser, int8=False)
+    add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:

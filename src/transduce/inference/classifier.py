@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batches_by_length, pad
@@ -93,7 +94,7 @@ class Classifier:
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
         config = self.model.config
-        states, _ = self.model.encode(pad(rows, config.pad_id, self.model.source_weight.device))
+        states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
         return self.model.classify(states).float()
 
     def _classification(self, text: str, probabilities: Tensor) -> Classification:
@@ -110,7 +111,7 @@ def load_classifier(
 
     Args:
         folder: the model folder.
-        precision: "fp32", "bf16" or "auto".
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
         device: "cpu", "cuda" or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 

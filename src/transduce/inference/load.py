@@ -24,6 +24,7 @@ from transduce.inference.generator import Generator, load_generator
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.parser import Parser, load_parser
 from transduce.inference.retrieval import read_datastore
+from transduce.inference.tagger import Tagger, load_tagger
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
@@ -116,13 +117,22 @@ def _shared_context(folders: Sequence[Path]) -> DocumentContext | None:
 # --- models of any kind ---
 
 
-Task = Literal["translation", "language-model", "masked-language-model", "classification", "parsing", "time-series"]
+Task = Literal[
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "classification",
+    "tagging",
+    "parsing",
+    "time-series",
+]
 """The task of a loaded model."""
 
-_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Parser | Forecaster]] = {
+_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Parser | Forecaster]] = {
     "language-model": load_generator,
     "masked-language-model": load_filler,
     "classification": load_classifier,
+    "tagging": load_tagger,
     "parsing": load_parser,
     "time-series": load_forecaster,
 }
@@ -157,13 +167,15 @@ def load(folder: str | Path, *, task: Literal["masked-language-model"], **option
 @overload
 def load(folder: str | Path, *, task: Literal["classification"], **options: Unpack[LoadOptions]) -> Classifier: ...
 @overload
+def load(folder: str | Path, *, task: Literal["tagging"], **options: Unpack[LoadOptions]) -> Tagger: ...
+@overload
 def load(folder: str | Path, *, task: Literal["parsing"], **options: Unpack[LoadOptions]) -> Parser: ...
 @overload
 def load(folder: str | Path, *, task: Literal["time-series"], **options: Unpack[LoadOptions]) -> Forecaster: ...
 @overload
 def load(
     folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
-) -> Translator | Generator | Filler | Classifier | Parser | Forecaster: ...
+) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster: ...
 @renamed_arguments(examples="datastore")
 def load(
     folder: str | Path | Sequence[str | Path],
@@ -176,11 +188,11 @@ def load(
     target_language: str | None = None,
     datastore: str | Path | None = None,
     tag: str | None = None,
-) -> Translator | Generator | Filler | Classifier | Parser | Forecaster:
+) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster:
     """Load a model folder for the task that the model was trained for.
 
     Translation models give a `Translator`, language models a `Generator`, and masked language models a `Filler`. The
-    other tasks give a `Classifier`, a `Parser` or a `Forecaster`.
+    other tasks give a `Classifier`, a `Tagger`, a `Parser` or a `Forecaster`.
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_integer, as_path, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
@@ -106,7 +107,7 @@ class Filler:
         Ordinary tokens are those that stand for text; the special tokens are left out of V.
         """
         framed = torch.tensor([self._marks.frame(ids, self.length)], device=self.model.source_weight.device)
-        states, _ = self.model.encode(framed)
+        states = encode_fast(self.model, framed)
         masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]
         logits = self.model.project(self.model.hidden(masked)).float()  # (M, V)
         return logits[:, self._ordinary].softmax(dim=-1).cpu()
@@ -129,7 +130,7 @@ def load_filler(
 
     Args:
         folder: the model folder.
-        precision: "fp32", "bf16" or "auto".
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
         device: "cpu", "cuda" or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 

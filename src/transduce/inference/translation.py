@@ -45,9 +45,8 @@ class GrowingText:
             return ""
         return self._show(text)
 
-    def finish(self, ids: Sequence[int]) -> str:
-        """Return the rest of the complete translation with these ids, after the part that `grow` has returned."""
-        text = decode_like(self.vocabulary, ids, line_feeds=self._line_feeds)
+    def finish(self, text: str) -> str:
+        """Return the rest of the complete translation, after the part that `grow` has returned."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:

@@ -55,6 +55,7 @@ from transduce.inference.substitution import TermModel
 from transduce.inference.translation import (
     GrowingText,
     Translation,
+    decode_like,
     empty_alternative,
     translation_from_hypotheses,
     without_context,
@@ -547,7 +548,10 @@ class Translator:
             if text:
                 yield text
         (hypotheses,) = progress.results()
-        rest = growing.finish(list(hypotheses[0].ids)) if hypotheses else ""
+        if not hypotheses:
+            return
+        ids = list(hypotheses[0].ids)
+        rest = growing.finish(decode_like(self.tokenizer.target, ids, line_feeds=has_line_feeds))
         if rest:
             yield rest
 

@@ -17,8 +17,15 @@ from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
+from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward, Linear
-from transduce.model.known_classes import DECODER_PARTS, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS, register_class
+from transduce.model.known_classes import (
+    DECODER_PARTS,
+    ENCODER_PARTS,
+    TRANSFORMER_PARTS,
+    VOCABULARY_WEIGHTS,
+    register_class,
+)
 from transduce.model.layer_graph import Graph, graph_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer
 from transduce.model.transformer import Transformer
@@ -120,6 +127,16 @@ class PrepackedDecoder(PrepackedModel, Decoder):
     """A decoder-only model with prepacked weights."""
 
 
+class PrepackedEncoder(PrepackedModel, Encoder):
+    """An encoder-only model with prepacked weights in its layers.
+
+    Output projection, masked language head, pooler and classifier stay in float32: they compute a few rows of a batch,
+    and the projection is the embedding matrix, which is kept anyway.
+    """
+
+    project = Encoder.project
+
+
 register_class(
     PrepackedSelfAttention, computes=MultiHeadAttention, children=("projection", "output", "dropout", "score")
 )
@@ -135,15 +152,16 @@ register_class(
 register_class(
     PrepackedDecoder, computes=Decoder, children=(*DECODER_PARTS, "prepacked_output"), tensors=VOCABULARY_WEIGHTS
 )
+register_class(PrepackedEncoder, computes=Encoder, children=ENCODER_PARTS, tensors=VOCABULARY_WEIGHTS)
 
 PREPACKABLE = table(
     "a prepacked model",
-    class_="Transformer Decoder",
+    class_="Transformer Decoder Encoder",
     linear_layers="Linear",
     output_projection="Linear",
     positions="sinusoidal learned rotary rotary-interleaved relative none",
     attention_window="none some",
-    token_types="none",
+    token_types="none some",
     norm="layer rms batch",
     norm_order="pre post sandwich",
     activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
@@ -156,11 +174,24 @@ PREPACKABLE = table(
 """The models that `prepack` supports."""
 
 
+InferenceModel = Transformer | Decoder | Encoder
+"""Models whose weights can be prepacked."""
+AnyPrepacked = PrepackedTransformer | PrepackedDecoder | PrepackedEncoder
+"""Models with prepacked weights."""
+_PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
+    Transformer: PrepackedTransformer,
+    Decoder: PrepackedDecoder,
+    Encoder: PrepackedEncoder,
+}
+
+
 @overload
 def prepack(model: Transformer, make: MakeLinear) -> PrepackedTransformer: ...
 @overload
 def prepack(model: Decoder, make: MakeLinear) -> PrepackedDecoder: ...
-def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransformer | PrepackedDecoder:
+@overload
+def prepack(model: Encoder, make: MakeLinear) -> PrepackedEncoder: ...
+def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     """Return a model with prepacked weights, made from a float32 model, which must not be used afterwards.
 
     Args:
@@ -173,12 +204,13 @@ def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransfor
     if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
     with torch.no_grad(), torch.device("meta"):
-        made = (PrepackedDecoder if isinstance(model, Decoder) else PrepackedTransformer)(model.config)
+        made = _PREPACKED_CLASSES[_kind_of(model)](model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
     has_rotary = model.config.positions.startswith("rotary")
     with torch.no_grad():
-        made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
+        if not isinstance(made, PrepackedEncoder):
+            made.prepacked_output = make(model.output_weight, model.output_bias, "vocabulary")
         for module in list(made.modules()):
             if isinstance(module, DecoderLayer) or (isinstance(module, EncoderLayer) and isinstance(made, Decoder)):
                 module.self_attention = PrepackedSelfAttention(module.self_attention, make, has_rotary=has_rotary)
@@ -191,8 +223,14 @@ def prepack(model: Transformer | Decoder, make: MakeLinear) -> PrepackedTransfor
             elif isinstance(module, FeedForward | GatedFeedForward):
                 module.inner = _prepack_linear(module.inner, make)
                 module.outer = _prepack_linear(module.outer, make)
-    made.own_output_weight = made.output_bias = None
+    if not isinstance(made, PrepackedEncoder):
+        made.own_output_weight = made.output_bias = None
     return made.eval()
+
+
+def _kind_of(model: InferenceModel) -> type[InferenceModel]:
+    """Return the class of models that can be prepacked to which a model belongs."""
+    return next(kind for kind in _PREPACKED_CLASSES if isinstance(model, kind))
 
 
 def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
@@ -211,7 +249,7 @@ _PACKED = ("weights", "initial_sums", "weight_scales", "bias")  # the tensors of
 class PackedModel:
     """The prepacked layers of a model, whose tensors can be stored in a file and mapped from it."""
 
-    def __init__(self, model: PrepackedTransformer | PrepackedDecoder, originals: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: AnyPrepacked, originals: Mapping[str, Tensor]) -> None:
         """Find the prepacked layers of a model.
 
         Args:
@@ -265,7 +303,7 @@ def _is_packed(module: nn.Module) -> TypeGuard[Any]:
 
 def packed_layers(model: nn.Module) -> PackedModel | None:
     """Return the prepacked layers of a model; None if it has none, or some that cannot be stored."""
-    if not isinstance(model, PrepackedTransformer | PrepackedDecoder):
+    if not isinstance(model, AnyPrepacked):
         return None
     return None if any(isinstance(part, Int8Linear) for part in model.modules()) else PackedModel(model, {})
 
@@ -277,7 +315,7 @@ def outline_quantized(model: nn.Module, make: MakeLinear) -> PackedModel | None:
         model: on the meta device; it must not be used afterwards.
         make: makes the linear layers.
     """
-    if not isinstance(model, Transformer | Decoder) or refusal(PREPACKABLE, model) is not None:
+    if not isinstance(model, InferenceModel) or refusal(PREPACKABLE, model) is not None:
         return None
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
@@ -296,13 +334,13 @@ class _NotStorableError(Exception):
 class InferenceCopy:
     """A copy of a model with prepacked weights, which is renewed when the model's weights or modules change."""
 
-    def __init__(self, model: Transformer | Decoder, make: MakeLinear) -> None:
+    def __init__(self, model: InferenceModel, make: MakeLinear) -> None:
         """Make the inference copy of a model: prepack the weights, converted to float32."""
         self._make = make
         self._prepacked = prepack(_in_float32(model), make)
         self._record_weights(model)
 
-    def current(self, model: Transformer | Decoder, graph: Graph) -> PrepackedTransformer | PrepackedDecoder:
+    def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model as it is now; `graph` is its layer graph, all of it in `PREPACKABLE`."""
         weights = self._weights
         if graph != self._graph or any(
@@ -334,7 +372,7 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _in_float32(model: Transformer | Decoder) -> Transformer | Decoder:
+def _in_float32(model: InferenceModel) -> InferenceModel:
     """Return a copy of a model in float32; parameters that are in float32 already share their memory."""
     copies: dict[int, nn.Parameter] = {}
 
@@ -354,7 +392,7 @@ def _in_float32(model: Transformer | Decoder) -> Transformer | Decoder:
         return made
 
     made = copy_module(model)
-    assert isinstance(made, Transformer | Decoder)
+    assert isinstance(made, InferenceModel)
     return made
 
 
@@ -425,7 +463,9 @@ def _pack(weight: Tensor) -> Any:
 def quantize(model: Transformer, *, make: MakeLinear = ...) -> PrepackedTransformer: ...
 @overload
 def quantize(model: Decoder, *, make: MakeLinear = ...) -> PrepackedDecoder: ...
-def quantize(model: Transformer | Decoder, *, make: MakeLinear = Int8Linear) -> PrepackedTransformer | PrepackedDecoder:
+@overload
+def quantize(model: Encoder, *, make: MakeLinear = ...) -> PrepackedEncoder: ...
+def quantize(model: InferenceModel, *, make: MakeLinear = Int8Linear) -> AnyPrepacked:
     """Return a model with 8-bit weights, made from a float32 model, which must not be used afterwards.
 
     Args:

@@ -18,10 +18,13 @@ from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.prepacked import (
     PREPACKABLE,
+    AnyPrepacked,
     InferenceCopy,
+    InferenceModel,
     Int8Linear,
     MakeLinear,
     PrepackedDecoder,
+    PrepackedEncoder,
     PrepackedTransformer,
 )
 from transduce.machine import usable_memory
@@ -29,6 +32,7 @@ from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
+from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import Unsupported, description_of, graph_of, refusal
 from transduce.model.transformer import DecodingState, Transformer
 
@@ -175,6 +179,35 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
     return model.start(source_ids)
 
 
+def select_encoder(model: Encoder) -> Selection:
+    """Return which backend computes the states of an encoder-only model as it is now."""
+    compiled = _find_compiled(model)
+    return Selection("reference", {"compiled": compiled}) if isinstance(compiled, str) else Selection("compiled", {})
+
+
+def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
+    """Return an encoder-only model's state of each token, (B, S) to (B, S, D), by the fastest backend that supports it.
+
+    Args:
+        model: the model, in evaluation mode.
+        ids: token ids, padded at the right.
+        token_types: the segment of each token, (B, S), for models that have token types.
+
+    Returns:
+        The states; those of padding are unspecified.
+    """
+    compiled = _find_compiled(model)
+    if not isinstance(compiled, str):
+        from transduce.kernels.cpu.decoding.state import encode_texts
+
+        prepacked, programs = compiled
+        assert isinstance(prepacked, PrepackedEncoder)
+        states = encode_texts(prepacked, programs, ids, token_types)
+        if states is not None:
+            return states.to(model.source_weight.dtype)  # that of the heads
+    return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
+
+
 def has_compiled_steps(model: EncoderDecoder) -> bool:
     """Return whether compiled kernels decode a model, encoder included, so that threads may decode one batch each."""
     return not isinstance(_find_compiled(model), str)
@@ -192,12 +225,11 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
     return model.start(prompt_ids, lengths)
 
 
-def _find_compiled(model: nn.Module) -> "tuple[PrepackedTransformer | PrepackedDecoder, CompiledModel] | str":
+def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | str":
     """Return a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
     prepacked = decoded_model(model)
-    if not isinstance(prepacked, PrepackedTransformer | PrepackedDecoder) or isinstance(
-        prepacked.prepacked_output, Int8Linear
-    ):
+    output = getattr(prepacked, "prepacked_output", None)
+    if not isinstance(prepacked, AnyPrepacked) or isinstance(output, Int8Linear):
         return _why_not_packed(model) or "its weights were not prepacked"
     from transduce.kernels.cpu.decoding.compiled_steps import find_compiled_model
 
@@ -266,9 +298,9 @@ _DECODERS: dict[str, Callable[[nn.Module], str | None]] = {
 }
 
 
-def _can_be_prepacked(model: nn.Module) -> TypeGuard[Transformer | Decoder]:
+def _can_be_prepacked(model: nn.Module) -> TypeGuard[InferenceModel]:
     """Return whether a model is on a CPU, in evaluation mode and of a class that prepacking supports."""
-    is_kind = isinstance(model, Transformer | Decoder)
+    is_kind = isinstance(model, InferenceModel)
     return is_kind and not model.training and model.source_weight.device.type == "cpu"
 
 
@@ -309,7 +341,7 @@ def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
     return None if make is None else InferenceCopy(model, make)
 
 
-def _find_linear_maker(model: Transformer | Decoder, dtype: torch.dtype) -> MakeLinear | None:
+def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear | None:
     """Return the function that makes a model's prepacked linear layers, or None if kernels do not support the model."""
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
     from transduce.kernels.cpu.gemm.decode import make_float_linear

@@ -141,12 +141,13 @@ TRANSFORMER_PARTS = (
     *("encoder_positions", "encoder_layers", "encoder_norm", "decoder_positions", "decoder_layers", "decoder_norm"),
 )
 DECODER_PARTS = ("embedding", "positions", "layers", "norm")
+ENCODER_PARTS = (*DECODER_PARTS, "masked_language_head", "pooler", "classifier")
 _SCORED = ("score", "dropout")
 # Each class, with the names of its submodules and of its parameters and buffers; None: any.
 _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] | None], ...] = (
     (Transformer, TRANSFORMER_PARTS, VOCABULARY_WEIGHTS),
     (Decoder, DECODER_PARTS, VOCABULARY_WEIGHTS),
-    (Encoder, (*DECODER_PARTS, "masked_language_head", "pooler", "classifier"), VOCABULARY_WEIGHTS),
+    (Encoder, ENCODER_PARTS, VOCABULARY_WEIGHTS),
     (MaskedLanguageHead, ("dense", "norm"), ()),
     (EncoderLayer, _LAYER, ()),
     (DecoderLayer, (*_LAYER, *_MEMORY), ()),

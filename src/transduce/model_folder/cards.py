@@ -20,10 +20,10 @@ TASK_CARD = "task.json"
 class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The task that a model was trained for, as stored in task.json."""
 
-    kind: Literal["masked-language-model", "classification", "parsing", "time-series"]
+    kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series"]
     """The task."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the model's order."""
+    """Names of the classes, or of the tags of words, in the model's order."""
     length: int = 512
     """Maximum number of tokens that an encoder reads from a text, including special tokens."""
 
@@ -51,7 +51,8 @@ def find_task_card(folder: Path) -> TaskCard | None:
         return None
     if heads.masked_language:
         return TaskCard(kind="masked-language-model", length=heads.length)
-    return TaskCard(kind="classification", labels=heads.labels, length=heads.length) if heads.labels else None
+    kind: Literal["tagging", "classification"] = "tagging" if heads.labels_tokens else "classification"
+    return TaskCard(kind=kind, labels=heads.labels, length=heads.length) if heads.labels else None
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:

@@ -64,7 +64,7 @@ def convert_to_precision(model: _Model, precision: str, machine: Machine) -> _Mo
     return model
 
 
-def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
+def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder | Encoder:
     """Return the model with 8-bit weights; the original model must not be used afterwards.
 
     Args:
@@ -72,14 +72,14 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder:
         device: the device that the model will run on.
 
     Raises:
-        TransduceError: the device is a GPU, the model is not a Transformer that generates text, or PyTorch has no 8-bit
-            matrix multiplication here.
+        TransduceError: the device is a GPU, the model is not a Transformer of tokens, or PyTorch has no 8-bit matrix
+            multiplication here.
     """
     if device != "cpu":
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
-    if not isinstance(model, Transformer | Decoder):
+    if not isinstance(model, Transformer | Decoder | Encoder):
         raise TransduceError(
-            "Precision `int8` is for Transformers that generate text, but this model is of the kind "
+            "Precision `int8` is for Transformers that read or write text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
     quantized = quantize(model, make=int8_linear_maker())

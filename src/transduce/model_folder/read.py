@@ -17,7 +17,7 @@ from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
-from transduce.model.config import Kind, ModelConfig
+from transduce.model.config import Kind, ModelConfig, convert_config
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
@@ -132,7 +132,7 @@ _USES = {
     "transformer": "`transduce translate` uses it",
     "recurrent": "`transduce translate` uses it",
     "decoder": "`transduce generate` uses it",
-    "encoder": "`transduce fill-mask` or `transduce classify` uses it, as it was trained for",
+    "encoder": "`transduce fill-mask`, `transduce classify` or `transduce tag` uses it, as it was trained for",
     "series": "`transduce forecast` uses it",
 }
 
@@ -419,9 +419,14 @@ def _read_config(folder: Path) -> ModelConfig:
             check_hugging_face_folder(folder)  # raises an error with the alternatives
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
-        config = msgspec.convert(content["transduce"], ModelConfig)
+        described = msgspec.convert(content["transduce"], dict[str, Any])
+        config = convert_config(described)
     except msgspec.ValidationError as error:
-        raise TransduceError(f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}.") from error
+        own = str(error).startswith("Invalid enum value")
+        remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
+        raise TransduceError(
+            f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}{remedy}."
+        ) from error
     check_sizes(path, config)
     return config
 

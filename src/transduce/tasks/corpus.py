@@ -2,11 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -24,13 +22,10 @@ from transduce.data.prepared import (
     PreparedCorpus,
     RepeatedCorpus,
     prepare,
-    write_sample,
 )
-from transduce.data.text_noise import TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary
 from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -41,24 +36,22 @@ from transduce.tasks.prepared_folder import (
     open_prepared_folder,
     tokenizer_settings_of,
 )
-from transduce.tasks.settings.structs import DataSettings, Settings, VocabularySettings
+from transduce.tasks.settings.structs import DataSettings, Settings
 from transduce.tasks.text_file_states import store_text_file_states
+from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import LineNotes, count_noun, is_decodable, read_lines
+from transduce.text.files import LineNotes, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.protected import PLACEHOLDER_TOKENS
-from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
+from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import CONTEXT_SEPARATOR, fallback_ids
+from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.training.choices import CorpusSize
 from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
 
 # --- notices about likely mistakes ---
-
-
-_MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown
 
 
 def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
@@ -112,26 +105,6 @@ def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None
     return [f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."]
 
 
-def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
-    """Return a notice for each side whose first lines the vocabulary hardly covers; only the source unless `both`.
-
-    Raises:
-        TransduceError: a file is missing or invalid.
-    """
-    block = next(iter(PairReader(files)))
-    notices = []
-    sides = ((tokenizer.source, block.sources, "source"), (tokenizer.target, block.targets, "target"))
-    for vocabulary, lines, side in sides[: 2 if both and not files.is_text_alone else 1]:
-        odd, ids = fallback_ids(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
-        share = sum(id in odd for id in ids) / max(1, len(ids))
-        if share > _MANY_ODD_TOKENS:
-            notices.append(
-                f"{share:.0%} of the {side}'s tokens are bytes or unknown, because the vocabulary of {model} lacks "
-                "many of their characters: start from a model whose vocabulary has them, or omit --init-from."
-            )
-    return notices
-
-
 # --- progress ---
 
 
@@ -172,7 +145,6 @@ class PreparationBar:
 
 
 _DEV_FOLDER = "corpus-dev"
-_LEAST_OCCURRENCES = 2  # of a word that a vocabulary of whole words learns
 _ENOUGH_OCCURRENCES = 3
 # Preparing this many pairs takes much longer than starting a worker process.
 _PAIRS_A_WORKER = 100_000
@@ -304,7 +276,7 @@ def prepare_corpus(
         TransduceError: files are missing or invalid.
     """
     if tokenizer is not None:
-        tokenizer = _extended_base(tokenizer, settings, text, display)
+        tokenizer = extend_base_tokenizer(tokenizer, settings, text.marks, display)
         text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
     notes = LineNotes()
@@ -462,141 +434,6 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
     return CorpusSize(
         pairs=reader.pairs - notes.skipped_lines + skipped, unspaced_characters=len(unspaced_characters(frequent))
     )
-
-
-def learn_tokenizer(
-    files: CorpusFiles,
-    size: CorpusSize,
-    settings: Settings,
-    choose: Callable[[CorpusSize], TokenizerSettings],
-    folder: Path,
-    display: ProgressDisplay,
-    *,
-    marks: tuple[str, ...] = (),
-) -> tuple[Tokenizer, TokenizerSettings]:
-    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it; or save one of the user's own.
-
-    Returns:
-        The tokenizer and its settings.
-
-    Raises:
-        TransduceError: the settings contradict each other or the vocabulary that they name.
-    """
-    if settings.tokenizer.vocabulary:
-        return _adopt_vocabulary(settings.tokenizer, marks, folder, display)
-    tokenizer_settings, adjust = choose(size), settings.tokenizer.vocabulary_size is None
-    if files.is_text_alone and not tokenizer_settings.joint:
-        raise TransduceError(
-            "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
-        )
-    # A chosen size covers the words only; the task's special tokens are added to it.
-    marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
-    marks = tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols)))
-    num_special = len(marks) + tokenizer_settings.line_feeds if adjust else 0
-    tokenizer_settings = msgspec.structs.replace(
-        tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    most = MAX_TRAINING_LINES // (2 if tokenizer_settings.joint else 1)
-    sample = folder / ".sample.jsonl"
-    try:
-        text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        read = partial(_vocabulary_text, text, settings.tokenizer.text, settings.data.noise)
-        tokenizer = (
-            _learn_words(read, tokenizer_settings)
-            if tokenizer_settings.kind == "word"
-            else Tokenizer.train(read, tokenizer_settings, adjust=adjust)
-        )
-    finally:
-        sample.unlink(missing_ok=True)
-    counts_words = tokenizer_settings.kind in ("character", "word")
-    if tokenizer.source.size != tokenizer_settings.vocabulary_size and not counts_words:
-        why = "allows" if tokenizer.source.size < tokenizer_settings.vocabulary_size else "needs"
-        display.say(f"The text {why} {tokenizer.source.size:,} tokens, not {tokenizer_settings.vocabulary_size:,}.")
-        tokenizer_settings = msgspec.structs.replace(tokenizer_settings, vocabulary_size=tokenizer.source.size)
-    tokenizer.save(folder)
-    return tokenizer, tokenizer_settings
-
-
-def _adopt_vocabulary(
-    specified: VocabularySettings, marks: tuple[str, ...], folder: Path, display: ProgressDisplay
-) -> tuple[Tokenizer, TokenizerSettings]:
-    """Use and save the user's own vocabulary, with the special tokens and symbols that it lacks."""
-    if specified.text:
-        raise TransduceError(
-            "`tokenizer.text` is for a vocabulary that is learned, but `tokenizer.vocabulary` names one: leave one of "
-            "them out."
-        )
-    place = " and ".join(specified.vocabulary)
-    marks = (*marks, *PLACEHOLDER_TOKENS[: specified.placeholders or 0])
-    symbols = dict.fromkeys((*marks, *specified.symbols))
-    tokenizer, notes = open_vocabulary(specified.vocabulary, symbols=tuple(symbols), nfc=specified.nfc)
-    for note in notes:
-        display.say(note)
-    check_vocabulary(specified, tokenizer, place)
-    size = specified.vocabulary_size
-    if size not in (None, tokenizer.source.size):
-        raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {size:,}, but {place} has {tokenizer.source.size:,} tokens: leave it out."
-        )
-    sizes = dict.fromkeys((tokenizer.source.size, tokenizer.target.size))
-    display.say(f"The vocabulary of {place} has {' and '.join(f'{each:,}' for each in sizes)} tokens.")
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
-    return tokenizer, tokenizer_settings_of(tokenizer)
-
-
-def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> Tokenizer:
-    """Learn a vocabulary of whole words, of both sides together or of each."""
-    for name, value in (("byte_fallback", settings.byte_fallback), ("nfc", settings.nfc)):
-        if value:
-            raise TransduceError(
-                f"`tokenizer.{name}` is true, but a word that `tokenizer.kind` = word does not know stays unknown: "
-                "leave it out."
-            )
-    if settings.character_coverage is not None:
-        raise TransduceError(
-            "`tokenizer.character_coverage` means nothing where `tokenizer.kind` is word: leave it out."
-        )
-    sources, targets = (pair.source for pair in read()), (pair.target for pair in read())
-    symbols = (*settings.user_symbols, *("\n" for _ in range(settings.line_feeds)))
-    sides = [chain(sources, targets)] if settings.joint else [sources, targets]
-    return learn_words(sides, settings.vocabulary_size, least=_LEAST_OCCURRENCES, symbols=symbols)
-
-
-def _extended_base(tokenizer: Tokenizer, settings: Settings, text: TaskText, display: ProgressDisplay) -> Tokenizer:
-    """Return the base model's tokenizer, with the user's symbols that it lacks.
-
-    Raises:
-        TransduceError: the vocabulary lacks a token that the task needs.
-    """
-    extended = extend_tokenizer(tokenizer, settings.tokenizer.symbols)
-    lacking = [mark for mark in text.marks if not extended.target.has_special_token(mark)]
-    if lacking:
-        raise TransduceError(
-            f"The vocabulary of {settings.init_from} lacks the token {lacking[0]}, which `task.kind` "
-            f"{settings.task.kind} needs for this text: start from another model, or from none."
-        )
-    added = extended.target.size - tokenizer.target.size
-    if added:
-        display.say(
-            f"{count_noun(added, 'token')} added to the vocabulary of {settings.init_from}, each with the mean of the "
-            "embeddings of the tokens that spelled it before."
-        )
-    return extended
-
-
-def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus with its noise, and the files of further text."""
-    alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
-    for pair in read_pairs(files):
-        if noise.is_active:
-            source, target = noise_pair(pair.source, pair.target, noise, random.random)
-            pair = pair._replace(source=source, target=target)
-        yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
-    for path in more:
-        for line, text in enumerate(read_lines(path, keep_undecodable=True), 1):
-            yield Pair(text, "", line, path)
 
 
 def choose_workers(pairs: int) -> int:

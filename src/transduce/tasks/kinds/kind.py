@@ -216,6 +216,8 @@ class TaskKind(ABC, Generic[C]):
     """The kinds of model that can do the task; the first is the default."""
     measures: ClassVar[tuple[str, ...]] = ("loss",)
     """The metrics that `training.best_by` can select the best model by."""
+    reads_text: ClassVar[bool] = True
+    """True if the task's models read tokens, not numbers."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps support `training.record`."""
     label_smoothing: ClassVar[float] = 0.1

@@ -21,7 +21,7 @@ from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import RunCorpus, languages_of
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.kind import C, TaskKind, TextKind
+from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import (
     DataSettings,
@@ -683,7 +683,7 @@ def _trial_model(settings: Settings) -> ModelConfig:
     Raises:
         TransduceError: no preset is possible.
     """
-    reads_text = isinstance(kind_of(settings.task.kind), TextKind)
+    reads_text = kind_of(settings.task.kind).reads_text
     properties = (
         VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
     )

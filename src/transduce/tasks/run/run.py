@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from transduce.acceleration import kernels_for_training
@@ -73,7 +72,7 @@ from transduce.training.checkpoint import Environment, RunState, load_newest, ne
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.events import Durations, ValidationEvent, format_duration
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_SECONDS,
@@ -83,8 +82,9 @@ from transduce.training.forecast import (
     with_score,
 )
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Durations, Safeguards, TimeUse, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
+from transduce.training.notebook_display import make_display
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
@@ -186,7 +186,7 @@ class Run:
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
         self.validation: Validation | None = None  # set by the first process with its trainer
-        self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
+        self.display = make_display(is_first=self.processes.is_first)
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:

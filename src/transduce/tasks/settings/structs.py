@@ -1,8 +1,8 @@
 """Define the settings of a run: the tables of a settings file, and resolved settings with nothing left to choose."""
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,12 +15,14 @@ from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import (
     Activation,
     AttentionKind,
+    AttentionName,
     AttentionScore,
     Kind,
     ModelConfig,
     Norm,
     NormOrder,
     Positions,
+    split_own_names,
 )
 from transduce.search.settings import SearchSettings
 from transduce.tasks.noise import NoiseSettings
@@ -52,15 +54,16 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "denoising",
         "masked-language-model",
         "classification",
+        "tagging",
         "parsing",
         "time-series",
     ] = "translation"
     """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
     pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
-    parsing: constituency trees; time-series: forecast numbers."""
+    tagging: a tag of each word; parsing: constituency trees; time-series: forecast numbers."""
 
     context: int | None = None
-    """Largest number of tokens that a language model (masked or not) or a classifier sees at a time."""
+    """Largest number of tokens that a language model (masked or not), a classifier or a tagger sees at a time."""
 
     noise: NoiseSettings | None = None
     """Denoising: how the text is noised."""
@@ -227,7 +230,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     columns: tuple[str, str] | None = None
     """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
-    names such as `source` and `target`, or the only two columns."""
+    names such as `source` and `target`, or the only two columns. For tagging: those of words and tags, by number from 1
+    or by name; None: the first and the last."""
 
     weight_column: str | None = None
     """The column of tables, or field of JSON lines, that holds the weight of each training pair in the loss. A weight
@@ -530,6 +534,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     rotary_base: float | None = None
     relative_buckets: int | None = None
     relative_max_distance: int | None = None
+    attention: AttentionName | None = None
     attention_score: AttentionScore | None = None
     attention_kind: AttentionKind | None = None
     attention_scale: float | None = None
@@ -578,6 +583,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         if self.preset is not None and self.preset not in PRESETS:
             raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
+
+
+def convert_settings(content: Mapping[str, Any]) -> Settings:
+    """Return the settings that nested tables describe; `model.*` may name registered components.
+
+    Raises:
+        msgspec.ValidationError: a value has the wrong type, or names nothing.
+        TransduceError: a value is out of its range.
+    """
+    model = content.get("model")
+    plain, own = split_own_names(model) if isinstance(model, Mapping) else (model, {})
+    settings = msgspec.convert({**content, **({"model": plain} if own else {})}, Settings)
+    return msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, **own)) if own else settings
 
 
 # --- resolved settings ---

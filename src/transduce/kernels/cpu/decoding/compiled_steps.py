@@ -21,14 +21,30 @@ from transduce.kernels.cpu.decode_rows import (
     emit_scaling,
     emit_sequence_embedding,
 )
+from transduce.kernels.cpu.decoding.encoder import each_chunk, emit_encoder_stack, emit_row_addition
 from transduce.kernels.cpu.decoding.writer import ModelEmitter, StepArguments, Weights
 from transduce.kernels.cpu.gemm.decode import NativeVocabulary
-from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    find_integer_tile,
+    kernel,
+    new_builder,
+    require_integer_tile,
+)
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, Value
 from transduce.kernels.cpu.logits import emit_refinement
-from transduce.kernels.prepacked import PrepackedDecoder, PrepackedModel, PrepackedSelfAttention, PrepackedTransformer
+from transduce.kernels.prepacked import (
+    AnyPrepacked,
+    PrepackedDecoder,
+    PrepackedEncoder,
+    PrepackedModel,
+    PrepackedSelfAttention,
+    PrepackedTransformer,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
+from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
 from transduce.model.layer_graph import Graph, description_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, each_layer
@@ -38,28 +54,16 @@ from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, e
 
 def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
     """Emit the encoder, then the projection of its output to the cross-attention keys and values of each layer."""
-    config, heads, k = model.config, w.heads, w.k
-    w.embed_runs(model.source_embedding, model.source_weight)
-    projected = heads.queries + 2 * heads.keys
-    for layer in each_layer(model.encoder_layers, config.num_encoder_layers):
-        assert isinstance(layer, EncoderLayer)
-
-        def attend(source: Value, attention: Any = layer.self_attention) -> None:
-            w.gemm("store", attention.projection, w.quantize(source, attention.projection), w.pointers.projected)
-            w.rotate("run", w.pointers.projected, projected, heads.number + heads.shared)
-            keys = k.element_pointer(w.pointers.projected, heads.queries)
-            w.attend("run", projected, (keys, projected), _own_sequence(w), element=F32)
-            w.self_attention_output(attention.output)
-
-        w.sublayer(layer.self_attention_residual, attend)
-        _feed_forward(w, layer)
-    _norm(w, model.encoder_norm)
+    config = model.config
+    emit_encoder_stack(w, model.source_embedding, model.source_weight, model.encoder_layers, model.encoder_norm)
     memories: list[Any] = [
         layer.memory_attention for layer in each_layer(model.decoder_layers, config.num_decoder_layers)
     ]
-    rounded = w.quantize(w.pointers.x, memories[0].key_value)
-    for number, memory in enumerate(memories):
-        w.gemm_to_cache(memory.key_value, rounded, _cache_entry(w, w.pointers.memory, number, w.arguments.sources))
+    with each_chunk(w) as (of_chunk, first_row):
+        rounded = of_chunk.quantize(of_chunk.pointers.x, memories[0].key_value)
+        for number, memory in enumerate(memories):
+            entry = _cache_entry(w, w.pointers.memory, number, w.arguments.sources, first_row)
+            of_chunk.gemm_to_cache(memory.key_value, rounded, entry)
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
@@ -190,11 +194,16 @@ COMPILABLE = table(
     **_COMPONENTS,
 )
 """The models whose inference copy with prepacked weights `CompiledModel` computes."""
+_ENCODER_COMPONENTS = _COMPONENTS | {"token_types": "none some", "output_projection": "Linear"}
+ENCODED = table("the compiled encoder", class_="PrepackedEncoder", linear_layers="NativeLinear", **_ENCODER_COMPONENTS)
+"""The encoder-only models with prepacked weights that `CompiledModel` computes."""
+ENCODABLE = table("the compiled encoder", class_="Encoder", linear_layers="Linear", **_ENCODER_COMPONENTS)
+"""The encoder-only models whose inference copy with prepacked weights `CompiledModel` computes."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
     """Return a clause that says why a model's inference copy could not be compiled, or None if it could be."""
-    if (reason := refusal(COMPILABLE, model)) is not None:
+    if (reason := refusal(ENCODABLE if isinstance(model, Encoder) else COMPILABLE, model)) is not None:
         return reason
     return _why_not_sizes(model.config)  # type: ignore[arg-type]
 
@@ -226,25 +235,33 @@ def output_projection_of(model: PrepackedModel) -> NativeVocabulary:
 class CompiledModel:
     """The compiled kernels of one model: `read` encodes the source or the prompt, and `step` runs a decoding step."""
 
-    def __init__(self, model: PrepackedTransformer | PrepackedDecoder) -> None:
+    step: CompiledKernel
+    """The kernel of a decoding step; encoder-only models have none."""
+    step_multiplications: int
+    """Products of two numbers that `step` takes for each row, but those of attention."""
+
+    def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
-        config, output = model.config, output_projection_of(model)
+        config = model.config
+        tile = require_integer_tile() if isinstance(model, PrepackedEncoder) else output_projection_of(model).tile
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
         self.cache_dtype = _cache_dtype(model)
         """The dtype of the cached keys and values."""
         self.read_positions, self.step_positions = _position_tables(model)
         is_ragged = isinstance(model, PrepackedDecoder)
-        k = new_builder("model", output.tile)
-        emit_refinement(k, output.tile.vectors)
+        k = new_builder("model", tile)
+        emit_refinement(k, tile.vectors)
         emit_embedding(k, is_ragged=is_ragged)
         emit_sequence_embedding(k)
+        emit_row_addition(k)
         emit_norms(k)
         emit_scaling(k)
         emit_rotary(k, self.heads, interleaved=config.positions == "rotary-interleaved")
         weights = Weights(config.d_model)
         multiplications = {}
-        for name, emit in _emitters(model, output).items():
+        emitters = _emitters(model)
+        for name, emit in emitters.items():
             with kernel(k, name, len(StepArguments._fields)) as (numbers, thread, threads):
                 emitter = ModelEmitter(
                     k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.cache_dtype]
@@ -253,34 +270,38 @@ class CompiledModel:
                 multiplications[name] = emitter.multiplications_per_row
         self._kept = weights.tensors
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
-        kernels = compile_kernels(k, ("read", "step"))
+        kernels = compile_kernels(k, tuple(emitters))
         self.read: CompiledKernel = kernels["read"]
         """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
-        self.step: CompiledKernel = kernels["step"]
-        self.read_multiplications, self.step_multiplications = multiplications["read"], multiplications["step"]
-        """Products of two numbers that they take for each row, but those of attention."""
+        self.read_multiplications = multiplications["read"]
+        """Products of two numbers that `read` takes for each row, but those of attention."""
+        if "step" in kernels:
+            self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 
 
-def _cache_dtype(model: PrepackedTransformer | PrepackedDecoder) -> torch.dtype:
-    """Return the dtype of the cached keys and values."""
+def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
+    """Return the dtype of the cached keys and values; an encoder-only model caches none."""
+    if isinstance(model, PrepackedEncoder):
+        return torch.float32
     layer = (model.layers if isinstance(model, PrepackedDecoder) else model.decoder_layers)[0]
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     assert isinstance(layer.self_attention, PrepackedSelfAttention)
     return layer.self_attention.cache_dtype
 
 
-def _emitters(
-    model: PrepackedTransformer | PrepackedDecoder, output: NativeVocabulary
-) -> dict[str, Callable[[ModelEmitter], None]]:
+def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
     """Return the functions that emit the kernels `read` (encodes source or prompt) and `step` (a decoding step)."""
+    if isinstance(model, PrepackedEncoder):
+        return {"read": lambda w: emit_encoder_stack(w, model.embedding, model.source_weight, model.layers, model.norm)}
+    output = output_projection_of(model)
     if isinstance(model, PrepackedDecoder):
         return {"read": lambda w: emit_prompts(w, model), "step": lambda w: emit_prompt_step(w, model, output)}
     return {"read": lambda w: emit_encoder(w, model), "step": lambda w: emit_decoder_step(w, model, output)}
 
 
-def _position_tables(model: PrepackedTransformer | PrepackedDecoder) -> tuple[GrowingTables, GrowingTables]:
+def _position_tables(model: AnyPrepacked) -> tuple[GrowingTables, GrowingTables]:
     """Return the position encoding tables that the kernels `read` and `step` use, one for each kernel."""
-    if isinstance(model, PrepackedDecoder):
+    if isinstance(model, PrepackedDecoder | PrepackedEncoder):
         tables = _tables(model.embedding, model.positions, model.config)
         return tables, tables
     return (
@@ -302,9 +323,7 @@ def _tables(embedding: Embedding, positions: StackPositions, config: ModelConfig
 _COMPILED_MODELS: WeakKeyDictionary[nn.Module, tuple[Graph, CompiledModel]] = WeakKeyDictionary()
 
 
-def find_compiled_model(
-    model: PrepackedTransformer | PrepackedDecoder, *, is_private: bool = False
-) -> CompiledModel | str:
+def find_compiled_model(model: AnyPrepacked, *, is_private: bool = False) -> CompiledModel | str:
     """Return a model's compiled kernels, compiled on first use, or a clause that says why it cannot be compiled now.
 
     Args:
@@ -315,7 +334,7 @@ def find_compiled_model(
     if known is not None and is_private:
         return known[1]
     described = description_of(model)
-    reason = described.refusal(COMPILED)
+    reason = described.refusal(ENCODED if isinstance(model, PrepackedEncoder) else COMPILED)
     if reason is None:
         reason = "the model is in training mode" if described.is_training else _why_not_sizes(model.config)
     if reason is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import PositionTables
 from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, output_projection_of
+from transduce.kernels.cpu.decoding.encoder import TextLayout
 from transduce.kernels.cpu.decoding.writer import FEED_FORWARD_ROWS, StepArguments
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.jit.compiler import (
@@ -24,7 +25,8 @@ from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.prepacked import PrepackedDecoder, PrepackedTransformer
+from transduce.kernels.cpu.sequence_attention import sequence_scratch_size
+from transduce.kernels.prepacked import PrepackedDecoder, PrepackedEncoder, PrepackedTransformer
 from transduce.model.attention import AttentionTrace
 
 # --- KV cache pool ---
@@ -148,6 +150,10 @@ class NativeSteps:
         """Return the step arguments that depend on the model's kind: each row's offset and count, and the memory."""
         raise NotImplementedError
 
+    def chunk_rows(self, rows: int) -> int:
+        """Return how many of the rows that `read` processes need scratch space at once."""
+        return rows
+
     def select_rows(self, rows: Tensor, width: int) -> None:
         """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
         self.lists = self.lists.index_select(0, rows)
@@ -199,12 +205,7 @@ class NativeSteps:
         Raises:
             IndexError: an id is not in the vocabulary, so that machine code would read out of bounds.
         """
-        least, greatest = (int(each) for each in ids.aminmax())
-        size = len(self.model.source_weight)
-        if least < 0 or greatest >= size:
-            bad_id = least if least < 0 else greatest
-            reason = f"token ids range from 0 to {size - 1}, but one is {bad_id}"
-            raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
+        check_range(ids, len(self.model.source_weight), "token ids")
         x = torch.empty(len(ids), self.compiled.d_model)
         tables = self.compiled.read_positions.until(self.longest_source - 1)
         self._run(x, tables, ids, is_step=False)
@@ -219,21 +220,24 @@ class NativeSteps:
         if not self.pool.has_capacity(rows):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
-    def _score_count(self) -> int:
+    def score_count(self) -> int:
         """Return the number of attention scores to allocate: those of each thread, plus a vector."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
         """Run the kernel `step` on the newest tokens, or the kernel `read` on the input; x (N, D) gets the output."""
-        compiled, rows, scores = self.compiled, x.shape[0], self._score_count()
-        if self.scratch is None or not self.scratch.suffices(rows, scores):
-            self.scratch = Scratch(compiled, rows, 2 * scores if is_step else scores)
+        compiled, rows, scores = self.compiled, x.shape[0], self.score_count()
+        at_once = rows if is_step else self.chunk_rows(rows)
+        if self.scratch is None or not self.scratch.suffices(at_once, scores):
+            self.scratch = Scratch(compiled, at_once, 2 * scores if is_step else scores)
         arguments = StepArguments(
             rows=rows,
             weights=compiled.weights.data_ptr(),
             x=x.data_ptr(),
             **self.scratch.addresses,
             score_capacity=scores // torch.get_num_threads(),
+            attention=self.scratch.addresses["scores"],
+            attention_each=scores // torch.get_num_threads(),
             **self.row_arguments(),
             past=self.pool.entries.data_ptr(),
             entries=self.pool.entries.shape[1],
@@ -250,7 +254,7 @@ class NativeSteps:
             if is_step
             else (compiled.read, compiled.read_multiplications)
         )
-        run_timed(kernel, arguments, rows * work)
+        run_timed(kernel, arguments, at_once * work)
 
 
 def offsets_of(counts: list[int]) -> list[int]:
@@ -262,7 +266,7 @@ class Scratch:
     """The scratch memory that the kernels `read` and `step` write intermediate results to."""
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
-        """Allocate scratch memory for `rows` rows and `scores` attention scores."""
+        """Allocate scratch memory for `rows` rows, and `scores` float32 for attention."""
         heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
         self.rows, self.scores = rows, scores
         chunk = min(rows, FEED_FORWARD_ROWS)
@@ -302,10 +306,11 @@ class NativeState(NativeSteps):
         starts = offsets_of(counts)
         self.longest_source, tokens = max(counts), sum(counts)
         self.sources = _pairs(starts, counts)  # (2, B): offsets and numbers of tokens
-        self.row_sources = _pairs(*(_repeat(numbers, counts) for numbers in (starts, counts)))  # (2, N)
         layers, _, width = self.pool.entries.shape
         self.memory = torch.empty(layers, tokens, width, dtype=compiled.cache_dtype)
+        self.layout: TextLayout | None = TextLayout.of(counts)
         self.read(source_ids[source_ids != pad_id])
+        self.layout = None
         self.row_sources = self.sources  # (2, B × W)
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -326,14 +331,28 @@ class NativeState(NativeSteps):
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the step arguments for cross-attention: each row's source offset and length, and the memory."""
+        """Return the step arguments for cross-attention: each row's source offset and length, and the memory.
+
+        While the source is read, the arguments describe the layout of the texts instead.
+        """
+        memory = {"memory": self.memory.data_ptr(), "sources": self.memory.shape[1]}
+        if self.layout is not None:
+            return memory | {"counts": 0} | self.layout.addresses()
         firsts = self.row_sources.data_ptr()
-        return {
+        return memory | {
             "firsts": firsts,
             "counts": firsts + self.row_sources.shape[1] * self.row_sources.element_size(),
-            "memory": self.memory.data_ptr(),
-            "sources": self.memory.shape[1],
         }
+
+    def chunk_rows(self, rows: int) -> int:
+        """Return how many of the rows that `read` processes need scratch space at once."""
+        return rows if self.layout is None else self.layout.chunk_rows
+
+    def score_count(self) -> int:
+        """Return the number of float32 of scratch space for attention: for whole texts, or for the scores of a step."""
+        if self.layout is None:
+            return super().score_count()
+        return _attention_size(self.compiled, self.longest_source)
 
 
 def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
@@ -341,9 +360,71 @@ def _pairs(firsts: list[int], counts: list[int]) -> Tensor:
     return torch.tensor(firsts + counts).view(2, -1)
 
 
-def _repeat(numbers: list[int], counts: list[int]) -> list[int]:
-    """Return a list that contains each number n counts[n] times in a row."""
-    return [number for number, count in zip(numbers, counts, strict=True) for _ in range(count)]
+def _attention_size(compiled: CompiledModel, longest: int) -> int:
+    """Return the number of float32 of scratch space for attention of whole texts, for all threads together."""
+    return torch.get_num_threads() * sequence_scratch_size(compiled.heads.width, longest)
+
+
+# --- encoder-only models ---
+
+
+def encode_texts(
+    model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor, token_types: Tensor | None
+) -> Tensor | None:
+    """Return an encoder-only model's state of each token, float32, zeros for padding; None if not all padding is right.
+
+    Args:
+        model: the model with prepacked weights.
+        compiled: its compiled kernels.
+        ids: token ids, padded at the right, (B, S).
+        token_types: the segment of each token, (B, S); None: all are 0.
+
+    Returns:
+        (B, S, D); None if padding is between tokens, or if a text has no token.
+
+    Raises:
+        IndexError: an id or a segment is out of range, so that machine code would read out of bounds.
+    """
+    present = ids != model.config.pad_id
+    lengths = present.sum(dim=1)
+    is_at_right = torch.equal(present, torch.arange(ids.shape[1]) < lengths[:, None])
+    if not is_at_right or not len(ids) or int(lengths.min()) == 0:
+        return None
+    tokens, table = ids[present], model.embedding.token_types
+    check_range(tokens, len(model.source_weight), "token ids")
+    types = torch.zeros_like(tokens) if token_types is None else token_types.expand_as(ids)[present]
+    if table is not None:
+        check_range(types, len(table), "token types")
+    layout, longest = TextLayout.of(lengths.tolist()), int(lengths.max())
+    x, scores = torch.empty(len(tokens), compiled.d_model), _attention_size(compiled, longest)
+    scratch, tables = Scratch(compiled, layout.chunk_rows, scores), compiled.read_positions.until(longest - 1)
+    arguments = dict.fromkeys(StepArguments._fields, 0) | scratch.addresses | layout.addresses() | tables.addresses()
+    arguments |= {
+        "rows": len(tokens),
+        "weights": compiled.weights.data_ptr(),
+        "x": x.data_ptr(),
+        "ids": tokens.data_ptr(),
+        "token_types": types.data_ptr(),
+        "attention": scratch.addresses["scores"],
+        "attention_each": scores // torch.get_num_threads(),
+    }
+    run_timed(compiled.read, StepArguments(**arguments), layout.chunk_rows * compiled.read_multiplications)
+    if len(tokens) == ids.numel():
+        return x.view(*ids.shape, -1)
+    return x.new_zeros(*ids.shape, x.shape[-1]).masked_scatter_(present[..., None], x)
+
+
+def check_range(numbers: Tensor, size: int, what: str) -> None:
+    """Refuse numbers that are no row of a table of `size` rows, which machine code would read out of bounds.
+
+    Raises:
+        IndexError: a number is out of range.
+    """
+    least, greatest = (int(each) for each in numbers.aminmax())
+    if least < 0 or greatest >= size:
+        bad = least if least < 0 else greatest
+        reason = f"{what} range from 0 to {size - 1}, but one is {bad}"
+        raise IndexError(f"{reason}: encode the text with the tokenizer of this model")
 
 
 # --- decoder-only models ---

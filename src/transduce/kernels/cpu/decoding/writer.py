@@ -4,7 +4,7 @@ Legend: N rows, D model width, H heads, G key/value heads, K width of a head, F 
 network, S source tokens of all sentences, V vocabulary size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, emit_gemm, emit_quantization
 from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, KernelBuilder, Value
+from transduce.kernels.cpu.sequence_attention import SequenceArguments, emit_sequence_attention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES, FeedForward, GatedFeedForward
@@ -81,6 +82,22 @@ class StepArguments(NamedTuple):
     """The number of entries in each list."""
     logits: Any
     """The logits (N, V), V padded to whole blocks."""
+    token_types: Any = 0
+    """The segment of each token, int64 (N,), if encoders have token types. Only encoders read this and later fields."""
+    starts: Any = 0
+    """The index of the first token of each text within its chunk, int64, one for each text."""
+    lengths: Any = 0
+    """The number of tokens of each text, int64."""
+    texts: Any = 0
+    """The number of texts."""
+    chunks: Any = 0
+    """The chunks of texts that are computed together, as `encoder.Chunk`, int64 (chunks, 4)."""
+    num_chunks: Any = 0
+    """The number of chunks."""
+    attention: Any = 0
+    """Scratch space for attention of whole texts: `attention_each` float32 for each thread."""
+    attention_each: Any = 0
+    """The number of float32 of each thread's scratch space for attention of whole texts."""
 
 
 class Weights:
@@ -127,6 +144,17 @@ class ModelEmitter:
         """The step's arguments, converted from 64-bit addresses to pointers."""
         return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
+    def part(self, chunk: Sequence[Value]) -> "ModelEmitter":
+        """Return an emitter that computes only one chunk of texts, whose fields are those of `encoder.Chunk`."""
+        k, arguments, (first_row, rows, first_text, texts) = self.k, self.arguments, chunk
+        row_bytes = {"x": 4 * self.config.d_model, "ids": 8, "firsts": 8, "token_types": 8}
+        moved = {name: k.add(getattr(arguments, name), k.mul(first_row, size)) for name, size in row_bytes.items()}
+        moved |= {name: k.add(getattr(arguments, name), k.mul(first_text, 8)) for name in ("starts", "lengths")}
+        of_chunk = arguments._replace(rows=rows, texts=texts, **moved)
+        made = ModelEmitter(k, self.config, of_chunk, self.share, self.weights, self.cache_type)
+        _ = made.pointers  # emitted here, so that all later code may use them
+        return made
+
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
         """Emit a pointer to a weight, or to the data `first_byte` bytes behind its start."""
         k = self.k
@@ -168,6 +196,10 @@ class ModelEmitter:
         sizes = self.arguments.rows, k.int64(self.config.d_model)
         table = self.weight(weight), k.float32(embedding.scale), pointers.position_encodings
         k.call("embed_run", pointers.ids, *sizes, *table, pointers.x, pointers.firsts, *self.share)
+        if embedding.token_types is not None:
+            k.call(
+                "add_rows", pointers.x, *sizes, self.weight(embedding.token_types), pointers.token_types, *self.share
+            )
         self._norm_embedded(embedding)
 
     def _norm_embedded(self, embedding: Embedding) -> None:
@@ -311,6 +343,29 @@ class ModelEmitter:
             self.arguments.score_capacity,
             *self.share,
         )
+        k.barrier(self.share[1])
+
+    def attend_texts(self) -> None:
+        """Emit attention of whole texts, whose queries, keys and values are in `projected`, to themselves."""
+        k, pointers, arguments, heads = self.k, self.pointers, self.arguments, self.heads
+        name = emit_sequence_attention(k, heads, is_biased=self.config.positions == "relative")
+        of_texts = SequenceArguments(
+            queries=pointers.projected,
+            keys=k.element_pointer(pointers.projected, heads.queries),
+            values=k.element_pointer(pointers.projected, heads.queries + heads.keys),
+            stride=k.int64(heads.queries + 2 * heads.keys),
+            starts=pointers.starts,
+            counts=pointers.lengths,
+            sentences=arguments.texts,
+            bias=pointers.relative_bias,
+            bias_stride=arguments.relative_bias_stride,
+            out=pointers.heads,
+            scratch=pointers.attention,
+            scratch_each=arguments.attention_each,
+            thread=self.share[0],
+            threads=self.share[1],
+        )
+        k.call(name, *of_texts)
         k.barrier(self.share[1])
 
     def sublayer(self, residual: Residual, emit: Callable[[Value], None]) -> None:
