@@ -165,7 +165,7 @@ def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoise
     for pair in read_pairs(files):
         if noise.is_active:
             source, target = noise_pair(pair.source, pair.target, noise, random.random)
-            pair = pair._replace(source=source, target=target)  # noqa: PLW2901
+            pair = pair._replace(source=source, target=target)
         yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
     for path in more:
         for line, text in enumerate(read_lines(path, keep_undecodable=True), 1):
