@@ -211,7 +211,10 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
 
 
 def _with_direction(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
-    """Return a model of several language pairs for one of them, or for a pair of languages it knows from others."""
+    """Select the languages of a model that was trained on several language pairs, and return the model.
+
+    The pair may be new if the model knows the source language and the target language from other pairs.
+    """
     targets = dict.fromkeys(target_language for _, target_language in content.directions)
     if target is None and len(targets) > 1:
         raise TransduceError(

@@ -331,9 +331,10 @@ def _read_own(
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
 ) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model whose linear layers are in a cache, or return None if the cache does not have them.
+    """Read a model whose prepacked layers are in a cache; return None if the cache lacks these layers.
 
-    The model comes with the file of its other weights and that of these layers.
+    Returns:
+        The model, the file with its other weights, and the file with its prepacked layers.
     """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
@@ -383,9 +384,9 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
 
 
 def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
-    """Read a Hugging Face folder but for its weights: the model is on the meta device, and weights are read on access.
+    """Read a Hugging Face folder without its weights: the model is on the meta device, and weights are read on access.
 
-    While the weights are read one after the other, the memory of those before is released.
+    Reading a weight releases the memory of the weights that were read before.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
