@@ -359,7 +359,7 @@ def _read_model(
     file = _map_weights(folder, stored)
     weights = _read_weights(file, stored, config, stored)
     if verified is None or not verified.is_finite(file.path, file.version):
-        _check_finite(file.path, weights)
+        _check_finite(file, weights)
         if verified is not None:
             verified.record_finite(file.path, file.version)
     model.load_state_dict(weights, assign=True)
@@ -561,7 +561,11 @@ def _check_shapes(path: Path, weights: Mapping[str, Tensor], outline: Mapping[st
             )
 
 
-def _check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
+def _check_finite(file: MappedTensors, weights: Mapping[str, Tensor]) -> None:
+    """Check that all weights that were mapped from a file are finite, and release their memory."""
     for name, tensor in weights.items():
         if not all_finite(tensor):
-            raise TransduceError(f"{path}: {name} has values that are not finite (NaN or infinite): train it again.")
+            raise TransduceError(
+                f"{file.path}: {name} has values that are not finite (NaN or infinite): train it again."
+            )
+        file.release()
