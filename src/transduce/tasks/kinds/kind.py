@@ -473,7 +473,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the parts of the model card that depend on the task: title, description, usage and so on."""
 
     def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
         """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""

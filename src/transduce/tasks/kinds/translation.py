@@ -439,7 +439,7 @@ class Translation(TextKind):
         return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card for a translation model."""
         model, (source, target) = resolved.model, corpus.languages
         name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
         variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
@@ -521,7 +521,7 @@ def _longest_sentence(config: ModelConfig) -> int | None:
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the option with which `transduce translate` uses a model of several directions; else an empty text."""
+    """Return the option that selects a target language in a command; an empty text for a model of one language pair."""
     return f" --target-language {data.directions[0][1]}" if data.directions else ""
 
 
