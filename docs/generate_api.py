@@ -63,6 +63,8 @@ GROUPS = {
         "Candidate",
         "Classifier",
         "Classification",
+        "Embedder",
+        "TokenStates",
         "Parser",
         "Parse",
         "Forecaster",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transduce.exchange.import_folder import import_model_folder as import_model
     from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.datastore import Datastore, build_datastore
+    from transduce.inference.embedder import Embedder, TokenStates
     from transduce.inference.evaluate import evaluate
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator, TextScore
@@ -93,6 +94,7 @@ __all__ = [
     "DoctorReport",
     "DoctorSubject",
     "DocumentSettings",
+    "Embedder",
     "ExportReport",
     "Filler",
     "Filling",
@@ -129,6 +131,7 @@ __all__ = [
     "TensorBoardTracker",
     "Term",
     "TextScore",
+    "TokenStates",
     "Tokenizer",
     "TokenizerReport",
     "Tracker",
@@ -207,6 +210,8 @@ _DEFINED_IN = {
     "DoctorSubject": "transduce.inspection.doctor:Subject",
     "DocumentSettings": "transduce.documents.units",
     "ExportReport": "transduce.exchange.export",
+    "Embedder": "transduce.inference.embedder",
+    "TokenStates": "transduce.inference.embedder",
     "Filler": "transduce.inference.mask_filler",
     "Filling": "transduce.inference.mask_filler",
     "Forecast": "transduce.inference.forecaster",
