@@ -47,7 +47,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "bart-base": (
         "BartForConditionalGeneration",
-        {"vocab_size": 50_265, "d_model": 768, "max_position_embeddings": 1024, "activation_function": "gelu"}
+        {
+            "vocab_size": 50_265,
+            "d_model": 768,
+            "max_position_embeddings": 1024,
+            "activation_function": "gelu",
+            "normalize_before": False,
+        }
         | _stacks(6, 12, 3072)
         | _BART_IDS,
         {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "early_stopping": True}

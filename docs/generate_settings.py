@@ -35,7 +35,7 @@ TYPES = {
     "search.forbidden": "list of strings",
     "tokenizer.user_symbols": "list of strings",
     "data.corpora": "tables of `source`, `target`, `dev_source`, `dev_target`, `languages`, `weight`, `upsample`, "
-    "`loss_weight`",
+    "`share`, `tag`, `run`, `loss_weight`",
     "search.generate.forbidden_ids": "list of integers",
 }
 
@@ -48,6 +48,7 @@ IF_NOT_SET = {
     "data.languages": "the files' suffixes",
     "data.columns": "by their names",
     "data.weight_column": "none",
+    "data.document_column": "empty lines",
     "data.prepared": "not set",
     "training.unigram_alpha": "not set",
     "tokenizer.character_coverage": "by script and size",
@@ -91,6 +92,7 @@ _TABLES = {
     "task.masking": "`[task.masking]`",
     "task.series": "`[task.series]`",
     "data": "`[data]`",
+    "data.noise": "`[data.noise]`",
     "data.filters": "`[data.filters]`",
     "tokenizer": "`[tokenizer]`",
     "word_vectors": "`[word_vectors]`: with this table, embeddings start as word vectors",

@@ -36,13 +36,16 @@ if TYPE_CHECKING:
     from transduce.inference.quality_estimation import QualityWarning
     from transduce.inference.redecoding import estimate_quality, redecode
     from transduce.inference.scoring import Score
+    from transduce.inference.tagger import Tagger, Tagging
     from transduce.inference.translation import Alternative, Translation
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
+    from transduce.inspection.attribution import Attribution, attribute
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
+    from transduce.inspection.experiments import ExperimentReport, experiment
     from transduce.inspection.installation import InstallReport, check_install
     from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
     from transduce.inspection.pronouns import PronounAttention, PronounPair
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
+    from transduce.model.attention import MultiHeadAttention, ScoredAttention
+    from transduce.model.build import register
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
@@ -82,6 +87,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Alternative",
+    "Attribution",
     "Callback",
     "Candidate",
     "CheckpointEvent",
@@ -95,6 +101,7 @@ __all__ = [
     "DoctorSubject",
     "DocumentSettings",
     "Embedder",
+    "ExperimentReport",
     "ExportReport",
     "Filler",
     "Filling",
@@ -112,6 +119,7 @@ __all__ = [
     "MarkupSettings",
     "MlflowTracker",
     "ModelConfig",
+    "MultiHeadAttention",
     "Parse",
     "Parser",
     "PreparationReport",
@@ -126,8 +134,11 @@ __all__ = [
     "Score",
     "ScoreForecast",
     "ScoreReport",
+    "ScoredAttention",
     "SearchSettings",
     "ShardReport",
+    "Tagger",
+    "Tagging",
     "TensorBoardTracker",
     "Term",
     "TextScore",
@@ -149,6 +160,7 @@ __all__ = [
     "add_lora",
     "align",
     "attention_maps",
+    "attribute",
     "build_datastore",
     "check_install",
     "compare",
@@ -156,6 +168,7 @@ __all__ = [
     "estimate_quality",
     "evaluate",
     "examine",
+    "experiment",
     "export",
     "fill_embeddings",
     "import_model",
@@ -172,6 +185,7 @@ __all__ = [
     "read_glossary",
     "read_vocabulary",
     "redecode",
+    "register",
     "replace_word",
     "save",
     "score",
@@ -209,6 +223,7 @@ _DEFINED_IN = {
     "DoctorReport": "transduce.inspection.doctor",
     "DoctorSubject": "transduce.inspection.doctor:Subject",
     "DocumentSettings": "transduce.documents.units",
+    "ExperimentReport": "transduce.inspection.experiments",
     "ExportReport": "transduce.exchange.export",
     "Embedder": "transduce.inference.embedder",
     "TokenStates": "transduce.inference.embedder",
@@ -226,6 +241,8 @@ _DEFINED_IN = {
     "Intervention": "transduce.inspection.interventions",
     "LowRankSettings": "transduce.training.lora",
     "ModelConfig": "transduce.model.config",
+    "MultiHeadAttention": "transduce.model.attention",
+    "ScoredAttention": "transduce.model.attention",
     "Parse": "transduce.inference.parser",
     "Parser": "transduce.inference.parser",
     "PreparationReport": "transduce.tasks.preparing",
@@ -238,6 +255,8 @@ _DEFINED_IN = {
     "ScoreReport": "transduce.evaluation.scores",
     "SearchSettings": "transduce.search.settings",
     "ShardReport": "transduce.tasks.preparing",
+    "Tagger": "transduce.inference.tagger",
+    "Tagging": "transduce.inference.tagger",
     "Term": "transduce.text.glossary",
     "TextScore": "transduce.inference.generator",
     "Tokenizer": "transduce.text.tokenizer",
@@ -253,6 +272,8 @@ _DEFINED_IN = {
     "add_lora": "transduce.training.lora:adapt",
     "align": "transduce.inspection.alignment",
     "attention_maps": "transduce.inspection.attention",
+    "attribute": "transduce.inspection.attribution",
+    "Attribution": "transduce.inspection.attribution",
     "build_datastore": "transduce.inference.datastore",
     "check_install": "transduce.inspection.installation",
     "compare": "transduce.evaluation.significance",
@@ -260,6 +281,7 @@ _DEFINED_IN = {
     "estimate_quality": "transduce.inference.redecoding",
     "evaluate": "transduce.inference.evaluate",
     "examine": "transduce.inspection.doctor",
+    "experiment": "transduce.inspection.experiments",
     "export": "transduce.exchange.export",
     "fill_embeddings": "transduce.interop.word_vectors",
     "import_model": "transduce.exchange.import_folder:import_model_folder",
@@ -276,6 +298,7 @@ _DEFINED_IN = {
     "read_glossary": "transduce.text.glossary",
     "read_vocabulary": "transduce.interop.vocabulary_files",
     "redecode": "transduce.inference.redecoding",
+    "register": "transduce.model.build",
     "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
     "score": "transduce.evaluation.scores",

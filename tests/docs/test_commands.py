@@ -3,6 +3,8 @@
 The commands of pages for the first hour run here, in one process, with a small model in place of the demonstration's.
 """
 
+import ast
+import inspect
 import io
 import os
 import re
@@ -83,6 +85,54 @@ def test_a_mistaken_command_is_found() -> None:
         build_parser("translate").parse(["m", "--beem", "2"])
 
 
+# --- Python ---
+
+
+def python_blocks(page: str) -> Iterator[ast.Module]:
+    """Yield the syntax trees of a page's Python code; an indented block that is none, such as a table, is left out."""
+    for kind, content in _FENCED.findall(page):
+        if kind == "python":
+            yield ast.parse(content.replace(", …", ", ..."))
+    for block in code_blocks(page):
+        try:
+            tree = ast.parse(block)
+        except SyntaxError:
+            continue
+        yield tree
+
+
+def unknown_arguments(tree: ast.Module) -> Iterator[str]:
+    """Yield the keyword arguments of calls of public names that these do not have."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "transduce"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="transduce"), attr=str(name))):
+                pass
+            case ast.Call(func=ast.Name(id=str(name))) if name in imported:
+                pass
+            case _:
+                continue
+        parameters = inspect.signature(getattr(transduce, name)).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            yield from (f"{name}: {each.arg}" for each in node.keywords if each.arg and each.arg not in parameters)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "api.md"], ids=lambda page: page.name)
+def test_python_code_calls_what_exists(page: Path) -> None:
+    trees = list(python_blocks(page.read_text("utf-8")))
+    assert [each for tree in trees for each in unknown_arguments(tree)] == []
+
+
+def test_an_unknown_argument_is_found() -> None:
+    code = "from transduce import load\ntransduce.train(pairs=1, stepz=2)\nload('m', precision='fp32', speed=1)\n"
+    assert list(unknown_arguments(ast.parse(code))) == ["train: stepz", "load: speed"]
+
+
 # --- pages for the first hour run ---
 
 
@@ -155,6 +205,17 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
         # Pronouns are asked of an English sentence, which this model cannot read.
         if kind == "python" and "pronoun_attention" not in code:
             exec(compile(re.sub('"▁(?:bought|ate)"', repr(known), code), "views.md", "exec"), namespace)
+
+
+def test_the_code_about_the_doctor_runs() -> None:
+    from transduce.model.config import ModelConfig
+    from transduce.model.transformer import Transformer
+
+    ids: Any = {"source_vocabulary_size": 8000, "target_vocabulary_size": 8000, "start_id": 1, "eos_id": 2}
+    sizes: Any = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    page = (DOCS / "doctor.md").read_text("utf-8")
+    (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
+    exec(compile(code, "doctor.md", "exec"), {"model": Transformer(ModelConfig(**ids, **sizes)).double()})
 
 
 @pytest.mark.usefixtures("demonstration")

@@ -19,8 +19,9 @@ from transduce.kernels.select import int8_linear_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch, GenerateSearch, LogProbabilities
-from transduce.search.greedy import GreedySearch, take_argmax
+from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
+    ExtraEndTokens,
     Forbid,
     ForcedPrefix,
     ForcedToken,
@@ -32,6 +33,7 @@ from transduce.search.rules import (
 )
 from transduce.search.scorer import Bounds, Hypothesis, Search, length_power, run
 from transduce.search.selection import use_kernels
+from transduce.search.settings import SamplingSettings
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -267,6 +269,54 @@ def test_sentences_given_up_in_generate_keep_their_hypotheses() -> None:
     assert program is not None
     seen = [Watching(giving_up) for _ in range(2)]
     assert_same(run(program, seen[0]), run(stepwise, seen[1]))
+
+
+SAMPLING = [
+    SamplingSettings(temperature=0.7),
+    SamplingSettings(top_k=5),
+    SamplingSettings(temperature=2.0, top_p=0.7, top_k=50),
+    SamplingSettings(temperature=1.5, min_p=0.05),
+]
+
+
+def both_samplers(
+    sampling: SamplingSettings, samples: int, rules: list[Rule], generate: GenerateSettings | None = None
+) -> tuple[CompiledSearch, Search]:
+    """Return a compiled search that draws tokens, and the equivalent one that runs step by step."""
+    bounds, model = Bounds(PAD, END, torch.tensor(LONGEST)), build(end=2.0)
+    if generate is not None:
+        rules = rules + generate_rules(generate, bounds.max_lengths)
+    scorers = [TransformerScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
+    draws = [Draw(sampling, range(len(LONGEST)), samples=samples) for _ in range(2)]
+    beam = Beam(beam_size=samples, n_best=samples, alpha=0.0)
+    program = find_compiled_search(scorers[0], bounds, beam, rules=rules, generate=generate, draw=draws[0])
+    assert program is not None
+    scorer = scorers[1] if generate is None else LogProbabilities(scorers[1])
+    return program, GreedySearch(scorer, bounds, draws[1], width=samples, rules=rules)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+@torch.inference_mode()
+def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> None:
+    ended = set()
+    for rules, generate in (([], None), ([MinimumLength(4, END), NoRepeatedNgrams(1)], GENERATE[3])):
+        program, stepwise = both_samplers(sampling, samples, rules, generate)
+        found = run(program)
+        assert_same(found, run(stepwise))
+        assert [len(own) for own in found] == [samples] * len(LONGEST)
+        ended |= {hypothesis.ended for own in found for hypothesis in own}
+    assert ended == {True, False}
+
+
+@torch.inference_mode()
+def test_the_same_tokens_are_drawn_while_an_observer_watches() -> None:
+    giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4]}
+    searches = both_samplers(SAMPLING[0], 3, [ExtraEndTokens(END, [5, 9], summed=True)])
+    seen = [Watching(giving_up) for _ in range(2)]
+    found = [run(search, observer) for search, observer in zip(searches, seen, strict=True)]
+    assert_same(*found)
+    assert seen[0].seen == seen[1].seen
 
 
 class Unknown(MinimumLength):

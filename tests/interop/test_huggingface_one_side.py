@@ -108,6 +108,11 @@ def config_of(**changes: Any) -> ModelConfig:
         (BERT | {"pooler": True}, "BertForMaskedLM", "AutoModelForMaskedLM"),
         (BERT | {"num_labels": 2}, "BertForPreTraining", "AutoModelForPreTraining"),
         (BERT | NO_PIECES | {"num_labels": 3}, "BertForSequenceClassification", "AutoModelForSequenceClassification"),
+        (
+            BERT | NO_PIECES | {"num_labels": 3, "token_labels": True},
+            "BertForTokenClassification",
+            "AutoModelForTokenClassification",
+        ),
         (BERT | NO_PIECES | {"pooler": True}, "BertModel", "AutoModel"),
         (GPT2, "GPT2LMHeadModel", "AutoModelForCausalLM"),
         (LLAMA_3, "LlamaForCausalLM", "AutoModelForCausalLM"),

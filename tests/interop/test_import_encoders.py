@@ -15,6 +15,7 @@ from transduce.exchange.import_folder import import_model_folder
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.embedder import load_embedder
 from transduce.inference.mask_filler import load_filler
+from transduce.inference.tagger import load_tagger
 from transduce.tasks.train import train
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
@@ -87,6 +88,29 @@ def test_classes_are_told_as_transformers_tells_them(
     kept = json.loads((tmp_path / "ours" / "config.json").read_text("utf-8"))
     if family == "Bert":  # which has a class of theirs for our own folder
         assert kept["id2label"] == {str(number): name for number, name in LABELS.items()}
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta"])
+def test_words_are_tagged_as_transformers_tags_their_first_tokens(
+    family: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    folder = make_folder(f"{family}ForTokenClassification", id2label=LABELS)
+    import_model_folder(folder, tmp_path / "ours")
+    options = {"add_prefix_space": True} if family == "Roberta" else {}
+    tokenizer = peers().AutoTokenizer.from_pretrained(folder, **options)
+    theirs = peers().AutoModelForTokenClassification.from_pretrained(folder).eval()
+    sentences = [["I", "like", "tea."], ["nobody", "unlikeliest", "fish,", "(42)"], ["Tea"]]
+    for place in (folder, tmp_path / "ours"):
+        taggings = load_tagger(place, precision="fp32", device="cpu", threads=1).tag(sentences)
+        for words, tagging in zip(sentences, taggings, strict=True):
+            inputs = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+            with torch.inference_mode():
+                probabilities = theirs(**inputs).logits[0].softmax(-1)
+            firsts = [inputs.word_ids().index(word) for word in range(len(words))]
+            assert tagging.tags == tuple(LABELS[int(probabilities[first].argmax())] for first in firsts)
+            assert tagging.probabilities == pytest.approx([float(probabilities[f].max()) for f in firsts], abs=1e-5)
+    with pytest.raises(TransduceError, match=r"Classifying needs a model .* is for `tagging`"):
+        load_classifier(folder)
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
@@ -258,8 +282,8 @@ def test_they_go_out_to_onnx(architecture: str, make_folder: MakeFolder, tmp_pat
     ("architecture", "message"),
     [
         (
-            "BertForTokenClassification",
-            "BertForTokenClassification classifies each token, and a model with this",
+            "BertForMultipleChoice",
+            "BertForMultipleChoice chooses among several texts, and a model with this head",
         ),
         (
             "RobertaForQuestionAnswering",

@@ -11,15 +11,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
-from transduce.inference.decoding import Batch, start_search
+from transduce.inference.decoding import Batch, CompiledSearch, find_compiled_search, start_search
+from transduce.inference.scorers import ContinuingScorer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
+from transduce.search.beam import Beam
 from transduce.search.rules import GenerateSettings
-from transduce.search.scorer import run
+from transduce.search.scorer import Bounds, run
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -73,6 +76,8 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
 CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForSequenceClassification", BERT | {"num_labels": 3}),
     ("RobertaForSequenceClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
+    ("BertForTokenClassification", BERT | {"num_labels": 3}),
+    ("RobertaForTokenClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
 ]
 DECODERS = [
     ("GPT2LMHeadModel", GPT2),
@@ -147,11 +152,22 @@ def test_encoders_compute_the_same(name: str, settings: dict[str, Any], tmp_path
     with torch.inference_mode():
         expected = theirs(input_ids=ids, attention_mask=present).logits
         assert isinstance(ours, Encoder)
-        if "num_labels" in settings:
+        if "TokenClassification" in name:
+            found, expected = ours.label_tokens(ours.encode(ids)[0])[present.bool()], expected[present.bool()]
+        elif "num_labels" in settings:
             found = ours.classify(ours.encode(ids)[0])
         else:
             found, expected = ours(ids)[present.bool()], expected[present.bool()]
     assert float((found - expected).abs().max()) < 1e-5
+
+
+def test_a_tagger_of_an_old_file_has_a_pooler_that_nothing_reads(tmp_path: Path) -> None:
+    theirs = peer("BertForTokenClassification", BERT | {"num_labels": 3})
+    content, tensors = stored(theirs, tmp_path)
+    shapes = {"weight": (16, 16), "bias": (16,)}
+    pooler = {f"bert.pooler.dense.{part}": partial(torch.randn, *shape) for part, shape in shapes.items()}
+    found = import_model(content, StoredTensors({**tensors.names, **pooler}, "folder"), {})
+    assert (found.config.token_labels, found.config.pooler, found.config.num_labels) == (True, False, 3)
 
 
 @pytest.mark.parametrize("name", ["RobertaForMaskedLM", "RobertaForSequenceClassification"])
@@ -272,6 +288,80 @@ def generated(model: Any, source: Tensor, way: Mapping[str, Any], rules: Mapping
     eos_id = model.config.eos_token_id
     rows: list[list[int]] = written[:, 1:].tolist()
     return [tuple(row[: row.index(eos_id)] if eos_id in row else row) for row in rows]
+
+
+# --- the compiled search: models whose widths the kernels take ---
+
+
+WIDE = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 300}
+WIDE_IDS = {"pad_token_id": 299, "eos_token_id": 0, "decoder_start_token_id": 299}
+WIDE_T5 = T5 | {"d_model": 64, "d_kv": 32, "d_ff": 64, "num_heads": 2, "vocab_size": 300, "eos_token_id": 1}
+WIDE_LLAMA = LLAMA | {"vocab_size": 300, "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
+
+
+def with_kernels(model: Any, folder: Path) -> Any:
+    """Import a model and make its inference copy, which the compiled search needs."""
+    ours = imported(model, folder)
+    make_inference_copy(ours, torch.float32)
+    if select_decoder(ours).backend != "compiled":
+        pytest.skip("there are no kernels for this processor")
+    return ours
+
+
+@pytest.mark.parametrize(("theirs_says", "ours_says", "generate"), [WAYS[0], *WAYS[2:6], WAYS[7]])
+def test_the_compiled_search_writes_what_generate_writes(
+    theirs_says: dict[str, Any], ours_says: dict[str, Any], generate: dict[str, Any], tmp_path: Path
+) -> None:
+    families = [
+        ("MarianMTModel", bart_like(**WIDE, **WIDE_IDS, scale_embedding=True, activation_function="silu")),
+        ("T5ForConditionalGeneration", WIDE_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    ]
+    for number, (name, settings) in enumerate(families):
+        theirs = peer(name, settings, seed=number + 3, spread=0.3)
+        let_some_end(theirs, share=0.1)
+        ours = with_kernels(theirs, tmp_path / str(number))
+        ids = {"eos": ours.config.eos_id, "pad": ours.config.pad_id}
+        said: dict[str, Any] = {key: ids.get(value, value) for key, value in generate.items()}
+        if "forbidden_ids" in said:
+            said["forbidden_ids"] = (said["forbidden_ids"],)
+        search = SearchSettings(
+            beam_size=theirs_says["num_beams"],
+            length_penalty=theirs_says.get("length_penalty", 1.0),
+            max_length=NEW_PIECES,
+            generate=GenerateSettings(**said),
+            **ours_says,
+        )
+        source = torch.randint(5, V - 2, (8, 9))
+        expected = generated(theirs, source, theirs_says, said)
+        batch = Batch(source.tolist(), [[]] * 8, [()] * 8, range(8))
+        with torch.inference_mode():
+            found = start_search([ours], _NoVocabulary(ours.config.eos_id), batch, search)
+            assert isinstance(found, CompiledSearch)
+            assert [hypotheses[0].ids for hypotheses in run(found)] == expected, name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("GPT2LMHeadModel", GPT2 | {"n_embd": 64, "n_head": 2, "vocab_size": 300}),
+        ("LlamaForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 2, "rope_parameters": ROTATION}),
+        ("Qwen2ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    ],
+)
+def test_prompts_of_several_lengths_are_continued_as_generate_continues_each(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = peer(name, settings, spread=0.1)
+    ours = with_kernels(theirs, tmp_path)
+    prompts = [torch.randint(5, 290, (length,)).tolist() for length in (7, 1, 12, 4)]
+    with torch.inference_mode():
+        scorer = ContinuingScorer(ours, prompts, context=30, excluded_ids=[])
+        search = find_compiled_search(scorer, Bounds(0, -1, torch.full((4,), 15)), Beam(beam_size=1, alpha=0.0))
+        assert search is not None
+        for prompt, (found,) in zip(prompts, run(search), strict=True):
+            options = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+            expected = theirs.generate(input_ids=torch.tensor([prompt]), **options)
+            assert [*prompt, *found.ids] == expected[0].tolist()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------

@@ -1,20 +1,24 @@
 """Models written after the tutorials compute the same here."""
 
 import copy
+import json
 import math
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
+import transduce
+from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.onnx.export import onnx_obstacles
-from transduce.interop.tutorials import TutorialNames, import_tutorial
+from transduce.interop.tutorials import USUAL_NAMES, TutorialNames, import_tutorial
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.norms import AnnotatedNorm
@@ -292,3 +296,156 @@ def test_what_is_missing_or_left_over_is_listed() -> None:
         import_tutorial(weights, config("pre"), style="annotated")
     with pytest.raises(TransduceError, match=r"must hold source\.weight, but do not: name it in `names`"):
         import_tutorial(weights, config("pre"), style="torch", names=OWN_NAMES)
+
+
+# --- a layer for each projection, norms made inside `forward`, no biases, embeddings as they are --------------------
+
+
+class Separate(nn.Module):
+    def __init__(self, norm_name: str = "") -> None:
+        super().__init__()
+        self.W_Q, self.W_K, self.W_V, self.fc = (nn.Linear(D, D, bias=False) for _ in range(4))
+        if norm_name:
+            self.layer_norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+        query, key, value = (
+            projection(y).view(len(y), -1, HEADS, D // HEADS).transpose(1, 2)
+            for projection, y in ((self.W_Q, x), (self.W_K, memory), (self.W_V, memory))
+        )
+        scores = query @ key.transpose(-1, -2) / math.sqrt(D // HEADS)
+        weights = scores.masked_fill_(hidden, -1e9).softmax(-1)
+        out = self.fc((weights @ value).transpose(1, 2).reshape(len(x), -1, D)) + x
+        norm = self.layer_norm if hasattr(self, "layer_norm") else nn.LayerNorm(D)
+        normalized: Tensor = norm(out)
+        return normalized
+
+
+class ListedFeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Sequential(nn.Linear(D, 24, bias=False), nn.ReLU(), nn.Linear(24, D, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalized: Tensor = nn.LayerNorm(D)(self.fc(x) + x)
+        return normalized
+
+
+class SeparateLayer(nn.Module):
+    def __init__(self, *, decodes: bool) -> None:
+        super().__init__()
+        if decodes:
+            self.dec_self_attn, self.dec_enc_attn = Separate(), Separate()
+        else:
+            self.enc_self_attn = Separate()
+        self.pos_ffn = ListedFeedForward()
+
+
+class SeparateSide(nn.Module):
+    def __init__(self, *, decodes: bool, layers: int) -> None:
+        super().__init__()
+        table = nn.Embedding(V, D)
+        if decodes:
+            self.tgt_emb = table
+        else:
+            self.src_emb = table
+        self.pos_emb = nn.Embedding.from_pretrained(sinusoids(40, D, interleaved=True), freeze=True)
+        self.layers = nn.ModuleList(SeparateLayer(decodes=decodes) for _ in range(layers))
+
+
+class SeparateTranslator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = SeparateSide(decodes=False, layers=2), SeparateSide(decodes=True, layers=3)
+        self.projection = nn.Linear(D, V, bias=False)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        padding = (source == 0)[:, None, None, :]
+        future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).triu(1)
+        x = self.encoder.src_emb(source) + self.encoder.pos_emb(torch.arange(source.shape[1]))
+        for layer in self.encoder.layers:
+            x = layer.pos_ffn(layer.enc_self_attn(x, x, padding))  # type: ignore[operator]
+        y = self.decoder.tgt_emb(target) + self.decoder.pos_emb(torch.arange(target.shape[1]))
+        for layer in self.decoder.layers:
+            y = layer.dec_self_attn(y, y, future)  # type: ignore[operator]
+            y = layer.pos_ffn(layer.dec_enc_attn(y, x, padding))  # type: ignore[operator]
+        logits: Tensor = self.projection(y)
+        return logits
+
+
+def small_weights(model: nn.Module) -> None:
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "pos_emb" not in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+
+
+def test_a_layer_for_each_projection() -> None:
+    theirs = SeparateTranslator()
+    small_weights(theirs)
+    settings = msgspec.structs.replace(config("post", final_norm=False), scale_embeddings=False)
+    found = import_tutorial(theirs.state_dict(), settings, style="separate", names=USUAL_NAMES["separate"])
+    ours = build_model(found.config)
+    ours.load_state_dict(found.weights)
+    source, target = batch()
+    with torch.no_grad():
+        assert torch.allclose(ours.eval()(source, target), theirs.eval()(source, target), atol=1e-5)
+
+
+def test_a_norm_that_only_some_layers_have_is_missing() -> None:
+    weights = dict(SeparateTranslator().state_dict())
+    weights["encoder.layers.0.enc_self_attn.layer_norm.weight"] = torch.ones(D)
+    settings = msgspec.structs.replace(config("post", final_norm=False), scale_embeddings=False)
+    with pytest.raises(TransduceError, match=r"missing encoder\.layers\.1\.enc_self_attn\.layer_norm\.weight"):
+        import_tutorial(weights, settings, style="separate", names=USUAL_NAMES["separate"])
+
+
+def test_heads_of_their_own_are_joined() -> None:
+    theirs = SeparateTranslator()
+    small_weights(theirs)
+    apart = {}
+    for name, tensor in theirs.state_dict().items():
+        module, _, rest = name.rpartition(".W_")
+        if module:
+            for number, part in enumerate(tensor.chunk(HEADS)):
+                apart[f"{module}.heads.{number}.{rest[0].lower()}.weight"] = part
+        else:
+            apart[name.replace("attn.fc.", "attn.output_linear.")] = tensor
+    settings = msgspec.structs.replace(config("post", final_norm=False), scale_embeddings=False)
+    joined, whole = (
+        import_tutorial(weights, settings, style="separate", names=USUAL_NAMES["separate"]).weights
+        for weights in (apart, theirs.state_dict())
+    )
+    assert all(torch.equal(joined[name], whole[name]) for name in whole)
+
+
+def test_the_command_makes_a_folder_that_translates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = SeparateTranslator()
+    small_weights(theirs)
+    torch.save({"model_state_dict": theirs.state_dict()}, tmp_path / "tutorial.pt")
+    words = ["P", "S", "E", *(f"w{number}" for number in range(V - 3))]
+    (tmp_path / "words.json").write_text(json.dumps(words), "utf-8")
+    options = ["--style", "separate", "--heads", str(HEADS), "--words", str(tmp_path / "words.json")]
+    options += ["--start", "S", "--end", "E", "--padding", "P"]
+    assert main(["import-tutorial", str(tmp_path / "tutorial.pt"), str(tmp_path / "model"), *options]) == 0
+    assert "2 + 3 layers of width 16" in capsys.readouterr().out
+    translator = transduce.load(tmp_path / "model", precision="fp32", device="cpu")
+    assert isinstance(translator, transduce.Translator)
+    translated = translator("w3 w5 w1", beam_size=1, max_length=6).text
+    ids, written = torch.tensor([[6, 8, 4, 2]]), [1]
+    with torch.no_grad():
+        while len(written) < 7 and written[-1] != 2:
+            written.append(int(theirs(ids, torch.tensor([written]))[0, -1].argmax()))
+    assert translated.split() == [words[id] for id in written[1:] if id != 2]
+
+
+def test_the_command_refuses_what_is_no_state_dict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(SeparateTranslator(), tmp_path / "whole.pt")
+    (tmp_path / "words.txt").write_text("P\nS\nE\n", "utf-8")
+    options = ["--style", "separate", "--heads", "4", "--words", str(tmp_path / "words.txt"), "--start", "S"]
+    assert main(["import-tutorial", str(tmp_path / "whole.pt"), str(tmp_path / "model"), *options]) == 2
+    assert "holds more than tensors" in capsys.readouterr().err
+    (tmp_path / "text.pt").write_text("no weights", "utf-8")
+    assert main(["import-tutorial", str(tmp_path / "text.pt"), str(tmp_path / "model"), *options]) == 2
+    assert "is neither .safetensors nor a file of torch.save" in capsys.readouterr().err

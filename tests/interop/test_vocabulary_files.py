@@ -37,6 +37,17 @@ def learned() -> Tokenizer:
     return Tokenizer.train(lambda: pairs, TokenizerSettings(vocabulary_size=320), adjust=True)
 
 
+def save_model(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save a small random model with a tokenizer."""
+    size, vocabulary = tokenizer.source.size, tokenizer.source
+    config = ModelConfig(
+        source_vocabulary_size=size, target_vocabulary_size=size, pad_id=vocabulary.pad_id, eos_id=vocabulary.eos_id,
+        start_id=vocabulary.pad_id, d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    transduce.save(build_encoder_decoder(config), folder, tokenizer=tokenizer)
+
+
 # --- sentencepiece ---
 
 
@@ -119,14 +130,8 @@ def test_an_export_of_a_vocabulary_that_hugging_face_cannot_read_is_refused(tmp_
         (tmp_path / "own.model", "rewrites characters or places spaces in a way that tokenizer.json cannot express"),
     ):
         tokenizer = transduce.read_vocabulary(source)
-        size, vocabulary = tokenizer.source.size, tokenizer.source
-        config = ModelConfig(
-            source_vocabulary_size=size, target_vocabulary_size=size, pad_id=vocabulary.pad_id,
-            eos_id=vocabulary.eos_id, start_id=vocabulary.pad_id,
-            d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
-        )  # fmt: skip
-        folder = tmp_path / f"model-{size}"
-        transduce.save(build_encoder_decoder(config), folder, tokenizer=tokenizer)
+        folder = tmp_path / f"model-{tokenizer.source.size}"
+        save_model(tokenizer, folder)
         assert not (folder / "tokenizer.json").exists()
         with pytest.raises(TransduceError, match=message):
             transduce.export(folder, tmp_path / "export", to="huggingface")
@@ -161,6 +166,11 @@ def test_a_tokenizer_json_keeps_its_ids(tmp_path: Path) -> None:
     assert vocabulary.size == own.get_vocab_size() + 2
     assert vocabulary.encode("the red house") == own.encode("the red house").ids
     assert vocabulary.decode(vocabulary.encode("the <2de> red house")) == "the <2de> red house"
+    save_model(opened.tokenizer, tmp_path / "model")
+    pytest.importorskip("transformers")
+    transduce.export(
+        tmp_path / "model", tmp_path / "export", to="huggingface"
+    )  # which compares tokens and translations
     (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[MASK]"}', "utf-8")
     assert open_vocabulary([tmp_path / "tokenizer.json"]).tokenizer.source.pad_id == 3
 

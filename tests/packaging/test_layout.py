@@ -17,9 +17,9 @@ MOST_LINES_OF_A_FUNCTION = 80
 MOST_PARAMETERS = 9
 # These have the options of a command, each by its name.
 WIDE_FUNCTIONS = {
-    "src/transduce/tasks/train.py": "train",
-    "src/transduce/tasks/preparing.py": "prepare",
-    "src/transduce/inference/translator.py": "__call__",
+    "src/transduce/tasks/train.py": ("train",),
+    "src/transduce/tasks/preparing.py": ("prepare",),
+    "src/transduce/inference/translator.py": ("__call__", "translate"),
 }
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "common", "core", "misc", "tools"}
 
@@ -28,6 +28,8 @@ PROGRAMS = "src/transduce/kernels/cuda/triton/"
 BROUGHT_BY_TORCH = "triton"
 
 BANNED_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+# The one file that opens what torch.save wrote, with weights_only=True and limits on size.
+TENSOR_READER = "src/transduce/commands/import_tutorial.py"
 BANNED_CALLS = {"eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.jit.load"}
 
 # Put together from halves, so that this file does not hold what it looks for.
@@ -49,7 +51,7 @@ def long_files(name: str, text: str) -> Iterator[str]:
 
 def large_functions(name: str, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, Function) and WIDE_FUNCTIONS.get(name) != node.name:
+        if isinstance(node, Function) and node.name not in WIDE_FUNCTIONS.get(name, ()):
             yield from _excess(f"{name}:{node.lineno} {node.name}", node)
 
 
@@ -70,6 +72,8 @@ def _excess(where: str, function: Function) -> Iterator[str]:
 def banned_code(name: str, text: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         for used in _used_names(node):
+            if used == "torch.load" and name == TENSOR_READER and "weights_only=True" in ast.unparse(node):
+                continue
             if used in BANNED_CALLS or used.partition(".")[0] in BANNED_MODULES:
                 yield f"{name}:{node.lineno} uses {used}"  # type: ignore[attr-defined]
 

@@ -59,12 +59,28 @@ def test_the_likeliest_k_share_the_probability() -> None:
     assert shares(first_pieces(top_k=1)) == [0.0, 1.0, 0.0, 0.0]
 
 
+def test_tokens_far_below_the_likeliest_are_not_drawn() -> None:
+    assert shares(first_pieces(min_p=0.61)) == [0.0, 1.0, 0.0, 0.0]
+    assert shares(first_pieces(min_p=0.59)) == pytest.approx([0.0, 0.5 / 0.8, 0.3 / 0.8, 0.0], abs=0.02)
+
+
 def test_the_nucleus_is_the_least_set_that_reaches_p() -> None:
     assert shares(first_pieces(top_p=0.5)) == [0.0, 1.0, 0.0, 0.0]
     assert shares(first_pieces(top_p=0.51)) == pytest.approx([0.0, 0.5 / 0.8, 0.3 / 0.8, 0.0], abs=0.02)
 
 
-@pytest.mark.parametrize("cuts", [{}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 40}, {"top_k": 40, "top_p": 0.5}])
+CUTS = [
+    {},
+    {"top_p": 0.9},
+    {"top_p": 0.999},
+    {"top_k": 40},
+    {"top_k": 40, "top_p": 0.5},
+    {"min_p": 0.2},
+    {"min_p": 1e-4},
+]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
 def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any]) -> None:
     """Draws equal those from sorted cumulative sums, for flat and sharp distributions, alone and in a batch."""
     generator = torch.Generator().manual_seed(1)
@@ -77,6 +93,7 @@ def test_a_draw_is_where_the_likeliest_first_pass_the_number(cuts: dict[str, Any
     probabilities[..., cuts.get("top_k", 3000) :] = 0.0
     before = probabilities.cumsum(dim=-1) - probabilities
     probabilities[before >= cuts.get("top_p", 1.0)] = 0.0
+    probabilities[probabilities < cuts.get("min_p", 0.0) * probabilities[..., :1]] = 0.0
     cumulated = probabilities.cumsum(dim=-1)
     passed = cumulated > (uniform * cumulated[..., -1])[..., None]
     expected = order.gather(-1, passed.int().argmax(dim=-1, keepdim=True))[..., 0]

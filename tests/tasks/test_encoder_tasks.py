@@ -679,3 +679,25 @@ def test_settings_that_mean_nothing_are_refused(tmp_path: Path, settings: dict[s
     with pytest.raises(TransduceError, match=message):
         run(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_pretrained_model_learns_to_tag(pretrained: Path, tmp_path: Path) -> None:
+    sentences = [[("The", "DT"), (who, "NN"), (what, "VBZ"), (".", ".")] for who in WHO for what in WHAT]
+    columns = tmp_path / "train.conll"
+    columns.write_text("\n".join("".join(f"{word}\t{tag}\n" for word, tag in each) for each in sentences), "utf-8")
+    settings = {"training.steps": 40, "training.learning_rate": 0.005, "training.warmup_steps": 5}
+    train(
+        task="tagging",
+        source=columns,
+        dev_source=columns,
+        init_from=pretrained,
+        out=tmp_path / "run",
+        settings=settings,
+        precision="fp32",
+        device="cpu",
+        threads=1,
+    )
+    tagger = load(tmp_path / "run", task="tagging", precision="fp32", device="cpu", threads=1)
+    assert tagger("The cow sings .").tags == ("DT", "NN", "VBZ", ".")
+    assert tagger.tokenizer.fingerprint == load_filler(pretrained).tokenizer.fingerprint
+    assert not tagger.model.config.masked_language_head

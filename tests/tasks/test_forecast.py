@@ -13,10 +13,10 @@ from typing_extensions import override
 from transduce.commands.main import main
 from transduce.tasks.train import train
 from transduce.training.callbacks import Callback
-from transduce.training.events import ValidationEvent
+from transduce.training.events import Durations, ValidationEvent
 from transduce.training.forecast import NO_SCORE, RunForecast, forecast_run, format_bytes, with_score
 from transduce.training.learning_curves import CurvePoint, RecordedRun, forecast_score, read_records
-from transduce.training.loop import Durations, StepTimer
+from transduce.training.loop import StepTimer
 
 
 @pytest.fixture

@@ -58,7 +58,10 @@ def stop_after(folder: Path, step: int) -> None:
     ],
 )
 def test_such_a_run_resumes_exactly(short: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
-    settings = short | settings
+    source = tmp_path / "train.zh"
+    undecodable = "茶".encode()[:2] + " 茶".encode()
+    source.write_bytes(Path(short["data.source"][0]).read_bytes().replace("茶".encode(), undecodable, 1))
+    settings = short | settings | {"data.source": [str(source)]}
     train(out=tmp_path / "whole", settings=settings, **COMPUTING)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     stop_after(tmp_path / "resumed", 2)
@@ -88,7 +91,9 @@ def test_a_word_list_and_another_models_vocabulary_are_kept(
     (tmp_path / "words.txt").write_text("\n".join(words), "utf-8")
     train(out=tmp_path / "words", vocabulary=tmp_path / "words.txt", settings=short, **COMPUTING)
     assert load_tokenizer(tmp_path / "words").source.encode("I like tea") == [3, 6, 9]
-    assert "words.txt has 12 tokens" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "words.txt has 12 tokens" in said
+    assert "100% of the source's tokens are bytes or unknown" in said
     train(out=tmp_path / "as", vocabulary=trained, settings=short, **COMPUTING)
     assert load_tokenizer(tmp_path / "as").fingerprint == load_tokenizer(trained).fingerprint
     train(out=tmp_path / "two", vocabulary=[trained, trained], settings=short, **COMPUTING)

@@ -241,7 +241,16 @@ def test_corpora_survive_the_settings_file() -> None:
     ("data", "message"),
     [
         ({"corpora": [{"target": ["a.de"]}]}, "data.corpora.*source"),
-        ({"corpora": [{"source": ["a.txt"], "target": ["b.txt"]}]}, "needs its two languages"),
+        (
+            {
+                "corpora": [
+                    {"source": ["a.txt"], "target": ["b.txt"]},
+                    {"source": ["a.en"], "target": ["a.de"]},
+                    {"source": ["a.en"], "target": ["a.cs"]},
+                ]
+            },
+            "needs its two languages",
+        ),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "wieght": 2}]}, "no setting `data.corpora.wieght`"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"], "weight": 0}]}, "`weight` must be above 0"),
         ({"corpora": [{"source": ["a.en"], "target": ["a.de"]}], "source": ["c.en"]}, "both name files"),

@@ -25,6 +25,7 @@ from transduce.commands.options import (
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import choose_tokenizer, score, score_labels
 from transduce.evaluation.variants import Variant, Variants, count_variants
+from transduce.inference.batching import Documents
 from transduce.inference.classifier import load_classifier
 from transduce.inference.evaluate import check_labels, decoding_record
 from transduce.inference.translator import Translator
@@ -104,12 +105,31 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_classifier(model: str) -> bool:
+    """Return whether a folder holds a classifier.
+
+    Raises:
+        TransduceError: the folder holds a tagger, which another command measures.
+    """
     card = find_task_card(Path(model)) if Path(model).is_dir() else None
+    if card is not None and card.kind == "tagging":
+        raise TransduceError(
+            f"`evaluate` scores translations and classes, but {model} is a tagger: `transduce tag {model} FILE "
+            "--score` reports its accuracy and the F1 of spans."
+        )
     return card is not None and card.kind == "classification"
 
 
 # Options that only translations have.
-_OF_TRANSLATIONS = ("variants", "glossary", "datastore", "tokenize", "lowercase", "source_language", "target_language")
+_OF_TRANSLATIONS = (
+    "tag",
+    "variants",
+    "glossary",
+    "datastore",
+    "tokenize",
+    "lowercase",
+    "source_language",
+    "target_language",
+)
 
 
 def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
@@ -136,7 +156,8 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
 def _texts(
     translator: Translator, sources: Sequence[str], search: SearchSettings, glossary: Glossary | None
 ) -> list[str]:
-    return [translation.text for translation in translator.translate(sources, search, glossary=glossary)]
+    translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
+    return [translation.text for translation in translations]
 
 
 def _other_searches(search: SearchSettings) -> Iterator[tuple[str, SearchSettings]]:

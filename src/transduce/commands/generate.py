@@ -12,7 +12,7 @@ from transduce.inference.generator import DEFAULT_LENGTH, Continuation, Generato
 from transduce.search.settings import SamplingSettings, SearchSettings
 
 _TEMPERATURE = 0.8
-_SAMPLING = ("temperature", "top_k", "top_p", "seed")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="P",
         help="draw from the most likely tokens with total probability P (default: 1)",
+    )
+    sampling.add_argument(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help="draw only tokens with at least this share of the most likely token's probability (default: 0)",
     )
     sampling.add_argument("--seed", type=int, metavar="N", help="random seed (default: 1)")
     search = parser.add_argument_group("search instead of sampling")

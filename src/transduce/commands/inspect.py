@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -20,10 +21,11 @@ from transduce.errors import TransduceError
 from transduce.inference.load import load
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import WordAttention
+from transduce.inspection.attribution import Method, attribute
 from transduce.inspection.coreference import pronoun_attention
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.sentence_view import Inspection, draw_inspection
+from transduce.inspection.sentence_view import Inspection, WordAlignment, draw_inspection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sentence", type=text_argument, help="the sentence to translate and inspect")
     add("--html", metavar="PATH", help="write a self-contained page for a browser")
     add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
+    add(
+        "--attribution",
+        choices=get_args(Method),
+        help="show which source words made each word of the translation, by this method, in place of attention",
+    )
     pronoun = parser.add_argument_group("pronoun")
     pronoun.add_argument(
         "--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word"
@@ -64,6 +71,11 @@ def run(options: argparse.Namespace) -> int:
     if options.pronoun is None:
         translator = load_translator(options.model, options)
         inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
+        if options.attribution is not None:
+            found = attribute(translator, options.sentence, inspection.translation, method=options.attribution)
+            weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
+            words = WordAlignment(found.source_words, found.target_words, weights)
+            inspection = msgspec.structs.replace(inspection, words=words)
         return _show(options, inspection, draw_inspection(inspection, _attention(inspection)))
     reader = load(options.model, precision=options.precision, device=options.device, threads=options.threads)
     result = pronoun_attention(
@@ -87,6 +99,8 @@ def _check_pronoun(options: argparse.Namespace) -> None:
     for name in ("antecedent", "among", "translation_of"):
         if vars(options)[name] is not None and options.pronoun is None:
             raise TransduceError(f"`--{name.replace('_', '-')}` needs --pronoun: pass that too.")
+    if options.attribution is not None and options.pronoun is not None:
+        raise TransduceError("--attribution explains a translation, and --pronoun one word: pass one of them.")
 
 
 def _show(options: argparse.Namespace, result: Inspection | PronounAttention, drawn: str) -> int:

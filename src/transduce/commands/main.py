@@ -30,6 +30,7 @@ VERBS = {
     "generate": "let a language model continue a text",
     "fill-mask": "fill the masks of a text with a masked language model",
     "classify": "label lines of text",
+    "tag": "tag the words of sentences: parts of speech, names",
     "parse": "print the constituency trees of sentences",
     "forecast": "forecast time series",
     "serve": "translate over HTTP, for clients of LibreTranslate, DeepL and OpenAI",
@@ -40,11 +41,13 @@ VERBS = {
     "compare": "test whether the difference between two models or outputs is significant",
     "inspect": "inspect one translation: attention, probabilities, the beam's tree",
     "align": "align the words of sentence pairs",
+    "experiment": "train variants with several seeds, and report which are better",
     "plot": "plot positions, masks, schedules, attention, and the progress of a run",
     "check-install": "report versions, hardware and extras, and which backends train and decode here",
     "doctor": "check that a model is implemented correctly, and find problems of a corpus",
     "export": "write a model for CTranslate2, ONNX or Hugging Face, and check it",
     "import": "import a Hugging Face model: Marian, NLLB, BART, T5, BERT, GPT-2, Llama and others",
+    "import-tutorial": "import a translator written after a tutorial, with the tutorial's word lists",
     "quantize": "store a model's weights in 8 bits, so that `--precision int8` opens it at once",
     "verify": "read every byte of a model folder, and compare it with what was written",
 }
@@ -117,6 +120,13 @@ def build_parser(verb: str | None) -> Parser:
         formatter_class=HelpFormatter,
     )
     _module_of(verb).add_arguments(parser)
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a Python file of yours that registers components of models; can be repeated",
+    )
     return parser
 
 
@@ -195,6 +205,11 @@ def _run(arguments: list[str]) -> int:
             + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
         )
     options = build_parser(verb).parse(arguments[1:])
+    if options.plugin:
+        from transduce.model.build import load_plugin
+
+        for path in options.plugin:
+            load_plugin(path)
     code: int = _module_of(verb).run(options)
     return code
 

@@ -50,6 +50,18 @@ def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (
 def add_columns(add: Callable[..., object]) -> None:
     """Declare the options that name further columns of the training text."""
     add("--weight-column", metavar="NAME", help="column or JSON field with the weight of each pair in the loss")
+    add(
+        "--document-column",
+        metavar="NAME",
+        help="column or JSON field that names the document of each pair, for --context-before (default: blank lines "
+        "separate documents)",
+    )
+    add(
+        "--context-before",
+        type=int,
+        metavar="N",
+        help="the model reads up to N earlier sentences of the document before each sentence (default: 0)",
+    )
 
 
 def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
@@ -157,6 +169,7 @@ def add_languages(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target-language", metavar="TAG", help="language of the translation, also for OPUS models: eng_Latn, fra"
     )
+    group.add_argument("--tag", metavar="NAME", help="tag of the texts, for models that were trained on tagged corpora")
 
 
 def add_scoring(parser: argparse.ArgumentParser) -> None:
@@ -191,6 +204,7 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> Tr
         source_language=options.source_language if "source_language" in options else None,
         target_language=options.target_language if "target_language" in options else None,
         datastore=options.datastore if "datastore" in options else None,
+        tag=options.tag if "tag" in options else None,
     )
 
 

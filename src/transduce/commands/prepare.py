@@ -34,6 +34,8 @@ _SETTINGS = {
     "strict_format": "data.strict_format",
     "columns": "data.columns",
     "weight_column": "data.weight_column",
+    "document_column": "data.document_column",
+    "context_before": "data.context_before",
     "languages": "data.languages",
 }
 # Options that affect only the tokenization of pairs.

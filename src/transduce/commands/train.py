@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from typing_extensions import override
@@ -34,6 +36,8 @@ _SETTINGS = {
     "strict_format": "data.strict_format",
     "columns": "data.columns",
     "weight_column": "data.weight_column",
+    "document_column": "data.document_column",
+    "context_before": "data.context_before",
     "languages": "data.languages",
     "vocabulary": "tokenizer.vocabulary",
     "user_symbols": "tokenizer.user_symbols",
@@ -137,11 +141,27 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
     add("--prepared", metavar="DIR", help="output of `transduce prepare`, instead of files")
     add("--dev-source", nargs="+", metavar="FILE", help="dev set (default: a part of the training pairs)")
     add("--dev-target", nargs="+", metavar="FILE", help="target side of the dev set")
-    for option, text in (
-        ("--corpus", "one of several corpora with their own languages; can be repeated, instead of --source"),
-        ("--dev-corpus", "the dev set of one of several corpora, in any order"),
-    ):
-        add(option, nargs=2, action="append", metavar=("SOURCE", "TARGET"), help=text)
+    add(
+        "--corpus",
+        nargs="+",
+        action="append",
+        metavar="FILE",
+        help="SOURCE TARGET [KEY=VALUE …]: one of several corpora, instead of --source, with settings such as "
+        "tag=news, share=0.3 or weight=2; can be repeated",
+    )
+    add(
+        "--dev-corpus",
+        nargs=2,
+        action="append",
+        metavar=("SOURCE", "TARGET"),
+        help="the dev set of one of several corpora, in any order",
+    )
+    add(
+        "--mix",
+        nargs="+",
+        metavar="OLD:SHARE",
+        help="the folder of an earlier run, whose training text makes up this share of all pairs, such as old:0.3",
+    )
     add(
         "--columns",
         nargs=2,
@@ -175,6 +195,10 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="instead of --target: a teacher model (or an ensemble) that translates the source text for distillation",
     )
+
+
+# A setting of a corpus after its files.
+_ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -217,6 +241,8 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
         value = getattr(options, option)
         if value is not None:
             put_setting(content, name, value)
+    if options.mix:
+        put_setting(content, "data.mix", options.mix)
     if options.corpus:
         put_setting(content, "data.corpora", _corpora(options.corpus, options.dev_corpus or []))
     elif options.dev_corpus:
@@ -234,16 +260,23 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
     )
 
 
-def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, list[str]]]:
+def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, Any]]:
     """Return the tables of `data.corpora`; dev sets belong to the corpora whose languages their suffixes show.
 
     Raises:
-        TransduceError: a dev set belongs to no corpus.
+        TransduceError: a dev set belongs to no corpus, or a corpus has other than one or two files.
     """
-    tables: list[dict[str, list[str]]] = []
+    tables: list[dict[str, Any]] = []
     waiting = [(tuple(map(language_of, files)), files) for files in dev]
-    for files in corpora:
-        table = {"source": files[:1], "target": files[1:]}
+    for arguments in corpora:
+        files = [each for each in arguments if not _ASSIGNMENT.match(each)]
+        table: dict[str, Any] = read_settings(None, [each for each in arguments if _ASSIGNMENT.match(each)])
+        if not 1 <= len(files) <= 2:
+            raise TransduceError(
+                "--corpus takes a source and a target file, or one file of pairs, but was given "
+                f"{' '.join(files) or 'none'}."
+            )
+        table |= {"source": files[:1], "target": files[1:]}
         languages = tuple(map(language_of, files))
         own = [pair for pair in waiting if pair[0] == languages]
         if own:

@@ -51,6 +51,7 @@ from transduce.inference.redecoding import redecode
 from transduce.inference.segmentation import join_wrapped_lines
 from transduce.inference.translator import Translator
 from transduce.machine import detect_machine
+from transduce.model_folder.read import read_context
 from transduce.search.settings import SamplingSettings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
@@ -191,7 +192,8 @@ def run(options: argparse.Namespace) -> int:
     lines = join_wrapped_lines(lines) if options.join_lines else lines
     phrases = read_lines(options.phrases) if options.phrases else None
     size = portion_size(detect_machine(options.device).device)
-    waiting = portions(lines, shard=shard, phrases=phrases, size=size)
+    context = _check_context(options, folders[0])
+    waiting = portions(lines, shard=shard, phrases=phrases, size=size, context=context)
     if options.output and not is_special_file(Path(options.output)):
         write_to_file(options, folders, job, waiting)
         return 0
@@ -203,6 +205,27 @@ def run(options: argparse.Namespace) -> int:
                 output.write(text)
                 output.flush()
     return 0
+
+
+def _check_context(options: argparse.Namespace, folder: str) -> int:
+    """Return how many lines before each line the model reads as context; refuse options that would lose them.
+
+    Raises:
+        TransduceError: an option divides documents, or translates lines by themselves.
+    """
+    record = read_context(Path(folder)) if Path(folder).is_dir() else None
+    if record is None:
+        return 0
+    refused = {"--shard": options.shard != "1/1", "--redecode": options.redecode}
+    if record.sides == "both":
+        refused |= {"--resume": options.resume, "--workers": options.workers > 1, "--n-best": (options.n_best or 1) > 1}
+    for option, value in refused.items():
+        if value:
+            raise TransduceError(
+                f"{option} separates lines of a document from those before them, which the model in {folder} reads: "
+                "leave it out."
+            )
+    return record.before
 
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
@@ -308,6 +331,7 @@ def _translated(
         threads=max(1, threads // options.workers),
         source_language=options.source_language,
         target_language=options.target_language,
+        tag=options.tag,
         datastore=options.datastore,
     )
     with Workers(recipe, options.workers) as workers:
@@ -352,7 +376,7 @@ def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes
     phrases = options.phrases
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
         phrases = file_sha256(Path(phrases))
-    languages = (options.source_language, options.target_language)
+    languages = (options.source_language, options.target_language, *([options.tag] if options.tag else []))
     longest = [read_max_source_tokens(Path(folder)) for folder in folders]
     datastore = file_sha256(Path(options.datastore)) if options.datastore else None
     return msgspec.json.encode((models, job, options.shard, options.precision, phrases, languages, longest, datastore))

@@ -179,6 +179,16 @@ class _Block(NamedTuple):
     batch_order: Indices
 
 
+class Plan(Protocol):
+    """A plan of batches of sentence pairs."""
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the batch at a position of an epoch."""
+
+
 class BatchPlan:
     """A plan of all batches of all epochs with random access: at most one block is read and sorted for a batch.
 
@@ -257,12 +267,15 @@ class BatchPlan:
         return self._planned[1]
 
     def _plan(self, epoch: int, number: int) -> _Block:
-        runs = self._blocks.runs(number)
+        return self._plan_runs(self._blocks.runs(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
+
+    def _plan_runs(self, runs: Sequence[Run], ties_key: tuple[int, ...], order_key: tuple[int, ...]) -> _Block:
+        """Return the pairs of runs, batched by length; the keys make the random orders of ties and batches."""
         source, target = self._corpus.read_runs(runs)
-        ties = permutation(source.sentences, self._seed, _TIES, epoch, number)
+        ties = permutation(source.sentences, self._seed, *ties_key)
         order = length_order(source.lengths, target.lengths, ties)
         starts = cut_batches(source.lengths[order], target.lengths[order], *self._limits)
-        batch_order = permutation(len(starts) - 1, self._seed, _BATCH_ORDER, epoch, number)
+        batch_order = permutation(len(starts) - 1, self._seed, *order_key)
         numbers = np.concatenate([np.arange(*run) for run in runs])
         return _Block(numbers, source, target, self._corpus.read_run_weights(runs), order, starts, batch_order)
 

@@ -1,4 +1,4 @@
-"""Batches of labeled texts as a pure function of (texts, seed, epoch, position).
+"""Batches of texts with labels, of the text or of its words, as a pure function of (texts, seed, epoch, position).
 
 Legend: B texts of a batch, S tokens of a text.
 """
@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ _BATCHES_SORTED = 16
 
 @dataclass(frozen=True, eq=False)
 class LabeledBatch(Batch):
-    """A batch whose source is the texts and whose target is their class indices, (B, 1)."""
+    """A batch whose source is texts, and whose target is their class indices, (B, 1), or labels of tokens, (B, S)."""
 
 
 class LabeledTexts:
@@ -55,7 +56,7 @@ class LabeledTexts:
 
     def __len__(self) -> int:
         """Return the number of labeled texts."""
-        return len(self.labels)
+        return len(self.lengths)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
         """Return the texts with these indices and their classes as a batch, padded at the right."""
@@ -68,6 +69,48 @@ class LabeledTexts:
         """Return batches of all texts once, sorted by length."""
         order = np.argsort(self.lengths, kind="stable")
         return [self.batch(order[start : start + rows], pad_id) for start in range(0, len(order), rows)]
+
+
+NO_LABEL = -1
+"""The label of a token that is not the first of a word, in the target of a batch of tagged sentences."""
+
+
+class WordTokens(NamedTuple):
+    """The tokens of consecutive words of a sentence, as an encoder reads them."""
+
+    sentence: int
+    """Index of the sentence."""
+    first_word: int
+    """Index of the first of these words in the sentence."""
+    ids: list[int]
+    """Token ids, including special tokens."""
+    positions: list[int]
+    """The position of each word's first token among `ids`."""
+
+
+class TaggedTexts(LabeledTexts):
+    """Tokenized sentences with their special tokens, and the label of each word at the word's first token."""
+
+    def __init__(self, rows: Sequence[WordTokens], labels: Sequence[Sequence[int]]) -> None:
+        """Store the sentences; `labels` are those of each sentence's words, to which the rows refer."""
+        self.rows = rows
+        self.lengths = np.array([len(row.ids) for row in rows], np.int64)
+        offsets = np.concatenate(([0], np.cumsum(self.lengths)))
+        self._texts = IdRun(
+            np.fromiter(chain.from_iterable(row.ids for row in rows), np.uint32, int(offsets[-1])), offsets
+        )
+        shifted = np.zeros(int(offsets[-1]), np.uint32)  # 0: no label
+        for row, start in zip(rows, offsets.tolist(), strict=False):
+            words = labels[row.sentence][row.first_word : row.first_word + len(row.positions)]
+            shifted[start + np.array(row.positions)] = np.array(words) - NO_LABEL
+        self._shifted = IdRun(shifted, offsets)
+
+    def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
+        """Return the sentences with these indices as a batch, padded at the right; the target is (B, S)."""
+        ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
+        shifted, _ = self._shifted.padded(numbers, 0)
+        labels = shifted + NO_LABEL  # (B, S)
+        return LabeledBatch(ids, labels, numbers, tokens, int((labels != NO_LABEL).sum()))
 
 
 class LabeledPlan:

@@ -164,8 +164,9 @@ class _Merging:
             target=target_writer.card(),
             filters=self._report,
             directions=list(self._request.files.directions),
+            tags=list(self._request.files.tags),
             file_pairs=self._pairs_of_files(),
-            held_out_pairs=[len(self._held_of(file)) for file in range(len(self._request.files.directions))],
+            held_out_pairs=[len(self._held_of(file)) for file in range(self._request.files.grouped_files)],
             columns={name: writer.card() for name, writer in writers.items()},
         )
 
@@ -267,7 +268,7 @@ class _Merging:
         if any("\n" in each.source + each.target for each in self._held):
             self._write_held_out_pairs(folder)
             return
-        files: list[int | None] = [*range(len(self._request.files.directions))] or [None]
+        files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
         for file in files:
             held = self._held if file is None else self._held_of(file)
             if held:
@@ -277,7 +278,7 @@ class _Merging:
 
     def _write_held_out_pairs(self, folder: Path) -> None:
         """Write held-out pairs whose texts have line feeds as JSON lines, a file for each language pair."""
-        files: list[int | None] = [*range(len(self._request.files.directions))] or [None]
+        files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
         for file in files:
             held = self._held if file is None else self._held_of(file)
             lines = [msgspec.json.encode({"source": each.source, "target": each.target}) + b"\n" for each in held]

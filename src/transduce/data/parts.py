@@ -160,10 +160,12 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     filters: FilterReport
     directions: list[tuple[str, str]] = []
     """Source and target language of each file, in a corpus of several language pairs."""
+    tags: list[str] = []
+    """The tag of each file, in a corpus with tags; an empty one: no tag."""
     file_pairs: list[int] = []
     """The number of pairs of each file."""
     held_out_pairs: list[int] = []
-    """The number of held-out pairs of each file, in a corpus of several language pairs."""
+    """The number of held-out pairs of each file, in a corpus of several language pairs or with tags."""
     columns: dict["Column", "ColumnCard"] = {}
     """Files with a number for each pair, such as its weight in the loss."""
 

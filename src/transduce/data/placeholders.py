@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.data.batches import Batch, BatchPlan, Corpus
+from transduce.data.batches import Batch, Corpus, Plan
 from transduce.text.languages import is_unspaced, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
@@ -344,7 +344,7 @@ def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np
 class PlaceholderPlan:
     """A plan of batches that puts placeholders into different pairs in each epoch."""
 
-    def __init__(self, plan: BatchPlan, masker: PlaceholderMasker) -> None:
+    def __init__(self, plan: Plan, masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker
 
     def __len__(self) -> int:

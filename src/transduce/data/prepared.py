@@ -118,6 +118,18 @@ class PreparedCorpus:
         return cls(folder, card)
 
     @property
+    def sentences(self) -> "PreparedCorpus":
+        """The corpus of single sentences, without repetitions and context."""
+        return self
+
+    def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
+        """Yield the language pair of each file of a corpus of several, with the range of its pairs."""
+        start = 0
+        for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=False):
+            yield direction, start, start + pairs
+            start += pairs
+
+    @property
     def filters(self) -> FilterReport:
         """The numbers of pairs that were read, dropped and kept during preparation."""
         return self.card.filters
@@ -128,15 +140,17 @@ class PreparedCorpus:
         if not self.filters.held_out:
             return None
         files = [file for file, pairs in enumerate(self.card.held_out_pairs) if pairs]
-        directions = tuple(self.card.directions[file] for file in files)
+        directions = tuple(self.card.directions[file] for file in files if self.card.directions)
+        tags = tuple(self.card.tags[file] for file in files if self.card.tags)
         paths = [self.folder / held_out_pairs_name(file) for file in files or (None,)]
         if all(path.exists() for path in paths):  # texts with line feeds
-            return CorpusFiles(source=tuple(map(str, paths)), directions=directions, line_feeds=True)
+            return CorpusFiles(source=tuple(map(str, paths)), directions=directions, tags=tags, line_feeds=True)
         names = [held_out_names(file) for file in files] or [held_out_names()]
         return CorpusFiles(
             source=tuple(str(self.folder / source) for source, _ in names),
             target=tuple(str(self.folder / target) for _, target in names),
             directions=directions,
+            tags=tags,
         )
 
     @property
@@ -206,12 +220,16 @@ class ContextCorpus(PreparedCorpus):
             settings: the number of sentences and the separators.
         """
         super().__init__(corpus.folder, corpus.card)
-        self.sentences = corpus
-        """The corpus without context."""
+        self._corpus = corpus
         self.settings = settings
         lengths = self.read_run_lengths([(0, self.pairs)])
         self.source_tokens, self.target_tokens = (int(each.sum(dtype=np.int64)) for each in lengths)
-        self._longest = tuple(map(_length_percentiles, lengths))
+        self._longest = _length_percentiles(lengths[0]), _length_percentiles(lengths[1])
+
+    @property
+    @override
+    def sentences(self) -> PreparedCorpus:
+        return self._corpus.sentences
 
     @property
     @override
@@ -296,7 +314,8 @@ class RepeatedCorpus(PreparedCorpus):
 
         Args:
             corpus: the prepared corpus.
-            factors: how often an epoch contains each pair of a file, at least 1, in the order of the files.
+            factors: how often an epoch contains each pair of a file, in the order of the files; below 1, an epoch
+                contains a fixed random part of the pairs.
             seed: chooses the pairs that are contained once more than the others.
         """
         super().__init__(corpus.folder, corpus.card)
@@ -316,6 +335,11 @@ class RepeatedCorpus(PreparedCorpus):
         )
 
     @property
+    def unrepeated(self) -> PreparedCorpus:
+        """The corpus that has each pair once, with its context."""
+        return self._corpus
+
+    @property
     @override
     def statistics(self) -> CorpusStatistics:
         of_files = self._corpus.statistics
@@ -325,14 +349,10 @@ class RepeatedCorpus(PreparedCorpus):
             target_percentiles=of_files.target_percentiles,
         )
 
-    def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """Yield the language pair of each file, with a range of this corpus that has each of its pairs once."""
-        start = 0
-        for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=True):
-            if pairs:
-                first = int(self._starts[self._runs.index((start, start + pairs))])
-                yield direction, first, first + pairs
-            start += pairs
+    @property
+    @override
+    def sentences(self) -> PreparedCorpus:
+        return self._corpus.sentences
 
     @override
     def read(self, start: int, stop: int) -> tuple[IdRun, IdRun]:

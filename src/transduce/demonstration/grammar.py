@@ -558,7 +558,7 @@ RULES = (
     (possession, 4),
     (possession_question, 2),
     (thought, 3),
-    (greeting, 5),
+    (greeting, 8),
 )
 
 

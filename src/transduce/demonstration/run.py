@@ -90,11 +90,12 @@ def demo(
         )
     )
     translator = open_translator(out, precision=precision, device=device, threads=threads)
-    show(translator, corpus.test, console)
     translations = translator([pair.source for pair in corpus.test], beam_size=1)
     exact = sum(t.text == pair.target for t, pair in zip(translations, corpus.test, strict=True))
-    seconds = result.elapsed_seconds if result is not None else 0.0
-    return DemoResult(str(out), exact, len(corpus.test), seconds)
+    demo_result = DemoResult(str(out), exact, len(corpus.test), result.elapsed_seconds if result is not None else 0.0)
+    console.print(f"\n{demo_result}")
+    show(translator, corpus.test, console)
+    return demo_result
 
 
 def refuse_other_run(out: Path) -> None:

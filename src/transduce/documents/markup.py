@@ -30,7 +30,7 @@ from transduce.documents.markup_tokens import (
     translatable_values,
     unescape,
 )
-from transduce.inference.batching import is_unspaced
+from transduce.inference.batching import Documents, is_unspaced
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
@@ -444,6 +444,7 @@ def translate_markup(
     search: SearchSettings | None = None,
     glossary: GlossaryLike = None,
     text_settings: TextSettings | None = None,
+    before: Sequence[tuple[str, str]] | None = None,
 ) -> list[str]:
     """Translate documents in HTML or XML; tags keep their nesting, and only text is translated.
 
@@ -454,6 +455,8 @@ def translate_markup(
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for the texts; None: the translator's defaults.
+        before: earlier texts with their translations, if all documents are parts of one document that these texts
+            belong to; None: each is a document of its own. It matters for models with `data.context_before`.
 
     Returns:
         The translated documents, in order.
@@ -474,6 +477,14 @@ def translate_markup(
             for each in plans
             for number, text in enumerate(each.sentences)
         ],
+        documents=Documents(
+            [
+                number > 0 or (before is not None and (bool(before) or plan > 0))
+                for plan, each in enumerate(plans)
+                for number in range(len(each.sentences))
+            ],
+            before or (),
+        ),
     )
     return assemble_plans(plans, translations, lambda *marked: translator.locate(*marked, glossary=glossary))
 

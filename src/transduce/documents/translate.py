@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
@@ -10,10 +11,11 @@ import msgspec
 from transduce.atomic_io import write_file
 from transduce.documents.formats import read_document
 from transduce.documents.limits import LOCAL_LIMITS, Limits
-from transduce.documents.markup import translate_markup
+from transduce.documents.markup import markup_plan, translate_markup
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.units import Document, DocumentSettings, Unit, UnitKind
 from transduce.errors import TransduceError
+from transduce.inference.batching import Documents
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
@@ -79,7 +81,13 @@ def translate_content(
     """
     translations: list[str] = []
     for number, portion in enumerate(portions(document.units)):
-        done = finished[number] if number < len(finished) else translate_units(portion, translate)
+        if number < len(finished):
+            done: Sequence[str] = finished[number]
+            if isinstance(translate, ModelTexts):
+                for unit, text in zip(portion, done, strict=True):
+                    translate.remember([unit.text], [text], unit.kind)
+        else:
+            done = translate_units(portion, translate)
         translations += done
         if observe is not None:
             observe(portion, done)
@@ -101,7 +109,13 @@ def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 
 
 def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
-    """Return the translation of each unit; equal units are translated once."""
+    """Return the translation of each unit; equal units are translated once, unless the model reads those before."""
+    if isinstance(translate, ModelTexts) and translate.reads_context:
+        return [
+            text
+            for kind, group in groupby(units, key=lambda unit: unit.kind)
+            for text in translate([unit.text for unit in group], kind)
+        ]
     translations: dict[Unit, str] = {}
     for kind in ("text", "xml", "html"):
         chosen = list(dict.fromkeys(unit for unit in units if unit.kind == kind))
@@ -127,22 +141,49 @@ class ModelTexts:
         self.search = search or translator.search
         self.glossary = glossary
         self.text_settings = text_settings
+        self._before: list[tuple[str, str]] = []
+        """The last texts of the document with their translations, for a model that reads earlier sentences."""
+
+    @property
+    def reads_context(self) -> bool:
+        """True if the model reads earlier sentences of a document before each sentence."""
+        return self.translator.context is not None
+
+    def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
+        """Take texts as the context of the texts that are translated next."""
+        if self.translator.context is not None:
+            most = self.translator.context.before
+            sides = ([_plain_text(text, kind) for text in side[-most:]] for side in (texts, translations))
+            self._before = [*self._before, *zip(*sides, strict=True)][-most:]
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return the model's translation of each text, in order."""
+        """Return the model's translation of each text, in order; the texts of all calls are one document."""
         if kind == "text":
-            translations = self.translator.translate(
-                texts, self.search, glossary=self.glossary, text_settings=self.text_settings
+            found = self.translator.translate(
+                texts,
+                self.search,
+                glossary=self.glossary,
+                text_settings=self.text_settings,
+                documents=Documents([bool(self._before), *(True for _ in texts[1:])][: len(texts)], self._before),
             )
-            return [each.text for each in translations]
-        return translate_markup(
-            self.translator,
-            texts,
-            UNIT_MARKUP[kind],
-            search=self.search,
-            glossary=self.glossary,
-            text_settings=self.text_settings,
-        )
+            translations = [each.text for each in found]
+        else:
+            translations = translate_markup(
+                self.translator,
+                texts,
+                UNIT_MARKUP[kind],
+                search=self.search,
+                glossary=self.glossary,
+                text_settings=self.text_settings,
+                before=self._before if self.reads_context else None,
+            )
+        self.remember(texts, translations, kind)
+        return translations
+
+
+def _plain_text(text: str, kind: UnitKind) -> str:
+    """Return the text of a unit without its tags."""
+    return text if kind == "text" else " ".join(markup_plan(text, UNIT_MARKUP[kind], spaced=True).sentences)
 
 
 Progress = Callable[[int, int], None]

@@ -1,4 +1,4 @@
-"""Scores of texts against references: BLEU and chrF by sacreBLEU, ROUGE of summaries, and the accuracy of labels."""
+"""Scores of texts against references: BLEU and chrF by sacreBLEU, ROUGE of summaries, accuracy of labels and tags."""
 
 import difflib
 import hashlib
@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
@@ -18,6 +18,7 @@ from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
 from transduce.text.languages import is_word_character
+from transduce.text.tagged import describe_spans, spans_of
 
 # --- sacreBLEU's tokenizer of a language ---
 
@@ -498,6 +499,105 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
         macro_f1=sum(each.f1 for each in labels) / len(labels),
         labels=labels,
         confusion=tuple(tuple(pairs[row, column] for column in names) for row in names),
+    )
+
+
+# --- tags of words ---
+
+
+class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Scores of predicted tags, in percent; the spans are None if the tags describe none."""
+
+    sentences: int
+    """The number of sentences."""
+    words: int
+    """The number of words."""
+    right: int
+    """The number of words with the right tag."""
+    accuracy: float
+    """Share of the words with the right tag."""
+    precision: float | None = None
+    """Share of the predicted spans that are right: of the right kind, from the right first to the right last word."""
+    recall: float | None = None
+    """Share of the right spans that were predicted."""
+    f1: float | None = None
+    """The harmonic mean of precision and recall over all spans, as in the CoNLL shared tasks and in seqeval."""
+    f1_of_kinds: dict[str, float] = {}
+    """The F1 of the spans of each kind."""
+
+    def __str__(self) -> str:
+        line = f"accuracy {self.accuracy:.2f} % ({self.right:,} of {self.words:,} words)"
+        if self.f1 is None:
+            return line
+        kinds = "".join(f"\n  {kind}  F1 {f1:.2f}" for kind, f1 in self.f1_of_kinds.items())
+        return f"{line}, spans: F1 {self.f1:.2f}, precision {self.precision:.2f}, recall {self.recall:.2f}{kinds}"
+
+
+class TagCounts(NamedTuple):
+    """The counts from which accuracy and span F1 of sentences follow; they add up over sentences."""
+
+    words: int
+    right: int
+    common: int
+    """Spans that were predicted and are right."""
+    predicted: int
+    """Predicted spans."""
+    wanted: int
+    """Right spans."""
+
+
+def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:
+    """Count the right tags and spans of a sentence.
+
+    Raises:
+        TransduceError: the numbers of tags differ.
+    """
+    if len(predicted) != len(right):
+        raise TransduceError(
+            f"Every word needs a predicted and a right tag, but there are {len(predicted):,} and {len(right):,}: "
+            "provide one of each."
+        )
+    hits = sum(one == other for one, other in zip(predicted, right, strict=True))
+    ours, theirs = set(spans_of(predicted)), set(spans_of(right))
+    return TagCounts(len(right), hits, len(ours & theirs), len(ours), len(theirs))
+
+
+def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> TaggingReport:
+    """Compute the accuracy of tags and, if the right tags describe spans, the F1 of the spans.
+
+    Args:
+        predicted: the tags of each sentence's words.
+        right: the right tags.
+
+    Raises:
+        TransduceError: the numbers of sentences or of a sentence's tags differ, or there are none.
+    """
+    if len(predicted) != len(right) or not any(right):
+        raise TransduceError(
+            f"Every sentence needs predicted and right tags, but there are {len(predicted):,} and {len(right):,} "
+            "sentences: provide both."
+        )
+    pairs = list(zip(predicted, right, strict=True))
+    counts = [count_tags(*pair) for pair in pairs]
+    total = TagCounts(*(sum(column) for column in zip(*counts, strict=True)))
+    report = TaggingReport(
+        sentences=len(right), words=total.words, right=total.right, accuracy=100.0 * total.right / total.words
+    )
+    if not describe_spans(tag for tags in right for tag in tags):
+        return report
+    kinds: dict[str, list[int]] = {}
+    for ours, theirs in pairs:
+        found, wanted = set(spans_of(ours)), set(spans_of(theirs))
+        for span in found | wanted:
+            tally = kinds.setdefault(span.kind, [0, 0, 0])
+            for index, has in enumerate((span in found and span in wanted, span in found, span in wanted)):
+                tally[index] += has
+    return msgspec.structs.replace(
+        report,
+        precision=100.0 * total.common / max(1, total.predicted),
+        recall=100.0 * total.common / max(1, total.wanted),
+        f1=100.0 * _f1(total.common, total.predicted, total.wanted),
+        f1_of_kinds={kind: 100.0 * _f1(*tally) for kind, tally in sorted(kinds.items())},
     )
 
 

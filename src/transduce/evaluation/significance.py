@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -73,6 +74,58 @@ def p_value(difference: float, chance_differences: Floats) -> float:
     """
     as_large = np.count_nonzero(np.abs(chance_differences) >= abs(difference) - ROUNDING)
     return (int(as_large) + 1) / (len(chance_differences) + 1)
+
+
+def bootstrap_mean_differences(
+    systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
+) -> Floats:
+    """Return the differences B - A of mean scores over several systems each, on R test sets drawn with replacement.
+
+    The counts of each system are (N, K), such as those of runs with different seeds; the result is (R,).
+    """
+    generator = np.random.default_rng(seed)
+    sentences, width = systems_a[0].shape
+    every = np.hstack([*systems_a, *systems_b])  # (N, systems · K)
+    differences = []
+    for rows in _rows_at_once(resamples, sentences):
+        sums = _times_drawn(generator.integers(sentences, size=(rows, sentences))) @ every
+        scores = np.stack(
+            [formula(part) for part in np.split(sums, every.shape[1] // width, axis=1)]
+        )  # (systems, rows)
+        differences.append(scores[len(systems_a) :].mean(axis=0) - scores[: len(systems_a)].mean(axis=0))
+    return np.concatenate(differences)
+
+
+# Maximum number of divisions of runs into two groups that are all tried; of more, as many are drawn at random.
+_MAX_DIVISIONS = 20_000
+
+
+def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *, seed: int = 12345) -> float:
+    """Return the p value of a difference of means between two groups of runs, by a permutation test.
+
+    It is the share of all divisions of the runs into groups of these sizes whose means differ at least as much, in
+    either direction. The test assumes nothing about the distribution (Fisher 1935). The smallest possible value is
+    that of `least_p_value`.
+    """
+    values = np.array([*values_a, *values_b])
+    size, total = len(values_a), len(values)
+    observed = abs(np.mean(values_b) - np.mean(values_a))
+    count = math.comb(total, size)
+    if count <= _MAX_DIVISIONS:
+        chosen = np.array(list(combinations(range(total), size)))
+    else:
+        generator = np.random.default_rng(seed)
+        chosen = np.array([generator.permutation(total)[:size] for _ in range(_MAX_DIVISIONS)])
+    sums = values[chosen].sum(axis=1)
+    differences = np.abs((values.sum() - sums) / (total - size) - sums / size)
+    as_large = int(np.count_nonzero(differences >= observed - ROUNDING))
+    return as_large / count if count <= _MAX_DIVISIONS else (as_large + 1) / (_MAX_DIVISIONS + 1)
+
+
+def least_p_value(runs_a: int, runs_b: int) -> float:
+    """Return the smallest p value that the permutation test can give for so many runs of each system."""
+    # Groups of equal size can be exchanged, which gives the same difference in the other direction.
+    return (2 if runs_a == runs_b else 1) / math.comb(runs_a + runs_b, runs_a)
 
 
 def bleu_from_counts(counts: Floats) -> Floats:

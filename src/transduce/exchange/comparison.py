@@ -121,7 +121,9 @@ class OriginalEncoder:
             outputs["logits"] = _without_padding(self._model.project(self._model.hidden(states)), rows)
         if self._model.pooler is not None:
             outputs["pooled"] = list(self._model.pool(states).numpy())
-        if self._model.classifier is not None:
+        if config.token_labels:
+            outputs["classes"] = _without_padding(self._model.label_tokens(states), rows)
+        elif self._model.classifier is not None:
             outputs["classes"] = list(self._model.classify(states).numpy())
         return outputs
 

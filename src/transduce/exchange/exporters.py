@@ -21,7 +21,7 @@ from transduce.interop.hugging_face.export import HuggingFaceEncoder, HuggingFac
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
-from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
+from transduce.interop.hugging_face.tokenizer_files import has_tokenizer, pipeline_files
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
@@ -33,6 +33,7 @@ from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
     read_original_tokenizer,
+    write_json,
     write_model_folder,
     write_original_tokenizer,
 )
@@ -319,12 +320,15 @@ class HuggingFaceExporter:
         )
         if isinstance(tokenizer, ImportedTokenizer):
             write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))
+            if not has_original_tokenizer(original.folder):
+                for name, content in pipeline_files(tokenizer).items():
+                    write_json(folder / name, content)
 
     def _check_tokenizer(self) -> None:
         original = self.original
         is_imported = isinstance(original.tokenizer, ImportedTokenizer)
         has_files = is_imported and has_original_tokenizer(original.folder)
-        if has_files or has_tokenizer(original.tokenizer, original.config):
+        if has_files or has_tokenizer(original.tokenizer, original.config) or pipeline_files(original.tokenizer):
             return
         alternatives = _other_formats("huggingface", original.config)
         if isinstance(original.tokenizer, ImportedTokenizer) and isinstance(

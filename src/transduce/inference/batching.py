@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -21,7 +21,8 @@ from transduce.search.scorer import Observer, TextObserver
 from transduce.search.settings import SearchSettings
 from transduce.text.filters import FilterSettings
 from transduce.text.sentences import split_text
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
 from transduce.text.word_spans import Span
 
 # --- parts of long texts ---
@@ -55,6 +56,15 @@ class Part(NamedTuple):
     """Phrases that the translation must contain."""
     protected: tuple[Span, ...] = ()
     """Spans of the part's text that translation must not change, in order and disjoint."""
+    history: tuple[int, ...] = ()
+    """Token ids of earlier sentences of the document, each with a separator, that the model reads before `ids`."""
+    target_history: tuple[int, ...] = ()
+    """Token ids of the translations of these sentences, each with a separator, that precede the translation."""
+
+    @property
+    def source_ids(self) -> list[int]:
+        """The token ids that the model reads: those of the document's earlier sentences, and the part's."""
+        return [*self.history, *self.ids]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -91,6 +101,71 @@ def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list
         )
         for (each, text, number), ids in zip(sentences, encoded, strict=True)
     ]
+
+
+class DocumentContext(NamedTuple):
+    """The number of earlier sentences of a document that a model reads before each sentence, and on which sides."""
+
+    before: int
+    """Maximum number of sentences of context."""
+    on_target: bool = False
+    """True if each translation is preceded by the translations of the context."""
+
+
+class DocumentMemory:
+    """The last sentences of a document, in token ids, and their translations if the model reads these."""
+
+    def __init__(self, context: DocumentContext, tokenizer: Tokenizer, longest: int) -> None:
+        """Start with an empty document.
+
+        Args:
+            context: how many sentences the model reads.
+            tokenizer: the model's tokenizer, whose vocabularies have the separator.
+            longest: maximum number of tokens that the model reads at a time.
+        """
+        self._context, self._tokenizer, self._longest = context, tokenizer, longest
+        self._separators = tuple(side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
+        self._sources: list[list[int]] = []
+        self._targets: list[list[int]] = []
+
+    def forget(self) -> None:
+        """Begin another document."""
+        self._sources, self._targets = [], []
+
+    def add_history(self, part: Part) -> Part:
+        """Return a part with the sentences before it; the oldest are left out if they do not fit."""
+        sources, targets = self._sources, self._targets
+        while sources and sum(map(len, sources)) + len(part.ids) > self._longest:
+            sources, targets = sources[1:], targets[1:]
+        return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
+
+    def remember(self, part: Part, translation: str = "") -> None:
+        """Append a sentence to the document, and its translation if the model reads translations."""
+        if part.is_empty:
+            return
+        most = self._context.before
+        source = part.ids[: len(part.ids) - len(self._tokenizer.source.after)]
+        self._sources = [*self._sources, [*source, self._separators[0]]][-most:]
+        if self._context.on_target:
+            target = self._tokenizer.target.encode(translation)
+            self._targets = [*self._targets, [*target, self._separators[1]]][-most:]
+
+
+class Documents(NamedTuple):
+    """The documents that texts to translate belong to, for models that read earlier sentences as context."""
+
+    continues: Sequence[bool]
+    """For each text, whether it continues the document of the text before it."""
+    before: Sequence[tuple[str, str]] = ()
+    """Texts of the document before the first text, with their translations, which may be empty if the model has no
+    context on the target side.
+    """
+
+    @classmethod
+    def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
+        """Return the documents of the lines of a file, which empty lines separate."""
+        follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
+        return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
 
 
 # One character of a private-use area stands for a protected span while a sentence is cut.
@@ -187,8 +262,8 @@ def batches(
         max_sentences: maximum number of parts in a batch.
     """
     batch: list[Part] = []
-    for part in sorted(parts, key=lambda part: (kind(part), -len(part.ids))):
-        fits = (len(batch) + 1) * len((batch or [part])[0].ids) <= max_tokens and len(batch) != max_sentences
+    for part in sorted(parts, key=lambda part: (kind(part), -len(part.source_ids))):
+        fits = (len(batch) + 1) * len((batch or [part])[0].source_ids) <= max_tokens and len(batch) != max_sentences
         if batch and (not fits or kind(part) != kind(batch[0])):
             yield batch
             batch = []

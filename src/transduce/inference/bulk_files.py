@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import chain, zip_longest
@@ -21,6 +21,7 @@ import msgspec
 
 from transduce.atomic_io import exclusive_lock, name_path_in_errors, replace_file, write_file
 from transduce.errors import TransduceError
+from transduce.inference.batching import Documents
 from transduce.inference.redecoding import redecode
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
@@ -105,6 +106,8 @@ class Portion(msgspec.Struct, frozen=True):
     """The text of each line."""
     phrases: list[list[str]]
     """Phrases that each line's translation must contain, in addition to the job's phrases."""
+    before: list[tuple[str, str]] = []
+    """The lines of the document before the first line, with their translations if the model reads these."""
 
 
 def portion_size(device: str) -> int:
@@ -118,6 +121,7 @@ def portions(
     shard: Shard | None = None,
     phrases: Iterable[str] | None = None,
     size: int | None = None,
+    context: int = 0,
 ) -> Iterator[Portion]:
     """Yield the lines of a shard in portions.
 
@@ -126,6 +130,7 @@ def portions(
         shard: the share of the lines to yield; None: all lines.
         phrases: for each line of the input, the phrases that its translation must contain, separated by tabs.
         size: lines in a portion; None: LINES_AT_ONCE.
+        context: how many lines before a portion the model reads as context.
 
     Raises:
         TransduceError: the numbers of input lines and of lines of phrases differ.
@@ -140,9 +145,16 @@ def portions(
         portion.phrases.append([term for term in terms.split("\t") if term.strip()])
         if len(portion.lines) == size:
             yield portion
-            portion = Portion([], [], [])
+            portion = Portion([], [], [], _last_lines(portion.before, portion.lines, context))
     if portion.lines:
         yield portion
+
+
+def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: int) -> list[tuple[str, str]]:
+    """Return the last lines of a document; an empty line ends a document."""
+    document = [*before, *((line, "") for line in lines)]
+    starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]
+    return document[max([*starts, len(document) - count]) :] if count else []
 
 
 def _pairs(lines: Iterable[str], phrases: Iterable[str] | None) -> Iterator[tuple[str, str]]:
@@ -179,6 +191,7 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
         glossary=job.glossary,
         places=portion.indices,
         text_settings=job.text_settings,
+        documents=Documents.of_lines(portion.lines, portion.before),
     )
     if job.redecode:
         translations = redecode(
@@ -204,8 +217,15 @@ def _write_alternatives(index: int, translation: Translation) -> str:
 
 def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
     """Yield each portion with its output text, in order."""
+    translations: list[str] = []
     for portion in portions:
-        yield portion, translate_portion(translator, job, portion)
+        if translator.context is not None and translator.context.on_target and portion.before:
+            known = translations[len(translations) - len(portion.before) :]
+            before = [(line, known[number]) for number, (line, _) in enumerate(portion.before)]
+            portion = msgspec.structs.replace(portion, before=before)
+        text = translate_portion(translator, job, portion)
+        yield portion, text
+        translations = text.split("\n")[:-1]
 
 
 def parse_line_shard(text: str) -> Shard:
@@ -235,7 +255,9 @@ def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterat
         count = done - len(skipped)
         skipped += portion.lines[:count]
         if count < len(portion.lines):
-            rest = Portion(portion.indices[count:], portion.lines[count:], portion.phrases[count:])
+            # No document has as many sentences of context as a portion has lines.
+            before = _last_lines(portion.before, portion.lines[:count], len(portion.lines))
+            rest = Portion(portion.indices[count:], portion.lines[count:], portion.phrases[count:], before)
             return skipped, chain([rest], portions_left)
     return skipped, portions_left
 
@@ -425,6 +447,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Source language, for models with language tags."""
     target_language: str | None = None
     """Target language, for models with language tags."""
+    tag: str | None = None
+    """Tag of the texts, for models that were trained on tagged corpora."""
     datastore: str | None = None
     """Datastore file for kNN retrieval."""
 
@@ -537,6 +561,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
             source_language=recipe.source_language,
             target_language=recipe.target_language,
             datastore=recipe.datastore,
+            tag=recipe.tag,
         )
         for message in messages:
             text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))

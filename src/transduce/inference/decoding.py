@@ -8,7 +8,6 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from transduce.acceleration import find_batch_search
@@ -24,7 +23,7 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import ContinuingScorer, TransformerScorer
-from transduce.model.backend import BatchSearch, SearchBounds, SearchRules
+from transduce.model.backend import BatchSearch, FoundHypothesis, SamplingNumbers, SearchBounds, SearchRules
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
@@ -158,13 +157,27 @@ class _Run(msgspec.Struct, frozen=True):
 # Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 
+_MAX_NUMBERS = 1 << 22  # tokens of all hypotheses, for which a compiled search has buffers
+
+
 class CompiledSearch:
     """A compiled search, equal to `BeamSearch`, `GenerateSearch` or `GreedySearch` (implements `scorer.Search`)."""
 
-    def __init__(self, search: BatchSearch, bounds: Bounds, beam: Beam, divisor: LengthPenalty) -> None:
-        """Wrap a compiled search that has not run a step yet; `divisor` is the length penalty of its scores."""
+    def __init__(
+        self, search: BatchSearch, bounds: Bounds, beam: Beam, divisor: LengthPenalty, *, samples: bool = False
+    ) -> None:
+        """Wrap a compiled search that has not run a step yet.
+
+        Args:
+            search: the compiled search.
+            bounds: the end symbol, and the maximum lengths.
+            beam: the options of the beam; its size is the number of samples of a sentence.
+            divisor: the length penalty of scores.
+            samples: whether tokens are drawn.
+        """
         self.search = search
         self.divisor = divisor
+        self.samples = samples
         self.beam = beam
         self.eos_id = bounds.eos_id
         self._given_up: dict[int, list[Hypothesis]] = {}
@@ -182,7 +195,7 @@ class CompiledSearch:
     def hypotheses(self) -> Tensor:
         """Return the live hypotheses, best first, and for a beam also the best finished one, (B, W + 1, t)."""
         tokens, scores = self.search.live()
-        if self.beam.beam_size == 1:
+        if self.beam.beam_size == 1 or self.samples:
             return tokens
         order = scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, tokens.shape[-1])
         live = tokens.gather(1, order)
@@ -199,8 +212,11 @@ class CompiledSearch:
         if not rows:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
+            if self.samples:
+                self._given_up[active[row]] = [self._hypothesis(each) for each in live]
+                continue
             results = [*self.search.finished(active[row], self.beam.beam_size), *live]
-            hypotheses = [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
+            hypotheses = [self._hypothesis(each) for each in results]
             by_score = self.divisor is length_power  # in `generate`, it does not count whether a hypothesis ended
             self._given_up[active[row]] = sorted(
                 hypotheses, key=lambda each: (not by_score and not each.ended, -each.score)
@@ -214,14 +230,15 @@ class CompiledSearch:
     def _best(self, index: int) -> list[Hypothesis]:
         if index in self._given_up:
             return self._given_up[index][: self.beam.n_best]
-        results = self.search.finished(index, self.beam.n_best)
-        return [self._hypothesis(each.tokens, each.log_probabilities, ended=each.ended) for each in results]
+        return [self._hypothesis(each) for each in self.search.finished(index, self.beam.n_best)]
 
-    def _hypothesis(
-        self, tokens: Tensor | NDArray[Any], log_probabilities: Tensor | NDArray[Any], *, ended: bool
-    ) -> Hypothesis:
-        history = tokens.tolist(), log_probabilities.tolist()
-        return make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, divisor=self.divisor)
+    def _hypothesis(self, found: FoundHypothesis) -> Hypothesis:
+        tokens, values, ended = found.tokens.tolist(), found.log_probabilities.tolist(), found.ended
+        if self.samples:  # end symbols follow the first one
+            ended = self.eos_id in tokens
+            length = tokens.index(self.eos_id) + 1 if ended else len(tokens)
+            tokens, values = tokens[:length], values[:length]
+        return make_hypothesis(tokens, values, ended=ended, alpha=self.beam.alpha, divisor=self.divisor)
 
 
 def find_compiled_search(
@@ -231,6 +248,7 @@ def find_compiled_search(
     *,
     rules: Sequence[Rule] = (),
     generate: GenerateSettings | None = None,
+    draw: Draw | None = None,
 ) -> CompiledSearch | None:
     """Return a compiled search for a scorer at its first step; None if it has none, or for lack of memory.
 
@@ -240,6 +258,7 @@ def find_compiled_search(
         beam: the beam's size; 1: greedy search.
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
+        draw: draws tokens; None for a search of the best hypotheses.
     """
     if not isinstance(scorer, TransformerScorer | ContinuingScorer) or beam.groups > 1:
         return None
@@ -247,8 +266,8 @@ def find_compiled_search(
     if isinstance(scorer, ContinuingScorer) and max(longest) > scorer.remaining_positions + 1:
         return None  # the texts would be read again, with their first half cut off
     ranking = "paper" if generate is None else generate.stop
-    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id)
-    if compiled_rules is None:
+    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id, sums_ends=draw is not None)
+    if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
     divisor = length_penalty if generate is None else length_power
     limits = SearchBounds(
@@ -260,9 +279,17 @@ def find_compiled_search(
         n_best=beam.n_best,
         penalties=_penalties(divisor, beam.alpha, 1 + (max(longest) + 2) // 64),
         rules=compiled_rules._replace(ranking=ranking),
+        sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
     )
     search = find_batch_search(scorer.state, limits)
-    return None if search is None else CompiledSearch(search, bounds, beam, divisor)
+    return None if search is None else CompiledSearch(search, bounds, beam, divisor, samples=draw is not None)
+
+
+def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
+    """Return the options and the random numbers of a search that draws tokens."""
+    sampling = draw.sampling
+    options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    return SamplingNumbers(draw.numbers(steps), *options)
 
 
 @lru_cache(maxsize=64)
@@ -271,7 +298,9 @@ def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
     return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
-def _compiled_rules(rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int) -> SearchRules | None:
+def _compiled_rules(
+    rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, sums_ends: bool
+) -> SearchRules | None:
     """Return rules as a batch search applies them; None if one of them is of another class, or their order matters.
 
     Args:
@@ -279,6 +308,7 @@ def _compiled_rules(rules: Sequence[Rule], longest: list[int], never: Sequence[i
         longest: the maximum length of each sentence in tokens.
         never: tokens that have no probability at all.
         eos_id: the end symbol.
+        sums_ends: whether the end symbol gets the sum of the probabilities of all end symbols.
     """
     prefixes: Sequence[Sequence[int]] = [[] for _ in longest]
     inner: Sequence[Rule] = ()  # these do not apply to prefixes
@@ -287,7 +317,7 @@ def _compiled_rules(rules: Sequence[Rule], longest: list[int], never: Sequence[i
     certain: list[int] = []
     found, impossible = SearchRules(), set(never)
     for rule in (*inner, *rules):
-        if type(rule) is ExtraEndTokens and rule is rules[0] and not rule.summed and rule.eos_id == eos_id:
+        if type(rule) is ExtraEndTokens and rule is rules[0] and rule.summed == sums_ends and rule.eos_id == eos_id:
             found = found._replace(more_ends=tuple(rule.more_ids))
         elif type(rule) is Forbid:
             found = found._replace(forbidden=(*found.forbidden, *rule.ids))
@@ -375,18 +405,18 @@ def start_search(
     if search.generate is not None:
         rules += generate_rules(search.generate, bounds.max_lengths, vocabulary.forced)
     beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
-    if not attentive and not any(batch.phrases) and search.sampling is None:
-        compiled = find_compiled_search(scorer, bounds, beam, rules=rules, generate=search.generate)
+    draw = None
+    if search.sampling is not None:
+        draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
+        beam = Beam(beam_size=width, n_best=width, alpha=0.0)
+    if not attentive and not any(batch.phrases):
+        compiled = find_compiled_search(scorer, bounds, beam, rules=rules, generate=search.generate, draw=draw)
         if compiled is not None:
             return compiled
     if search.generate is not None:
         scorer = LogProbabilities(scorer)
-    if search.sampling is not None:
-        draw = Draw(search.sampling, batch.sentences, samples=search.n_best)
-        return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
-    if width == 1:
-        divisor = length_penalty if search.generate is None else length_power
-        return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
+    if width == 1 or draw is not None:
+        return _greedy_search(scorer, bounds, search, rules, draw)
     selection = _selection(search, batch.phrases, longest, width, vocabulary)
     coverage = Coverage(MeanAttention(scorers), search.coverage_penalty) if attentive else None
     if search.generate is not None:
@@ -394,6 +424,16 @@ def start_search(
             scorer, bounds, beam, search.generate, rules=rules, selection=selection, coverage=coverage
         )
     return BeamSearch(scorer, bounds, beam, rules=rules, selection=selection, coverage=coverage)
+
+
+def _greedy_search(
+    scorer: Scorer, bounds: Bounds, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
+) -> GreedySearch:
+    """Return a greedy search, or a search that draws tokens, step by step."""
+    if draw is not None:
+        return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
+    divisor = length_penalty if search.generate is None else length_power
+    return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, divisor=divisor, rules=rules)
 
 
 def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> int | None:

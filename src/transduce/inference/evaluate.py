@@ -15,6 +15,7 @@ from transduce.evaluation.scores import (
     score,
     score_labels,
 )
+from transduce.inference.batching import Documents
 from transduce.inference.classifier import Classifier
 from transduce.inference.glossary_search import GlossaryLike
 from transduce.inference.translator import Translator
@@ -50,6 +51,9 @@ def evaluate(
 
     The report has sacreBLEU's signatures and the search settings, without which scores cannot be compared.
 
+    A model that reads earlier sentences of a document (`data.context_before`) takes consecutive sources for a document,
+    which an empty source ends.
+
     Args:
         translator: the translator or classifier to score.
         sources: the source sentences of the test set, or its texts.
@@ -79,7 +83,8 @@ def evaluate(
     check_line_counts({"sources": sources, "references": references})
     search, language = checked_search(search or translator.search), translator.target_language
     choose_tokenizer(language, tokenize)  # check the tokenizer before hours of translating
-    hypotheses = [each.text for each in translator.translate(sources, search, glossary=glossary)]
+    documents = Documents.of_lines(sources)
+    hypotheses = [each.text for each in translator.translate(sources, search, glossary=glossary, documents=documents)]
     return score(
         hypotheses,
         references,

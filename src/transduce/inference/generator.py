@@ -392,7 +392,9 @@ class Generator:
         if search.sampling is not None:
             # The same random numbers for each prompt, so that a continuation does not depend on the other prompts.
             draw = Draw(search.sampling, [0] * count, samples=search.n_best)
-            return GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
+            beam = Beam(beam_size=search.n_best, n_best=search.n_best, alpha=0.0)
+            compiled = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw)
+            return compiled or GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
         beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         with torch.inference_mode():
             if (compiled := find_compiled_search(scorer, bounds, beam, rules=rules)) is not None:

@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_integer, as_paths, as_text, as_texts
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
+from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.decoding import read_max_source_tokens, read_search_settings
 from transduce.inference.embedder import Embedder, load_embedder
@@ -24,12 +25,13 @@ from transduce.inference.generator import Generator, load_generator
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.parser import Parser, load_parser
 from transduce.inference.retrieval import read_datastore
+from transduce.inference.tagger import Tagger, load_tagger
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.machine import Precision, detect_machine
 from transduce.model_folder.cards import find_task_card, refuse_parsers
 from transduce.model_folder.load import check_precision, check_vocabularies, read_at_precision, with_languages
-from transduce.model_folder.read import model_kind, read_encoder_decoder_folder
+from transduce.model_folder.read import model_kind, read_context, read_encoder_decoder_folder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 from transduce.text.text_settings import TextSettings, TrainingLines
@@ -47,6 +49,7 @@ def open_translator(
     source_language: str | None = None,
     target_language: str | None = None,
     datastore: str | Path | None = None,
+    tag: str | None = None,
 ) -> Translator:
     """Load a translation model, or several as an ensemble, which uses the first folder's search settings.
 
@@ -60,6 +63,7 @@ def open_translator(
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
         datastore: a datastore file of `transduce build-datastore` for kNN retrieval.
+        tag: tag of the texts, for models that were trained on tagged corpora; None: texts without a tag.
 
     Returns:
         The translator.
@@ -92,21 +96,45 @@ def open_translator(
     if len(measured) == len(folders):
         # An ensemble translates whole only what each of its models does.
         translator.training_lines = min(measured, key=lambda lines: (lines.multi_sentence_share, lines.tokens))
-    return translator
+    translator.context = _shared_context(folders)
+    return translator if tag is None else translator.for_tag(tag)
+
+
+def _shared_context(folders: Sequence[Path]) -> DocumentContext | None:
+    """Return how all models of an ensemble read earlier sentences of a document.
+
+    Raises:
+        TransduceError: they do not read the same.
+    """
+    records = [read_context(folder) for folder in folders]
+    if any(record != records[0] for record in records):
+        raise TransduceError(
+            "Models that translate together must read the same context of a document, but `data.context_before` or "
+            "`data.context_sides` of these differ: use models that were trained alike."
+        )
+    return None if records[0] is None else DocumentContext(records[0].before, records[0].sides == "both")
 
 
 # --- models of any kind ---
 
 
 Task = Literal[
-    "translation", "language-model", "masked-language-model", "classification", "parsing", "time-series", "embedding"
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "classification",
+    "tagging",
+    "parsing",
+    "time-series",
+    "embedding",
 ]
 """The task of a loaded model."""
 
-_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Parser | Forecaster | Embedder]] = {
+_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder]] = {
     "language-model": load_generator,
     "masked-language-model": load_filler,
     "classification": load_classifier,
+    "tagging": load_tagger,
     "parsing": load_parser,
     "time-series": load_forecaster,
     "embedding": load_embedder,
@@ -127,6 +155,7 @@ class TranslatorOptions(LoadOptions, total=False):
     source_language: str | None
     target_language: str | None
     datastore: str | Path | None
+    tag: str | None
 
 
 Folders = str | Path | Sequence[str | Path]
@@ -141,6 +170,8 @@ def load(folder: str | Path, *, task: Literal["masked-language-model"], **option
 @overload
 def load(folder: str | Path, *, task: Literal["classification"], **options: Unpack[LoadOptions]) -> Classifier: ...
 @overload
+def load(folder: str | Path, *, task: Literal["tagging"], **options: Unpack[LoadOptions]) -> Tagger: ...
+@overload
 def load(folder: str | Path, *, task: Literal["parsing"], **options: Unpack[LoadOptions]) -> Parser: ...
 @overload
 def load(folder: str | Path, *, task: Literal["time-series"], **options: Unpack[LoadOptions]) -> Forecaster: ...
@@ -149,7 +180,7 @@ def load(folder: str | Path, *, task: Literal["embedding"], **options: Unpack[Lo
 @overload
 def load(
     folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
-) -> Translator | Generator | Filler | Classifier | Parser | Forecaster | Embedder: ...
+) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder: ...
 @renamed_arguments(examples="datastore")
 def load(
     folder: str | Path | Sequence[str | Path],
@@ -161,12 +192,13 @@ def load(
     source_language: str | None = None,
     target_language: str | None = None,
     datastore: str | Path | None = None,
-) -> Translator | Generator | Filler | Classifier | Parser | Forecaster | Embedder:
+    tag: str | None = None,
+) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder:
     """Load a model folder for the task that the model was trained for.
 
     Translation models give a `Translator`, language models a `Generator`, and masked language models a `Filler`. The
-    other tasks give a `Classifier`, a `Parser`, a `Forecaster` or an `Embedder`. Every encoder of text can also be
-    loaded with the task "embedding".
+    other tasks give a `Classifier`, a `Tagger`, a `Parser`, a `Forecaster` or an `Embedder`. Every encoder of text can
+    also be loaded with the task "embedding".
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders
@@ -179,6 +211,7 @@ def load(
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
         target_language: target language, for models with language tags.
         datastore: a datastore file of `transduce build-datastore` for kNN retrieval, for translators.
+        tag: tag of the texts, for translation models that were trained on tagged corpora; None: texts without a tag.
 
     Returns:
         The loaded model, ready to be called.
@@ -204,10 +237,11 @@ def load(
                 f"Languages are options of models that translate, but the one in {folder} is for `{model_task}`: leave "
                 f"`{source_language or target_language}` out."
             )
-        if datastore is not None:
-            raise TransduceError(
-                f"A datastore is for translation, but the model in {folder} is for `{model_task}`: leave it out."
-            )
+        for name, value in (("A datastore", datastore), ("A tag", tag)):
+            if value is not None:
+                raise TransduceError(
+                    f"{name} is for translation, but the model in {folder} is for `{model_task}`: leave it out."
+                )
         return _LOADERS[model_task](folder, precision=precision, device=device, threads=threads)
     return open_translator(
         folder,
@@ -217,6 +251,7 @@ def load(
         source_language=source_language,
         target_language=target_language,
         datastore=datastore,
+        tag=tag,
     )
 
 

@@ -89,6 +89,11 @@ def redecode(
     Raises:
         TransduceError: an argument is invalid, as in `Translator.translate`.
     """
+    if translator.context is not None:
+        raise TransduceError(
+            "Re-decoding translates sentences by themselves, but the model reads earlier sentences of a document "
+            "(`data.context_before`): leave it out."
+        )
     results, search = _checked(translations), checked_search(search or translator.search)
     required = (
         [[]] * len(results)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transduce.deprecation import renamed_attribute
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import Hypothesis, length_penalty
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span
 
@@ -45,9 +45,8 @@ class GrowingText:
             return ""
         return self._show(text)
 
-    def finish(self, ids: Sequence[int]) -> str:
-        """Return the rest of the complete translation with these ids, after the part that `grow` has returned."""
-        text = decode_like(self.vocabulary, ids, line_feeds=self._line_feeds)
+    def finish(self, text: str) -> str:
+        """Return the rest of the complete translation, after the part that `grow` has returned."""
         return self._show(text) if text.startswith(self.shown) else ""
 
     def _show(self, text: str) -> str:
@@ -140,6 +139,25 @@ class Translation(msgspec.Struct, frozen=True):
 def empty_alternative(*, ended: bool = True) -> Alternative:
     """Return an empty alternative, for an empty sentence or one whose decoding was stopped before its start."""
     return Alternative(text="", tokens=(), token_log_probabilities=(), score=0.0, ended=ended)
+
+
+def without_context(hypothesis: Hypothesis, tokens: int, alpha: float) -> Hypothesis:
+    """Return a hypothesis without the translations of its document's earlier sentences, its first `tokens` tokens.
+
+    Args:
+        hypothesis: what search found, which starts with these tokens.
+        tokens: their number.
+        alpha: exponent of the length penalty, by which the rest is scored.
+    """
+    if not tokens:
+        return hypothesis
+    values = hypothesis.token_log_probabilities[tokens:]
+    return msgspec.structs.replace(
+        hypothesis,
+        ids=hypothesis.ids[tokens:],
+        token_log_probabilities=values,
+        score=sum(values) / length_penalty(max(1, len(values)), alpha),
+    )
 
 
 def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], vocabulary: Vocabulary) -> Translation:

@@ -1,6 +1,7 @@
 """Translate texts with a trained model."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import overload
 
@@ -13,6 +14,9 @@ from transduce.errors import TransduceError
 from transduce.inference.batch_invariance import BatchInvarianceCheck, padded_length
 from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
+    DocumentContext,
+    DocumentMemory,
+    Documents,
     Part,
     PartsObserver,
     batch_token_budget,
@@ -48,7 +52,14 @@ from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
 from transduce.inference.substitution import TermModel
-from transduce.inference.translation import GrowingText, Translation, empty_alternative, translation_from_hypotheses
+from transduce.inference.translation import (
+    GrowingText,
+    Translation,
+    decode_like,
+    empty_alternative,
+    translation_from_hypotheses,
+    without_context,
+)
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.load import precision_of, summary
@@ -60,6 +71,64 @@ from transduce.text.protected import check_spans
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.word_spans import Span
+
+
+class _Histories:
+    """The earlier sentences of the documents of texts that are translated together, in the order of the texts."""
+
+    def __init__(
+        self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
+    ) -> None:
+        self._memory, self._continues = memory, continues
+        self.is_sequential = is_sequential
+        """True if a sentence needs the translations of the sentences before it."""
+
+    def with_history(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts with the sentences before them, unless these must be translated first."""
+        memory = self._memory
+        if memory is None or self.is_sequential:
+            return list(parts)
+        result = []
+        for is_first, part in self._in_order(parts):
+            if is_first:
+                memory.forget()
+            result.append(memory.add_history(part))
+            memory.remember(part)
+        return result
+
+    def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
+        """Yield groups of parts to translate; a later group may need the translations of earlier ones.
+
+        Args:
+            parts: the parts of all texts that are not empty, in order.
+            translations: the translations so far, which the caller completes after each group.
+        """
+        if self._memory is None or not self.is_sequential:
+            yield list(parts)
+            return
+        chains = list[tuple[DocumentMemory, list[Part]]]()
+        for is_first, part in self._in_order(parts):
+            if is_first or not chains:
+                memory = copy.copy(self._memory)
+                if is_first:
+                    memory.forget()
+                chains.append((memory, []))
+            chains[-1][1].append(part)
+        for number in range(max((len(chain) for _, chain in chains), default=0)):
+            active = [(memory, chain[number]) for memory, chain in chains if number < len(chain)]
+            yield [memory.add_history(part) for memory, part in active]
+            for memory, part in active:
+                memory.remember(part, translations[part.key].text if part.key in translations else "")
+
+    def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
+        """Yield the parts, and whether each begins a document."""
+        text = -1
+        for part in parts:
+            # Texts without parts may end a document, too.
+            is_first = not all(self._continues[text + 1 : part.sentence + 1])
+            text = max(text, part.sentence)
+            yield is_first, part
+
 
 SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts and returns them by key."""
@@ -109,6 +178,8 @@ class Translator:
         self.max_source_tokens = max_source_tokens
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
+        self.context: DocumentContext | None = None
+        """How the model reads earlier sentences of a document; None: it translates each sentence by itself."""
         self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
@@ -136,7 +207,21 @@ class Translator:
             datastore=self.datastore,
             text=self.text,
         )
-        translator.training_lines = self.training_lines
+        translator.training_lines, translator.context = self.training_lines, self.context
+        return translator
+
+    def for_tag(self, tag: str) -> "Translator":
+        """Return a translator of texts with a tag, such as a domain, which shares the models and their memory.
+
+        Raises:
+            TransduceError: the model was not trained with this tag.
+        """
+        translator = copy.copy(self)
+        translator.tokenizer = self.tokenizer.for_tag(tag)
+        special_tokens = len(translator.tokenizer.source.with_special_tokens([]))
+        most = min(self.max_source_tokens, max_model_positions(self.models) - special_tokens)
+        translator.longest_source = max(1, most)
+        translator._proof = BatchInvarianceCheck(translator._search_sources, translator.tokenizer.source)
         return translator
 
     @property
@@ -183,6 +268,7 @@ class Translator:
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
         text_settings: TextSettings | None = None,
+        document: bool = False,
     ) -> Translation: ...
     @overload
     def __call__(
@@ -202,6 +288,7 @@ class Translator:
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
         text_settings: TextSettings | None = None,
+        document: bool = False,
     ) -> list[Translation]: ...
     def __call__(  # noqa: PLR0913  (the command's own options)
         self,
@@ -220,6 +307,7 @@ class Translator:
         glossary: GlossaryLike = None,
         search: SearchSettings | None = None,
         text_settings: TextSettings | None = None,
+        document: bool = False,
     ) -> Translation | list[Translation]:
         """Translate one text, or a list of texts in order; each is translated sentence by sentence.
 
@@ -242,6 +330,8 @@ class Translator:
             glossary: terms that must be translated as specified: a mapping, a `Glossary` or a file.
             search: search settings; None: the translator's defaults. The arguments above override them.
             text_settings: settings for texts; None: the translator's defaults.
+            document: whether the texts are consecutive parts of one document, which a model with `data.context_before`
+                reads as context; an empty text ends a document. The sentences of one text always are a document.
 
         Warns:
             WrongLanguageWarning: a text seems not to be in the source language.
@@ -262,10 +352,11 @@ class Translator:
             phrases=required,
             glossary=glossary,
             text_settings=text_settings,
+            documents=Documents.of_lines(sentences) if document else None,
         )
         return translations[0] if isinstance(text, str) else translations
 
-    def translate(
+    def translate(  # noqa: PLR0913  (the options of the command)
         self,
         sentences: Iterable[str],
         search: SearchSettings,
@@ -277,6 +368,7 @@ class Translator:
         observer: Observer | None = None,
         text_settings: TextSettings | None = None,
         protected: Iterable[Iterable[Span] | None] | None = None,
+        documents: Documents | None = None,
     ) -> list[Translation]:
         """Translate texts sentence by sentence; the sentences of all texts are batched by length.
 
@@ -294,6 +386,8 @@ class Translator:
             text_settings: settings for texts; None: the translator's defaults.
             protected: spans of each text that translation must not change, in order and disjoint; None, also for a
                 single text: placeholders, URLs and other spans that `find_protected` finds.
+            documents: the documents that the texts belong to, for models that were trained with context; None: each
+                text is a document.
 
         Returns:
             A translation of each text, in order.
@@ -313,17 +407,22 @@ class Translator:
             spans = [None if each is None else check_spans(each, text) for each, text in each_with_text]
         texts = self._segment(sentences, text_settings or self.text, spans)
         parts = self._parts(texts, search, prefix, required, terms)
+        document = self._histories(documents, len(texts), text_settings or self.text)
+        parts = document.with_history(parts)
         watch = PartsObserver(
             observer,
             texts,
             lambda ids: remove_placeholders(self.tokenizer.target.decode(ids)),
-            hidden={part.key for part in parts if isinstance(observer, TextObserver) and self._has_spans(part)},
+            hidden={
+                part.key
+                for part in parts
+                if isinstance(observer, TextObserver) and (document.is_sequential or self._has_spans(part))
+            },
         )
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
         search_parts = partial(self._search_parts, search=search, places=seeds, watch=watch)
-        translations |= self._translate_parts(
-            [part for part in parts if not part.is_empty], search, terms, search_parts
-        )
+        for waiting in document.waves([part for part in parts if not part.is_empty], translations):
+            translations |= self._translate_parts(waiting, search, terms, search_parts)
         return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
 
     def _translate_parts(
@@ -355,16 +454,20 @@ class Translator:
         def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
             hypotheses = self.search_ids(
-                [part.ids for part in active],
+                [part.source_ids for part in active],
                 search,
-                prefixes=[part.prefix for part in active],
+                prefixes=[[*part.target_history, *part.prefix] for part in active],
                 phrases=[part.phrases for part in active],
                 places=[part.place(places) for part in active],
                 observer=watch if watch.observer else None,
             )
             pairs = zip(active, hypotheses, strict=True)
             found = {
-                part.key: translation_from_hypotheses(part.text, results, self.tokenizer.target)
+                part.key: translation_from_hypotheses(
+                    part.text,
+                    [without_context(each, len(part.target_history), search.length_penalty) for each in results],
+                    self.tokenizer.target,
+                )
                 for part, results in pairs
             }
             watch.finish(found)
@@ -408,21 +511,23 @@ class Translator:
         required = as_phrases(phrases)
         has_terms = terms is not None and bool(terms.find(as_text(sentence)))
         texts = self._segment([as_text(sentence)], settings, None)
-        if has_terms or (required and len(texts[0].sentences) > 1):
+        translates_in_order = self.context is not None and self.context.on_target
+        if has_terms or translates_in_order or (required and len(texts[0].sentences) > 1):
             (whole,) = self.translate(
                 [sentence], search, prefix=prefix, phrases=[required], glossary=terms, text_settings=settings
             )
             yield whole.text
             return
         writer, placeholders = LayoutWriter(texts[0]), Placeholders(self.tokenizer, self.target_language)
-        for part in self._parts(texts, search, prefix, [required], terms):
+        document = self._histories(None, 1, settings)
+        for part in document.with_history(self._parts(texts, search, prefix, [required], terms)):
             yield from filter(None, [writer.next_gap()])
             if part.is_empty:
                 continue
             if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
-            batch = Batch([part.ids], [part.prefix], [part.phrases], [part.place(None)])
+            batch = Batch([part.source_ids], [part.prefix], [part.phrases], [part.place(None)])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -443,7 +548,10 @@ class Translator:
             if text:
                 yield text
         (hypotheses,) = progress.results()
-        rest = growing.finish(list(hypotheses[0].ids)) if hypotheses else ""
+        if not hypotheses:
+            return
+        ids = list(hypotheses[0].ids)
+        rest = growing.finish(decode_like(self.tokenizer.target, ids, line_feeds=has_line_feeds))
         if rest:
             yield rest
 
@@ -586,6 +694,22 @@ class Translator:
         parts = [part if part.number else part._replace(prefix=prefix_ids) for part in parts]
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
+    def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> "_Histories":
+        """Return the histories of a number of texts, with the sentences before the first text."""
+        continues = [False] * texts if documents is None else list(documents.continues)
+        if len(continues) != texts:
+            raise TransduceError(
+                f"`documents.continues` must have a value for each of the {texts:,} texts, but has {len(continues):,}."
+            )
+        if self.context is None:
+            return _Histories(None, continues)
+        memory = DocumentMemory(self.context, self.tokenizer, max_model_positions(self.models))
+        earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
+        for text, translation in earlier:
+            for part in encode_parts(self._segment([text], settings, None), self.tokenizer.source):
+                memory.remember(part, translation)
+        return _Histories(memory, continues, is_sequential=self.context.on_target)
+
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
         """Return translations of parts by the parts' keys, without an observer of the search."""
         search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
@@ -595,7 +719,8 @@ class Translator:
         """Yield batches of parts with the same beam width and, if batch-invariant, the same padded length."""
 
         def kind(part: Part) -> tuple[int, ...]:
-            return (beam_width(search, [part.phrases]), padded_length(len(part.ids)) if search.batch_invariant else 0)
+            length = padded_length(len(part.source_ids)) if search.batch_invariant else 0
+            return (beam_width(search, [part.phrases]), length)
 
         most = batch_token_budget(self.device) // beam_width(search, [part.phrases for part in parts])
         return batches(parts, most, kind=kind, max_sentences=max_sentences(search, self.datastore))

@@ -16,6 +16,7 @@ from transduce.inference.embedder import Embedder
 from transduce.inference.generator import Generator
 from transduce.inference.load import load
 from transduce.inference.mask_filler import Filler
+from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
 from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
@@ -227,11 +228,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _model_status(folder: str | Path, precision: str, device: str, threads: int | None) -> ModelStatus:
     loaded = load(folder, precision=precision, device=device, threads=threads)
     decoding = None
-    if isinstance(loaded, Translator | Generator | Classifier | Filler | Embedder):
+    if isinstance(loaded, Translator | Generator | Classifier | Tagger | Filler | Embedder):
         decoding = BackendChoice(*_selection(loaded))
     return ModelStatus(folder=str(folder), description=repr(loaded), decoding=decoding)
 
 
-def _selection(loaded: Translator | Generator | Classifier | Filler | Embedder) -> tuple[str, str, dict[str, str]]:
+def _selection(
+    loaded: Translator | Generator | Classifier | Tagger | Filler | Embedder,
+) -> tuple[str, str, dict[str, str]]:
     backend, refused = select_decoder(loaded.model)
     return backend, "", refused

@@ -79,6 +79,30 @@ def _read_metrics(run: Path) -> list[_Line]:
     return lines
 
 
+def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mapping[int, float]], measure: str) -> Chart:
+    """Return a chart of an experiment: the scores of each variant's runs by seed, and its mean dev loss by step.
+
+    Args:
+        runs: the folders of the finished runs of each variant.
+        scores: the score of each variant's runs by seed.
+        measure: the name of the score.
+    """
+    by_seed = [curve(name, list(values), list(values.values())) for name, values in scores.items()]
+    losses = []
+    for name, folders in runs.items():
+        of_runs = [
+            {line.step: line.loss for line in _read_metrics(folder) if line.event == "validation" and line.loss}
+            for folder in folders
+        ]
+        common = sorted(set.intersection(*(set(each) for each in of_runs))) if of_runs else []
+        losses.append(curve(name, common, [np.mean([each[step] for each in of_runs]) for step in common]))
+    panels = [Curves(title=f"{measure} by seed", x_label="seed", y_label=measure, curves=tuple(by_seed), marked=True)]
+    if any(len(each.x) for each in losses):
+        shown = tuple(each for each in losses if len(each.x))
+        panels.append(Curves(title="Mean dev loss", x_label="step", y_label="nats", curves=shown, marked=True))
+    return Chart(tuple(panels))
+
+
 def unique_suffixes(paths: Sequence[Path]) -> list[str]:
     """Return the shortest endings of these paths that are unique, as names."""
     parts = [path.resolve().parts for path in paths]

@@ -70,7 +70,8 @@ class ExportedEncoder(Protocol):
             token_types: the segment of each token; all 0 if the model has no segments.
 
         Returns:
-            `states` (tokens, D), `logits` (tokens, V), `pooled` (D,) and `classes` (C,) of each row, as far as the
+            `states` (tokens, D), `logits` (tokens, V), `pooled` (D,) and `classes` (C,) or, of a tagger,
+            (tokens, C) of each row, as far as the
             model has them.
         """
 

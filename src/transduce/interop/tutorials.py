@@ -1,6 +1,6 @@
-"""Import of weights of models written after tutorials: `torch.nn.Transformer`, and "The Annotated Transformer".
+"""Import of weights of models written after tutorials, such as `torch.nn.Transformer` or "The Annotated Transformer".
 
-Both are encoder–decoders of "Attention Is All You Need", so the import renames weights. Settings cover the differences:
+All are encoder–decoders of "Attention Is All You Need", so the import renames weights. Settings cover the differences:
 scaling of embeddings, layout of sinusoids, final norms. For positions that alternate sines and cosines, the import
 permutes the dimensions of the residual stream, which changes no output (`model/positions.py:interleaving`).
 """
@@ -19,7 +19,7 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import interleaving, sinusoids
 
-Style = Literal["torch", "annotated"]
+Style = Literal["torch", "annotated", "separate", "blocks"]
 
 # This package's parameter name within a layer, and the names of the tensors that form the parameter.
 _Layer = dict[str, tuple[str, ...]]
@@ -51,9 +51,54 @@ _ANNOTATED_DECODER = _ANNOTATED_LAYER | {
     "memory_attention_residual.{norm}.{p}": ("sublayer.1.norm.{p}",),
     "feed_forward_residual.{norm}.{p}": ("sublayer.2.norm.{p}",),
 }
+_FEED_FORWARD_LIST = {
+    "feed_forward.inner.{p}": ("pos_ffn.fc.0.{p}",),
+    "feed_forward.outer.{p}": ("pos_ffn.fc.2.{p}",),
+    "feed_forward_residual.{norm}.{p}": ("pos_ffn.layer_norm.{p}",),
+}
+
+
+def _separate(ours: str, theirs: str) -> _Layer:
+    """Return the names of an attention with one layer for each projection, W_Q, W_K, W_V, and with a norm inside."""
+    return {
+        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_Q", "W_K", "W_V")),
+        f"{ours}.output.{{p}}": (f"{theirs}.fc.{{p}}",),
+        f"{ours}_residual.{{norm}}.{{p}}": (f"{theirs}.layer_norm.{{p}}",),
+    }
+
+
+def _block(ours: str, theirs: str, norm: str) -> _Layer:
+    """Return the names of an attention and its norm in models whose layers are called blocks."""
+    return {
+        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_q", "W_k", "W_v")),
+        f"{ours}.output.{{p}}": (f"{theirs}.W_o.{{p}}",),
+        f"{ours}_residual.{{norm}}.{{p}}": (f"{norm}.ln.{{p}}",),
+    }
+
+
+def _block_feed_forward(norm: str) -> _Layer:
+    return {
+        "feed_forward.inner.{p}": ("ffn.dense1.{p}",),
+        "feed_forward.outer.{p}": ("ffn.dense2.{p}",),
+        "feed_forward_residual.{norm}.{p}": (f"{norm}.ln.{{p}}",),
+    }
+
+
 _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
     "torch": (_TORCH_ENCODER, _TORCH_DECODER),
     "annotated": (_ANNOTATED_ENCODER, _ANNOTATED_DECODER),
+    "separate": (
+        _separate("self_attention", "enc_self_attn") | _FEED_FORWARD_LIST,
+        _separate("self_attention", "dec_self_attn")
+        | _separate("memory_attention", "dec_enc_attn")
+        | _FEED_FORWARD_LIST,
+    ),
+    "blocks": (
+        _block("self_attention", "attention", "addnorm1") | _block_feed_forward("addnorm2"),
+        _block("self_attention", "attention1", "addnorm1")
+        | _block("memory_attention", "attention2", "addnorm2")
+        | _block_feed_forward("addnorm3"),
+    ),
 }
 _ANNOTATED_EPSILON = 1e-6
 _DEFAULT_EPSILON = 1e-5  # ModelConfig's
@@ -74,10 +119,31 @@ class TutorialNames(NamedTuple):
     """The prefix of the encoder's `.layers.0`."""
     decoder: str = "decoder"
     """The prefix of the decoder's `.layers.0`."""
+    layer: str = "layers.{number}"
+    """The name of a layer of a stack by its number from 0."""
 
 
 ANNOTATED = TutorialNames(source="src_embed.0.lut.weight", target="tgt_embed.0.lut.weight", output="generator.proj")
 """The names in "The Annotated Transformer"."""
+
+USUAL_NAMES: dict[Style, TutorialNames] = {
+    "annotated": ANNOTATED,
+    "torch": TutorialNames(
+        source="src_tok_emb.embedding.weight",
+        target="tgt_tok_emb.embedding.weight",
+        output="generator",
+        encoder="transformer.encoder",
+        decoder="transformer.decoder",
+    ),
+    "separate": TutorialNames(source="encoder.src_emb.weight", target="decoder.tgt_emb.weight", output="projection"),
+    "blocks": TutorialNames(
+        source="encoder.embedding.weight",
+        target="decoder.embedding.weight",
+        output="decoder.dense",
+        layer="blks.block{number}",
+    ),
+}
+"""The names of embeddings, output layer and stacks in the best-known listing of each style."""
 
 
 def import_tutorial(
@@ -94,9 +160,12 @@ def import_tutorial(
         weights: the model's state_dict; tables of positions in it are ignored.
         config: settings that the weights do not show: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
             whether there is a final norm, ids. Positions must be sinusoidal or none. The import detects tied weights.
-        style: `torch` for torch.nn.Transformer's names, `annotated` for those of "The Annotated Transformer". Norms
-            with that tutorial's weights, `a_2` and `b_2`, use the tutorial's formula: `norm` becomes `annotated`,
-            and `norm_epsilon` the tutorial's 1e-6 unless `config` has another value than the default.
+        style: `torch` for torch.nn.Transformer's names; `annotated` for those of "The Annotated Transformer";
+            `separate` for `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks` for `blks.block0.attention.W_q`, `ffn.dense1`.
+            Norms with the weights `a_2` and `b_2` use the formula of "The Annotated Transformer": `norm` becomes
+            `annotated`, and `norm_epsilon` that tutorial's 1e-6 unless `config` has another value than the default.
+            Layers without biases get zeros, and norms without weights (made inside `forward`) get ones: no output
+            changes. An attention whose heads are modules of their own (`heads.0.q`) is joined to one.
         names: the names of embeddings, output layer and stacks.
         interleaved: positions alternate sines and cosines, as in the paper and both tutorials.
 
@@ -134,14 +203,32 @@ def _with_annotated_norm(config: ModelConfig) -> ModelConfig:
 
 
 def _normalize_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights in float32 with standard names of norms, without tables of positions."""
+    """Return the weights in float32 with standard names of norms and joined heads, without tables of positions."""
     renamed_weights = {}
     for name, tensor in weights.items():
         for old, new in _RENAMED:
             name = re.sub(old, new, name)
         if not _is_position_table(tensor):
             renamed_weights[name] = tensor.detach().float()
-    return renamed_weights
+    return _join_heads(renamed_weights)
+
+
+_HEAD = re.compile(r"(.*)\.heads\.(\d+)\.(?:W_?)?([qkvQKV])\.(weight|bias)")
+_HEADS_OUTPUT = re.compile(r"(.*)\.output_linear\.(weight|bias)")
+
+
+def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Join the projections of heads that are modules of their own to one matrix, as W_Q, W_K, W_V and fc."""
+    heads: dict[str, dict[int, Tensor]] = {}
+    joined = {}
+    for name, tensor in weights.items():
+        if match := _HEAD.fullmatch(name):
+            heads.setdefault(f"{match[1]}.W_{match[3].upper()}.{match[4]}", {})[int(match[2])] = tensor
+        elif match := _HEADS_OUTPUT.fullmatch(name):
+            joined[f"{match[1]}.fc.{match[2]}"] = tensor
+        else:
+            joined[name] = tensor
+    return joined | {name: torch.cat([parts[number] for number in sorted(parts)]) for name, parts in heads.items()}
 
 
 def _is_position_table(tensor: Tensor) -> bool:
@@ -194,6 +281,7 @@ def _layer_weights(
         for name, parameter in skeleton.named_parameters()
         if name not in tables
     }
+    renamed_weights = {**renamed_weights, **_neutral(renamed_weights, expected, style)}
     used = other_names | {part for parts, _ in expected.values() for part in parts}
     missing = sorted(part for parts, _ in expected.values() for part in parts if part not in renamed_weights)
     unexpected = sorted(set(renamed_weights) - used)
@@ -209,6 +297,27 @@ def _layer_weights(
     return converted
 
 
+def _neutral(
+    weights: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[str, ...], torch.Size]], style: Style
+) -> dict[str, Tensor]:
+    """Return zeros for biases and ones for norms of which the weights have none at all, which changes no output.
+
+    Listings of the style `separate` make norms inside `forward`, so their norms have no weights. "The Annotated
+    Transformer" has all weights.
+    """
+    added = {}
+    for name, (parts, shape) in expected.items():
+        is_norm = "_residual.norm_" in name
+        if style == "annotated" or (is_norm and style != "separate") or not (is_norm or name.endswith(".bias")):
+            continue
+        for part in parts:
+            kind = re.sub(r"\d+", "0", part)  # a weight that some layers have must not be missing in others
+            if part not in weights and all(re.sub(r"\d+", "0", other) != kind for other in weights):
+                size = torch.Size((shape[0] // len(parts), *shape[1:]))
+                added[part] = torch.ones(size) if name.endswith(".weight") else torch.zeros(size)
+    return added
+
+
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
     """Return a tutorial's names for a parameter of this package, such as encoder_layers.0.feed_forward.inner.bias."""
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
@@ -220,7 +329,8 @@ def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ..
     parameter = inside.rpartition(".")[2]
     pattern = re.sub(r"norm_(before|after)", "{norm}", inside.removesuffix(parameter)) + "{p}"
     table = _LAYERS[style][0 if stack == "encoder" else 1]
-    return tuple(f"{stacks[stack]}.layers.{number}.{theirs.replace('{p}', parameter)}" for theirs in table[pattern])
+    layer = f"{stacks[stack]}.{names.layer.format(number=number)}"
+    return tuple(f"{layer}.{theirs.replace('{p}', parameter)}" for theirs in table[pattern])
 
 
 # --- permutation of the model's dimensions -----------------------------------------------------------------------

@@ -229,9 +229,15 @@ def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
     return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
+ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
+    "multi-head": MultiHeadAttention,
+}
+"""The class of each attention that `model.attention` names."""
+
+
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
     """Build the attention that a configuration describes."""
-    return MultiHeadAttention(
+    return ATTENTIONS[config.attention](
         d_model=config.d_model,
         num_heads=config.num_heads,
         d_k=config.key_width,

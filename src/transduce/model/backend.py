@@ -518,7 +518,10 @@ class SearchRules(NamedTuple):
     forbidden: Sequence[int] = ()
     """Token ids that no hypothesis may contain, but whose probability counts, unless `renormalizes`."""
     more_ends: Sequence[int] = ()
-    """Token ids that end a hypothesis too: the end symbol gets the greatest of their probabilities and its own."""
+    """Token ids that end a hypothesis too: the end symbol gets the greatest of their probabilities and its own.
+
+    When sampling, it gets the sum of them.
+    """
     min_length: int = 0
     """The number of tokens before which no hypothesis may end."""
     no_repeated_ngrams: int = 0
@@ -529,6 +532,21 @@ class SearchRules(NamedTuple):
     """`paper`: hypotheses that ended rank first, and a sentence is finished once its n best are certain. Otherwise, the
     search of Hugging Face's `generate`, with `GenerateSettings.stop`.
     """
+
+
+class SamplingNumbers(NamedTuple):
+    """The options of a batch search that draws tokens, and its random numbers."""
+
+    uniform: Tensor
+    """Random numbers in [0, 1) by sentence, step and sample, float32 (N, at least max(max_lengths), W)."""
+    temperature: float
+    """Logits are divided by it."""
+    top_k: int
+    """The number of most likely tokens that may be drawn; 0: all."""
+    top_p: float
+    """Only the most likely tokens that together have this probability may be drawn."""
+    min_p: float
+    """Only tokens with at least this share of the greatest probability may be drawn."""
 
 
 class SearchBounds(NamedTuple):
@@ -550,6 +568,8 @@ class SearchBounds(NamedTuple):
     """The length penalty of a hypothesis of 0, 1, … tokens, float64; at least max(max_lengths) + 2 entries."""
     rules: SearchRules = SearchRules()
     """The rules on tokens, and the ranking of hypotheses."""
+    sampling: SamplingNumbers | None = None
+    """Draw `beam_size` samples of each sentence instead of searching for the best hypotheses."""
 
 
 class FoundHypothesis(NamedTuple):
@@ -577,7 +597,10 @@ class BatchSearch(Protocol):
         """Return the tokens of the live hypotheses, int64 (B, W, t), and the hypotheses' log-probabilities, (B, W)."""
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
-        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first."""
+        """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first.
+
+        Samples are in the order of their random numbers, and end symbols follow the one that ends a sample.
+        """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the active sentences at these rows from the batch, and return their live hypotheses as they are."""

@@ -1,14 +1,21 @@
-"""Build the model that a configuration describes."""
+"""Build the model that a configuration describes, also with components of the user's own."""
 
+import importlib.util
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from transduce.errors import TransduceError
-from transduce.model.config import ModelConfig
+from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
+from transduce.model.config import OWN_NAMES, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
+from transduce.model.feed_forward import ACTIVATIONS
+from transduce.model.norms import NORMS
+from transduce.model.positions import BIASES
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
@@ -84,3 +91,71 @@ def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]
     for name in missing:
         holder, _, last = name.rpartition(".")
         setattr(model.get_submodule(holder), last, computed[name])
+
+
+# --- components of the user's own ---
+
+
+_REGISTRIES: dict[str, tuple[dict[str, Any], type | None]] = {
+    "activation": (ACTIVATIONS, None),
+    "norm": (NORMS, None),
+    "attention": (ATTENTIONS, MultiHeadAttention),
+    "attention_score": (SCORES, ScoredAttention),
+    "positions": (BIASES, None),
+}
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def register(setting: str, name: str) -> Callable[[C], C]:
+    """Return a decorator that registers a component of your own, so that a setting of the model can name it.
+
+    A model with such a component trains, translates and is stored like others, computed by PyTorch. Programs that open
+    its folder must register the component before (`--plugin FILE.py`, or an import).
+
+    Args:
+        setting: "activation" (a function of a tensor), "norm" (called with width and ε), "attention" (a subclass of
+            `MultiHeadAttention`), "attention_score" (of `ScoredAttention`) or "positions" (called with the model's
+            configuration and whether the stack is causal; a bias on the scores).
+        name: the value of `model.SETTING` that chooses the component.
+
+    Raises:
+        TransduceError: there is no such setting, the name is taken, or the component is of another kind.
+    """
+    if setting not in _REGISTRIES:
+        raise TransduceError(f"Components can be registered for {', '.join(_REGISTRIES)}, but not for `{setting}`.")
+    registry, base = _REGISTRIES[setting]
+    if not isinstance(name, str) or not name or (name in registry and name not in OWN_NAMES[setting]):
+        raise TransduceError(f"`model.{setting}` = {name!r} is no new name: choose another for your component.")
+
+    def add(component: C) -> C:
+        if not callable(component) or (
+            base is not None and not (isinstance(component, type) and issubclass(component, base))
+        ):
+            expected = f"a subclass of {base.__name__}" if base is not None else "callable"
+            raise TransduceError(f"A component for `model.{setting}` must be {expected}, but is {component!r}.")
+        registry[name] = component
+        OWN_NAMES[setting].add(name)
+        return component
+
+    return add
+
+
+def load_plugin(path: str | Path) -> None:
+    """Run a Python file that registers components; only a file that the user names is ever run.
+
+    Raises:
+        TransduceError: the file is missing or no Python file, or running it fails.
+    """
+    path = Path(path)
+    name = f"transduce_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise TransduceError(f"A plugin is a Python file that registers components, but {path} is none: name another.")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except TransduceError:
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise TransduceError(f"The plugin {path} fails: {type(error).__name__}: {error}.") from error

@@ -1,5 +1,6 @@
 """The configuration of a model: its sizes and components, named as in Table 3 of "Attention Is All You Need"."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -36,7 +37,7 @@ _NOT_SERIES = (
     "source_vocabulary_size",
     "target_vocabulary_size",
 )
-_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_types")
+_ENCODER_ONLY = ("masked_language_head", "pooler", "num_labels", "token_labels", "token_types")
 _RECURRENT_ONLY = (
     "recurrent_cell",
     "bidirectional",
@@ -49,7 +50,7 @@ _RECURRENT_ONLY = (
 _NOT_RECURRENT = (
     *("d_k", "d_v", "num_key_value_heads", "activation", "activation_dropout", "bias", "projection_bias"),
     *("attention_output_bias", "feed_forward_bias", "share_layers", "norm", "final_norm", "max_positions"),
-    *("position_offset", "sinusoids_to_end", "attention_window"),
+    *("position_offset", "sinusoids_to_end", "attention_window", "attention"),
 )
 UNUSED_BY_RECURRENT = ("d_ff", "num_heads", "norm_order")
 """Settings that a recurrent model ignores; they are not refused, because every preset sets them."""
@@ -84,6 +85,28 @@ def check_config(config: Any) -> None:
     _check_positions(config)
 
 
+# Names of components that `transduce.register` added, by setting.
+OWN_NAMES: dict[str, set[str]] = {"activation": set(), "norm": set(), "attention": set()}
+OWN_NAMES |= {"attention_score": set(), "positions": set()}
+
+
+def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the settings of a model without those that name registered components, and those."""
+    own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
+    return {name: value for name, value in content.items() if name not in own}, own
+
+
+def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
+    """Return the configuration that plain values describe, such as those of a JSON file.
+
+    Raises:
+        msgspec.ValidationError: a value has the wrong type, or names no component.
+        TransduceError: the values contradict each other.
+    """
+    plain, own = split_own_names(content)
+    return msgspec.structs.replace(msgspec.convert(plain, ModelConfig), **own)
+
+
 @cache
 def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
     """Return the settings of a struct that have a `Literal` type, each with its permitted values."""
@@ -94,7 +117,7 @@ def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
 def _check_choices(config: Any) -> None:
     kind: Any = type(config)
     for name, choices in _choices_of(kind).items():
-        if (value := getattr(config, name)) not in choices:
+        if (value := getattr(config, name)) not in choices and value not in OWN_NAMES.get(name, ()):
             raise TransduceError(
                 f"`model.{name}` must be {', '.join(choices[:-1])} or {choices[-1]}, but is {value!r}."
             )
@@ -193,6 +216,8 @@ def _check_kind(config: Any) -> None:
             raise TransduceError(
                 f"`model.{name}` = {changed[name]} means nothing where `model.kind` is {config.kind}: leave it out."
             )
+    if config.token_labels and not config.num_labels:
+        raise TransduceError("`model.token_labels` needs labels to predict: set `model.num_labels`.")
     if config.kind == "recurrent" and config.positions not in ("sinusoidal", "none"):
         raise TransduceError(
             "A recurrent model reads in order and has no positions, but `model.positions` is "
@@ -257,6 +282,7 @@ NormOrder = Literal["pre", "post", "sandwich"]
 Positions = Literal["sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "none"]
 AttentionScore = Literal["scaled", "dot", "general", "additive"]
 AttentionKind = Literal["soft", "hard"]
+AttentionName = Literal["multi-head"]
 
 
 class RotaryScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -398,6 +424,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     # --- attention ---
 
+    attention: AttentionName = "multi-head"
+    """`multi-head`: section 3.2.2; or the name of an attention of your own (`transduce.register`)."""
+
     attention_score: AttentionScore = "scaled"
     """`scaled`: the dot product over √d_k (section 3.2.1); `dot`: unscaled; `general`: Q W Kᵀ (Luong et al. 2015);
     `additive`: v · tanh(Q + K) (Bahdanau et al. 2015)."""
@@ -447,7 +476,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A layer with tanh over the first position, as in BERT."""
 
     num_labels: int = 0
-    """Classes that are predicted from the pooled first position; 0: none."""
+    """Classes that are predicted from the pooled first position, or labels of each token; 0: none."""
+
+    token_labels: bool = False
+    """Predict one of `num_labels` labels for each token from its state, as in BertForTokenClassification."""
 
     # --- numbers instead of tokens ---
 

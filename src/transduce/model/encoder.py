@@ -42,7 +42,7 @@ class Encoder(VocabularyModel):
         self.layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
         self.norm = build_final_norm(config)
         self.masked_language_head = MaskedLanguageHead(config) if config.masked_language_head else None
-        has_pooler = config.pooler or config.num_labels
+        has_pooler = config.pooler or (config.num_labels and not config.token_labels)
         self.pooler = nn.Linear(config.d_model, config.d_model) if has_pooler else None
         self.classifier = nn.Linear(config.d_model, config.num_labels) if config.num_labels else None
         initialize(self)
@@ -91,8 +91,18 @@ class Encoder(VocabularyModel):
         """Return the logits of the classes, computed from the pooled first state: (B, S, D) to (B, C).
 
         Raises:
-            TransduceError: the model has no classes.
+            TransduceError: the model has no classes of texts.
         """
-        if self.classifier is None:
-            raise TransduceError("This encoder has no classes: set `model.num_labels`.")
+        if self.classifier is None or self.config.token_labels:
+            raise TransduceError("This encoder has no classes of texts: set `model.num_labels`.")
         return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]
+
+    def label_tokens(self, states: Tensor) -> Tensor:
+        """Return the logits of each token's labels, computed from its state: (B, S, D) to (B, S, C).
+
+        Raises:
+            TransduceError: the model has no labels of tokens.
+        """
+        if self.classifier is None or not self.config.token_labels:
+            raise TransduceError("This encoder has no labels of tokens: set `model.token_labels`.")
+        return self.classifier(self.embedding.dropout(states))  # type: ignore[no-any-return]

@@ -25,10 +25,10 @@ POOLINGS = ("mean", "first", "max")
 class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The task that a model was trained for, as stored in task.json."""
 
-    kind: Literal["masked-language-model", "classification", "parsing", "time-series", "embedding"]
+    kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series", "embedding"]
     """The task."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, in the model's order."""
+    """Names of the classes, or of the tags of words, in the model's order."""
     length: int = 512
     """Maximum number of tokens that an encoder reads from a text, including special tokens."""
     pooling: Pooling | None = None
@@ -62,7 +62,8 @@ def find_task_card(folder: Path) -> TaskCard | None:
         return card
     if heads.masked_language:
         return TaskCard(kind="masked-language-model", length=heads.length)
-    return TaskCard(kind="classification", labels=heads.labels, length=heads.length) if heads.labels else None
+    kind: Literal["tagging", "classification"] = "tagging" if heads.labels_tokens else "classification"
+    return TaskCard(kind=kind, labels=heads.labels, length=heads.length) if heads.labels else None
 
 
 _MODULES = "modules.json"  # of sentence-transformers

@@ -103,9 +103,11 @@ class HuggingFaceHeads(NamedTuple):
     masked_language: bool
     """True if the model predicts masked tokens."""
     labels: tuple[str, ...]
-    """Names of the classes of a text classifier; empty for other models."""
+    """Names of the classes of texts or of the labels of tokens; empty for other models."""
     length: int
     """Maximum number of tokens, from the position table."""
+    labels_tokens: bool = False
+    """True if the labels are those of tokens."""
 
 
 def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
@@ -117,11 +119,12 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
     if hugging_face_kind(folder) != "encoder":
         return None
     config = _config(folder)
-    model_type = str(config["model_type"])
-    heads = encoder_heads(model_type, _stored_tensors(folder, _mapped_files(folder)))
+    heads = encoder_heads(config, _stored_tensors(folder, _mapped_files(folder)))
     settings = _settings(folder, config)
     labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
-    return HuggingFaceHeads(heads["masked_language_head"], labels, settings["max_positions"])
+    return HuggingFaceHeads(
+        heads["masked_language_head"], labels, settings["max_positions"], labels_tokens=heads["token_labels"]
+    )
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:

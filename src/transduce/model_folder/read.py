@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
-from transduce.model.config import Kind, ModelConfig
+from transduce.model.config import Kind, ModelConfig, convert_config
 from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
@@ -49,6 +49,7 @@ VOCABULARIES = ("sentencepiece.model", "source.spm", "target.spm", IMPORTED_TOKE
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 DIRECTIONS = "directions.json"
+CONTEXT = "context.json"
 
 _MAX_SHOWN = 20
 
@@ -103,12 +104,35 @@ def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
     return tuple(read_json(folder, DIRECTIONS, _Directions).directions) if (folder / DIRECTIONS).is_file() else ()
 
 
+class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of context.json: how a model reads earlier sentences of a document before each sentence."""
+
+    before: int
+    """Maximum number of sentences of context."""
+    sides: Literal["source", "both"]
+    """`both`: each translation is preceded by the translations of the context."""
+
+
+def context_text(record: ContextRecord) -> str:
+    """Return the text of context.json."""
+    return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
+
+
+def read_context(folder: Path) -> ContextRecord | None:
+    """Return how the model of a folder reads earlier sentences; None if it translates each sentence by itself.
+
+    Raises:
+        TransduceError: the file is damaged.
+    """
+    return read_json(folder, CONTEXT, ContextRecord) if (folder / CONTEXT).is_file() else None
+
+
 # The command that uses each kind of model, for error messages.
 _USES = {
     "transformer": "`transduce translate` uses it",
     "recurrent": "`transduce translate` uses it",
     "decoder": "`transduce generate` uses it",
-    "encoder": "`transduce fill-mask` or `transduce classify` uses it, as it was trained for",
+    "encoder": "`transduce fill-mask`, `transduce classify` or `transduce tag` uses it, as it was trained for",
     "series": "`transduce forecast` uses it",
 }
 
@@ -395,9 +419,14 @@ def _read_config(folder: Path) -> ModelConfig:
             check_hugging_face_folder(folder)  # raises an error with the alternatives
         raise TransduceError(f"{path} is not of a model that transduce wrote: it has no key `transduce`.")
     try:
-        config = msgspec.convert(content["transduce"], ModelConfig)
+        described = msgspec.convert(content["transduce"], dict[str, Any])
+        config = convert_config(described)
     except msgspec.ValidationError as error:
-        raise TransduceError(f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}.") from error
+        own = str(error).startswith("Invalid enum value")
+        remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
+        raise TransduceError(
+            f"{path} cannot be read as a model's configuration: {str(error).rstrip('.')}{remedy}."
+        ) from error
     check_sizes(path, config)
     return config
 

@@ -206,7 +206,17 @@ class Draw:
         drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
         sampling = self.sampling
-        return draw(logits / sampling.temperature, uniform, top_k=sampling.top_k, top_p=sampling.top_p)
+        scaled = logits / sampling.temperature
+        return draw(scaled, uniform, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+
+    def numbers(self, steps: int) -> Tensor:
+        """Return the random numbers of the next steps, by sentence, step and sample, float32 (N, steps, W).
+
+        The generators stay as they are.
+        """
+        generators = [generator.clone_state() for generator in self.generators]
+        drawn = [torch.rand(steps * self.samples, generator=generator) for generator in generators]
+        return torch.stack(drawn).view(len(drawn), steps, self.samples)
 
 
 def _seed(seed: int, index: int) -> int:
@@ -214,34 +224,35 @@ def _seed(seed: int, index: int) -> int:
     return (seed * 0x9E3779B1 + index * 0x85EBCA6B) % 2**32
 
 
-def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
     """Return the token where the cumulative probability, in descending order, exceeds a uniform random number.
 
     Args:
-        logits: (B, W, V).
+        logits: (B, W, V), divided by the temperature.
         uniform: random numbers in [0, 1), (B, W).
         top_k: the number of most likely tokens that may be drawn; 0: all.
         top_p: only the most likely tokens that together have at least this probability may be drawn.
+        min_p: only tokens with at least this share of the greatest probability may be drawn.
 
     Returns:
         Tokens, (B, W).
     """
     probabilities = logits.softmax(dim=-1).flatten(0, 1)  # (B × W, V)
     bounds, size = uniform.flatten(), probabilities.shape[1]
-    count = min(top_k or _INITIAL_COUNT, size)
-    tokens, is_certain = _draw_among(probabilities, bounds, count, top_p, is_all=count in (top_k, size))
+    count, cuts = min(top_k or _INITIAL_COUNT, size), (top_p, min_p)
+    tokens, is_certain = _draw_among(probabilities, bounds, count, cuts, is_all=count in (top_k, size))
     while not bool(is_certain.all()):  # a row's draw must not depend on other rows
         left, count = (~is_certain).nonzero().flatten(), min(_GROWTH * count, size)
         tokens[left], is_certain[left] = _draw_among(
-            probabilities[left], bounds[left], count, top_p, is_all=count == size
+            probabilities[left], bounds[left], count, cuts, is_all=count == size
         )
     return tokens.view(uniform.shape)
 
 
 def _draw_among(
-    probabilities: Tensor, uniform: Tensor, count: int, top_p: float, *, is_all: bool
+    probabilities: Tensor, uniform: Tensor, count: int, cuts: tuple[float, float], *, is_all: bool
 ) -> tuple[Tensor, Tensor]:
-    """Draw from the `count` most likely tokens of each row (N, V).
+    """Draw from the `count` most likely tokens of each row (N, V); `cuts` are top_p and min_p.
 
     Returns:
         The tokens, (N,), and whether each draw is certain, that is, independent of the less likely tokens, (N,).
@@ -249,11 +260,13 @@ def _draw_among(
     values, tokens = probabilities.topk(count, dim=-1)  # sorted
     cumulated = values.cumsum(dim=-1)
     is_certain = torch.ones_like(uniform, dtype=torch.bool)
-    if top_p < 1.0:
+    top_p, min_p = cuts
+    if top_p < 1.0 or min_p > 0.0:
+        least = min_p * values[:, :1]
         if not is_all:
-            is_certain = cumulated[:, -1] >= top_p
+            is_certain = (cumulated[:, -1] >= top_p) | (values[:, -1] < least[:, 0])
         # A token stays if those before it have not reached top_p; the first always stays.
-        stays = cumulated - values < top_p
+        stays = (cumulated - values < top_p) & (values >= least)
         stays[:, 0] = True  # a tiny top_p is 0 in float32
         cumulated = (values * stays).cumsum(dim=-1)
         total = cumulated[:, -1]

@@ -70,6 +70,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Only this many of the most likely tokens may be drawn; 0: all."""
     top_p: float = 1.0
     """Only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020)."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the most likely token's probability may be drawn (Nguyen et al. 2024)."""
     seed: int = 1
     """The random seed; the same seed and input give the same translations."""
 
@@ -81,6 +83,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             raise TransduceError(f"`top_k` must not be negative, but is {self.top_k}.")
         if not 0.0 < self.top_p <= 1.0:
             raise TransduceError(f"`top_p` must be in (0, 1], but is {self.top_p}.")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise TransduceError(f"`min_p` must be in [0, 1], but is {self.min_p}.")
         if not 0 <= self.seed < 2**31:
             raise TransduceError(f"`seed` must be between 0 and 2,147,483,647, but is {self.seed}.")
 

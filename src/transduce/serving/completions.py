@@ -51,7 +51,7 @@ class CompletionRequest(NamedTuple):
     stop: tuple[str, ...] = ()
     """Texts before which a completion ends."""
     sampling: Mapping[str, float | None] = {}
-    """`temperature`, `top_p`, `top_k` and `seed`; only language models use them."""
+    """`temperature`, `top_p`, `top_k`, `min_p` and `seed`; only language models use them."""
     with_tokens: bool = False
     """True if the completions contain their tokens."""
 

@@ -33,6 +33,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=1000, description="Of language models only.")] | None = None
     top_k: Annotated[int, Meta(ge=0, description="Of language models only.")] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1, description="Of language models only.")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1, description="Of language models only.")] | None = None
     seed: Annotated[int, Meta(description="Of language models only.")] | None = None
 
 
@@ -232,6 +233,7 @@ class OllamaHandlers:
                 "temperature": options.temperature,
                 "top_k": options.top_k,
                 "top_p": options.top_p,
+                "min_p": options.min_p,
                 "seed": options.seed,
             },
         )

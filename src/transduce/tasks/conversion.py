@@ -61,7 +61,7 @@ def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> 
             corpus,
             source=tuple(next(files) for _ in corpus.source),
             dev_source=tuple(next(dev_files) for _ in corpus.dev_source),
-            languages=corpus.direction,
+            languages=corpus.known_direction,
         )
         for corpus in data.corpora
     )
@@ -77,7 +77,7 @@ def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, st
     """Return the path from which a file's pairs are read: of the JSON lines made from the file, or its own path."""
     if path == STANDARD_INPUT:
         path = _store_standard_input(out, data.format) if overwrite else path
-    more = {"weight": data.weight_column, "document": None}
+    more = {"weight": data.weight_column, "document": data.document_column}
     lines = format_of(path, data.format)
     has_columns = data.columns is not None or (lines == "tsv" and any(more.values()))
     format = table_format(path, data.format, has_columns=has_columns)
@@ -130,7 +130,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
     found = list[tuple[str, str]]()
     # The pairs of a dev set have no weights.
     weight = None if name == "`dev_pairs`" else data.weight_column
-    columns = Columns(data.columns, data.languages, found.append, weight)
+    columns = Columns(data.columns, data.languages, found.append, weight, data.document_column)
     _write(read_objects(pairs, columns, name), out)
     return found[0] if found and _are_languages(found[0]) else None
 

@@ -2,11 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -17,11 +16,16 @@ from transduce.atomic_io import is_special_file, write_file
 from transduce.data.batches import Batch
 from transduce.data.holdout import HoldOutSettings, source_keys
 from transduce.data.parts import CORPUS_CARD_NAME
-from transduce.data.prepared import PreparedCorpus, RepeatedCorpus, prepare, write_sample
+from transduce.data.prepared import (
+    ContextCorpus,
+    ContextSettings,
+    PreparedCorpus,
+    RepeatedCorpus,
+    prepare,
+)
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary
 from transduce.machine import usable_cores
 from transduce.tasks.prepared_folder import (
     CORPUS_FOLDER,
@@ -32,154 +36,22 @@ from transduce.tasks.prepared_folder import (
     open_prepared_folder,
     tokenizer_settings_of,
 )
-from transduce.tasks.settings.structs import DataSettings, Settings, VocabularySettings
+from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.tasks.text_file_states import store_text_file_states
+from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
-from transduce.text.files import LineNotes, content_sha256, count_noun, is_decodable, read_lines
+from transduce.text.files import LineNotes, is_decodable
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import NAMES, base_code, detect_other_language, language_of, unspaced_characters
 from transduce.text.protected import PLACEHOLDER_TOKENS
-from transduce.text.sentencepiece_model import MAX_TRAINING_LINES, TokenizerSettings
+from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import fallback_ids
+from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.training.choices import CorpusSize
 from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
 
-# --- detection of changed files ---
-# A resumed run keeps the training text it has prepared, but reads the dev set again.
-
-
-_NAME = "text_files.json"
-_NAMES = ("source", "target", "dev_source", "dev_target", "back_translated")  # settings of `data.*`
-
-
-class _TextFile(msgspec.Struct, frozen=True):
-    """The properties of a text file at the start of a run, by which later changes are detected."""
-
-    path: str
-    """The path."""
-    size: int
-    """Size in bytes."""
-    modified_at: int
-    """Modification time in nanoseconds."""
-    is_dev: bool = False
-    """True for a file of the dev set that a resumed run reads again."""
-    sha256: str = ""
-    """SHA-256 of the uncompressed content; empty in runs that did not store it."""
-    absolute: str = ""
-    """The absolute path; empty in runs that did not store it."""
-
-
-def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
-    """Store the properties of a run's text files; with a prepared corpus, only those of the dev set.
-
-    Args:
-        folder: the run's folder; dev files that were written there are skipped.
-        data: names the training files.
-        dev: files of the dev set, if there are any.
-    """
-    training = () if data.prepared is not None else (*data.source, *data.target)
-    dev_files = () if dev is None else (*dev.source, *dev.target)
-    paths = dict.fromkeys((*training, *data.dev_source, *data.dev_target, *dev_files))
-    outside = [path for path in paths if Path(path).is_file() and not Path(path).is_relative_to(folder)]
-    files = [_file_state(path, is_dev=path in dev_files) for path in outside]
-    write_file(folder / _NAME, msgspec.json.encode(files))
-
-
-class StoredTextFiles:
-    """The text files of a run as they were when it started, which are recognized by their content."""
-
-    def __init__(self, folder: Path) -> None:
-        """Read what `store_text_file_states` wrote to a run's folder; runs that wrote nothing have no files."""
-        try:
-            files = msgspec.json.decode((folder / _NAME).read_bytes(), type=list[_TextFile])
-        except (OSError, msgspec.MsgspecError):
-            files = []
-        self._files = {file.path: file for file in files}
-
-    def is_same(self, old: str, new: str) -> bool:
-        """Return whether the file `new` has the content that the run's file `old` had at the start."""
-        state = self._files.get(old)
-        if not Path(new).is_file():
-            return False
-        if state is None or not state.sha256:
-            return Path(old).exists() and Path(old).samefile(new)
-        return content_sha256(new) == state.sha256
-
-    def locate(self, settings: Settings) -> Settings:
-        """Return a run's settings with the absolute paths of files that are not where relative paths lead now.
-
-        Raises:
-            TransduceError: a file of the dev set, which is read again, is not there any more.
-        """
-        data = settings.data
-        paths = {name: tuple(map(self._located, getattr(data, name))) for name in _NAMES}
-        for path in (*paths["dev_source"], *paths["dev_target"]):
-            if path in self._files and self._files[path].is_dev and not Path(path).exists():
-                raise TransduceError(
-                    f"{path}, a file of the run's dev set, is not there any more: pass the dev set by --dev-source and "
-                    "--dev-target (in Python: dev_source=, dev_target=) where it is now."
-                )
-        return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
-
-    def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of text files that were moved, for the next time that the run resumes."""
-        moved = dict[str, str]()
-        for name in _NAMES:
-            moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
-        files = {
-            moved.get(path, path): msgspec.structs.replace(
-                file, path=moved.get(path, path), absolute=str(Path(moved[path]).absolute())
-            )
-            if moved.get(path, path) != path
-            else file
-            for path, file in self._files.items()
-        }
-        if files != self._files:
-            self._files = files
-            write_file(folder / _NAME, msgspec.json.encode(list(files.values())))
-
-    def _located(self, path: str) -> str:
-        state = self._files.get(path)
-        if state is None or not state.absolute or not Path(state.absolute).is_file():
-            return path
-        elsewhere = Path(path).absolute() != Path(state.absolute)
-        return state.absolute if elsewhere and not self.is_same(path, path) else path
-
-    def changes(self, data: DataSettings) -> Iterator[str]:
-        """Yield a line for each file of these settings whose content has changed since the run started.
-
-        Files that do not exist, and runs that stored no properties, give no line.
-        """
-        for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
-            file = self._files.get(path)
-            if file is None or not Path(path).exists() or _is_unchanged(file):
-                continue
-            yield f"{path} has changed since this run started" + (
-                ": validations on the new text are not comparable with earlier ones, whose best model is kept as the "
-                "best."
-                if file.is_dev
-                else ", which continues with the text as it was then."
-            )
-
-
-def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
-    status = Path(path).stat()
-    absolute = str(Path(path).absolute())
-    return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)
-
-
-def _is_unchanged(file: _TextFile) -> bool:
-    """Return whether a file has the size and time stored at the run's start, or at least the same content."""
-    status = Path(file.path).stat()
-    same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
-    return same_status or (bool(file.sha256) and content_sha256(file.path) == file.sha256)
-
-
 # --- notices about likely mistakes ---
-
-
-_MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown
 
 
 def overlap_notice(training: CorpusFiles, dev: CorpusFiles) -> str | None:
@@ -233,26 +105,6 @@ def language_notices(files: CorpusFiles, languages: tuple[str | None, str | None
     return [f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."]
 
 
-def vocabulary_notices(tokenizer: Tokenizer, files: CorpusFiles, model: str, *, both: bool) -> list[str]:
-    """Return a notice for each side whose first lines the vocabulary hardly covers; only the source unless `both`.
-
-    Raises:
-        TransduceError: a file is missing or invalid.
-    """
-    block = next(iter(PairReader(files)))
-    notices = []
-    sides = ((tokenizer.source, block.sources, "source"), (tokenizer.target, block.targets, "target"))
-    for vocabulary, lines, side in sides[: 2 if both and not files.is_text_alone else 1]:
-        odd, ids = fallback_ids(vocabulary), [id for line in vocabulary.encode_batch(lines) for id in line]
-        share = sum(id in odd for id in ids) / max(1, len(ids))
-        if share > _MANY_ODD_TOKENS:
-            notices.append(
-                f"{share:.0%} of the {side}'s tokens are bytes or unknown, because the vocabulary of {model} lacks "
-                "many of their characters: start from a model whose vocabulary has them, or omit --init-from."
-            )
-    return notices
-
-
 # --- progress ---
 
 
@@ -293,7 +145,6 @@ class PreparationBar:
 
 
 _DEV_FOLDER = "corpus-dev"
-_LEAST_OCCURRENCES = 2  # of a word that a vocabulary of whole words learns
 _ENOUGH_OCCURRENCES = 3
 # Preparing this many pairs takes much longer than starting a worker process.
 _PAIRS_A_WORKER = 100_000
@@ -351,6 +202,17 @@ class RunCorpus(Protocol):
         """Return a description of a batch that can be written as JSON."""
 
 
+class DevGroups(NamedTuple):
+    """The groups that the sentences of a dev set belong to, each with a value for each sentence or empty."""
+
+    directions: Sequence[tuple[str, str]] = ()
+    """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
+    tags: Sequence[str] = ()
+    """The tag of each sentence's corpus, in a run with tags; an empty one: no tag."""
+    continues: Sequence[bool] = ()
+    """Whether each sentence continues the document of the one before it, in a run with documents."""
+
+
 class TaskCorpus(msgspec.Struct, frozen=True):
     """A prepared corpus of text, with its tokenizer and dev set."""
 
@@ -368,8 +230,8 @@ class TaskCorpus(msgspec.Struct, frozen=True):
     """The source sentences of the dev set."""
     dev_targets: Sequence[str]
     """The target sentences of the dev set."""
-    dev_directions: Sequence[tuple[str, str]] = ()
-    """The language pair of each sentence of the dev set, in a run with several; sentences of a pair are adjacent."""
+    dev_groups: DevGroups = DevGroups()
+    """The language pairs, tags and documents of the dev set's sentences."""
 
     @property
     def pairs(self) -> int:
@@ -414,7 +276,7 @@ def prepare_corpus(
         TransduceError: files are missing or invalid.
     """
     if tokenizer is not None:
-        tokenizer = _extended_base(tokenizer, settings, text, display)
+        tokenizer = extend_base_tokenizer(tokenizer, settings, text.marks, display)
         text = text.with_line_feeds(keeps=tokenizer.writes_line_feeds)
     # Everything is read once before anything is written, so that a missing or uneven file leaves no files behind.
     notes = LineNotes()
@@ -574,138 +436,6 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
     )
 
 
-def learn_tokenizer(
-    files: CorpusFiles,
-    size: CorpusSize,
-    settings: Settings,
-    choose: Callable[[CorpusSize], TokenizerSettings],
-    folder: Path,
-    display: ProgressDisplay,
-    *,
-    marks: tuple[str, ...] = (),
-) -> tuple[Tokenizer, TokenizerSettings]:
-    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it; or save one of the user's own.
-
-    Returns:
-        The tokenizer and its settings.
-
-    Raises:
-        TransduceError: the settings contradict each other or the vocabulary that they name.
-    """
-    if settings.tokenizer.vocabulary:
-        return _adopt_vocabulary(settings.tokenizer, marks, folder, display)
-    tokenizer_settings, adjust = choose(size), settings.tokenizer.vocabulary_size is None
-    if files.is_text_alone and not tokenizer_settings.joint:
-        raise TransduceError(
-            "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
-        )
-    # A chosen size covers the words only; the task's special tokens are added to it.
-    marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
-    marks = tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols)))
-    num_special = len(marks) + tokenizer_settings.line_feeds if adjust else 0
-    tokenizer_settings = msgspec.structs.replace(
-        tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    most = MAX_TRAINING_LINES // (2 if tokenizer_settings.joint else 1)
-    sample = folder / ".sample.jsonl"
-    try:
-        text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        read = partial(_vocabulary_text, text, settings.tokenizer.text)
-        tokenizer = (
-            _learn_words(read, tokenizer_settings)
-            if tokenizer_settings.kind == "word"
-            else Tokenizer.train(read, tokenizer_settings, adjust=adjust)
-        )
-    finally:
-        sample.unlink(missing_ok=True)
-    counts_words = tokenizer_settings.kind in ("character", "word")
-    if tokenizer.source.size != tokenizer_settings.vocabulary_size and not counts_words:
-        why = "allows" if tokenizer.source.size < tokenizer_settings.vocabulary_size else "needs"
-        display.say(f"The text {why} {tokenizer.source.size:,} tokens, not {tokenizer_settings.vocabulary_size:,}.")
-        tokenizer_settings = msgspec.structs.replace(tokenizer_settings, vocabulary_size=tokenizer.source.size)
-    tokenizer.save(folder)
-    return tokenizer, tokenizer_settings
-
-
-def _adopt_vocabulary(
-    specified: VocabularySettings, marks: tuple[str, ...], folder: Path, display: ProgressDisplay
-) -> tuple[Tokenizer, TokenizerSettings]:
-    """Use and save the user's own vocabulary, with the special tokens and symbols that it lacks."""
-    if specified.text:
-        raise TransduceError(
-            "`tokenizer.text` is for a vocabulary that is learned, but `tokenizer.vocabulary` names one: leave one of "
-            "them out."
-        )
-    place = " and ".join(specified.vocabulary)
-    marks = (*marks, *PLACEHOLDER_TOKENS[: specified.placeholders or 0])
-    symbols = dict.fromkeys((*marks, *specified.symbols))
-    tokenizer, notes = open_vocabulary(specified.vocabulary, symbols=tuple(symbols), nfc=specified.nfc)
-    for note in notes:
-        display.say(note)
-    check_vocabulary(specified, tokenizer, place)
-    size = specified.vocabulary_size
-    if size not in (None, tokenizer.source.size):
-        raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {size:,}, but {place} has {tokenizer.source.size:,} tokens: leave it out."
-        )
-    sizes = dict.fromkeys((tokenizer.source.size, tokenizer.target.size))
-    display.say(f"The vocabulary of {place} has {' and '.join(f'{each:,}' for each in sizes)} tokens.")
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
-    return tokenizer, tokenizer_settings_of(tokenizer)
-
-
-def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> Tokenizer:
-    """Learn a vocabulary of whole words, of both sides together or of each."""
-    for name, value in (("byte_fallback", settings.byte_fallback), ("nfc", settings.nfc)):
-        if value:
-            raise TransduceError(
-                f"`tokenizer.{name}` is true, but a word that `tokenizer.kind` = word does not know stays unknown: "
-                "leave it out."
-            )
-    if settings.character_coverage is not None:
-        raise TransduceError(
-            "`tokenizer.character_coverage` means nothing where `tokenizer.kind` is word: leave it out."
-        )
-    sources, targets = (pair.source for pair in read()), (pair.target for pair in read())
-    symbols = (*settings.user_symbols, *("\n" for _ in range(settings.line_feeds)))
-    sides = [chain(sources, targets)] if settings.joint else [sources, targets]
-    return learn_words(sides, settings.vocabulary_size, least=_LEAST_OCCURRENCES, symbols=symbols)
-
-
-def _extended_base(tokenizer: Tokenizer, settings: Settings, text: TaskText, display: ProgressDisplay) -> Tokenizer:
-    """Return the base model's tokenizer, with the user's symbols that it lacks.
-
-    Raises:
-        TransduceError: the vocabulary lacks a token that the task needs.
-    """
-    extended = extend_tokenizer(tokenizer, settings.tokenizer.symbols)
-    lacking = [mark for mark in text.marks if not extended.target.has_special_token(mark)]
-    if lacking:
-        raise TransduceError(
-            f"The vocabulary of {settings.init_from} lacks the token {lacking[0]}, which `task.kind` "
-            f"{settings.task.kind} needs for this text: start from another model, or from none."
-        )
-    added = extended.target.size - tokenizer.target.size
-    if added:
-        display.say(
-            f"{count_noun(added, 'token')} added to the vocabulary of {settings.init_from}, each with the mean of the "
-            "embeddings of the tokens that spelled it before."
-        )
-    return extended
-
-
-def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus, and the files of further text."""
-    alone = files.is_text_alone
-    for pair in read_pairs(files):
-        yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
-    for path in more:
-        for line, text in enumerate(read_lines(path, keep_undecodable=True), 1):
-            yield Pair(text, "", line, path)
-
-
 def choose_workers(pairs: int) -> int:
     """Choose the number of worker processes: one for each core with enough work; the result does not depend on it."""
     return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
@@ -727,33 +457,61 @@ def _task_corpus(
             else f"Nothing was held out as a dev set when {data.prepared} was prepared: pass --dev-source and "
             "--dev-target, or prepare it again."
         )
-    pairs, dev_directions = _read_dev(dev)
+    pairs, groups = _read_dev(dev)
+    prepared_dev = None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER)
+    if data.context_before:
+        if "documents" not in prepared.card.columns:
+            raise TransduceError(
+                f"`data.context_before` is {data.context_before}, but {data.prepared} was prepared without documents: "
+                "prepare it again with `data.context_before`, or leave it out."
+            )
+        prepared = ContextCorpus(prepared, _context_settings(data, tokenizer))
+        assert prepared_dev is not None
+        prepared_dev = ContextCorpus(prepared_dev, prepared.settings)
     return TaskCorpus(
         tokenizer=tokenizer,
         tokenizer_settings=tokenizer_settings,
         prepared=RepeatedCorpus(prepared, data.repetitions(prepared.card.file_pairs)) if data.corpora else prepared,
-        languages=languages_of(msgspec.structs.replace(data, languages=data.languages or text.files.languages)),
+        languages=languages_of(
+            data if data.corpora else msgspec.structs.replace(data, languages=data.languages or text.files.languages)
+        ),
         filters=text.filters,
-        dev=None if dev is None else _prepare_dev(dev, tokenizer, text.filters, folder / _DEV_FOLDER),
+        dev=prepared_dev,
         dev_sources=[pair.source for pair in pairs],
         dev_targets=[pair.target for pair in pairs],
-        dev_directions=dev_directions,
+        dev_groups=groups,
     )
 
 
-def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], list[tuple[str, str]]]:
-    """Return the decodable pairs of a dev set, and their language pairs if there are several."""
-    pairs, directions = list[Pair](), list[tuple[str, str]]()
+def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettings:
+    on_target = data.context_sides == "both"
+    separators = (side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
+    source, target = separators
+    return ContextSettings(data.context_before, source, target if on_target else None)
+
+
+def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
+    """Return the decodable pairs of a dev set, without blank lines that separate documents, and their groups."""
+    pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
+    document: tuple[int, object] | None = None
+    boundaries = 0
     for block in () if dev is None else PairReader(dev):
-        decodable = [
-            pair
-            for pair in map(block.pair, range(len(block.sources)))
-            if pair.source not in (MALFORMED, HEADER) and is_decodable(pair.source + pair.target)
-        ]
-        pairs += decodable
-        if dev is not None and dev.directions:
-            directions += [dev.directions[block.file]] * len(decodable)
-    return pairs, directions
+        assert dev is not None
+        for row in range(len(block.sources)):
+            pair = block.pair(row)
+            if pair.source in (MALFORMED, HEADER) or not is_decodable(pair.source + pair.target):
+                continue
+            if dev.has_documents:
+                if not (pair.source.strip() or pair.target.strip()):
+                    boundaries += 1
+                    continue
+                own = (block.file, boundaries if block.documents is None else block.documents[row])
+                continues.append(own == document)
+                document = own
+            pairs.append(pair)
+            directions += dev.directions[block.file : block.file + 1]
+            tags += dev.tags[block.file : block.file + 1]
+    return pairs, DevGroups(directions, tags, continues)
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
@@ -780,6 +538,6 @@ def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
 def languages_of(data: DataSettings) -> tuple[str | None, str | None]:
     """Return the languages, as specified or from the files' suffixes."""
     if data.languages is not None or data.corpora:
-        return data.languages or (None, None)
+        return data.pair or (None, None)
     source = language_of(data.source[0]) if data.target else None
     return source, language_of(data.target[0]) if data.target else None

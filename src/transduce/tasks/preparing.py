@@ -19,7 +19,7 @@ from transduce.data.prepared import prepare as write_prepared_corpus
 from transduce.data.processes import write_parts
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, learn_tokenizer, measure_corpus
+from transduce.tasks.corpus import PreparationBar, TaskText, choose_workers, measure_corpus
 from transduce.tasks.kinds.all_kinds import KINDS, kind_of
 from transduce.tasks.kinds.kind import TextKind
 from transduce.tasks.prepared_folder import (
@@ -34,6 +34,7 @@ from transduce.tasks.prepared_folder import (
 from transduce.tasks.run.resolving import resolve_tokenizer
 from transduce.tasks.settings.reading import make_settings, put_setting
 from transduce.tasks.settings.structs import Settings
+from transduce.tasks.vocabularies import learn_tokenizer
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import LineNotes, count_noun
 from transduce.text.tokenizer import Tokenizer

@@ -208,7 +208,10 @@ def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
     """
     data, steps = settings.data, settings.training.steps
     languages = None if data.languages is None else list(data.languages[::-1])
-    content: dict[str, Any] = {"tokenizer": request.settings.get("tokenizer", {})}
+    tokenizer = dict(request.settings.get("tokenizer", {}))
+    if "vocabulary" in tokenizer:  # one for each side
+        tokenizer["vocabulary"] = list(tokenizer["vocabulary"])[::-1]
+    content: dict[str, Any] = {"tokenizer": tokenizer}
     for name, value in {
         "data.source": list(data.target),
         "data.target": list(data.source),

@@ -14,9 +14,10 @@ from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
 from transduce.tasks.conversion import write_objects
 from transduce.tasks.run.run import RunRequest, train_run
-from transduce.tasks.run.run_folder import SETTINGS_FILE, refuse_to_overwrite
+from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
 from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
+from transduce.tasks.text_file_states import StoredTextFiles
 from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
 
@@ -37,6 +38,7 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
     Raises:
         TransduceError: settings or files are invalid, the text cannot be translated, or training fails.
     """
+    request = with_runs(request)
     data = make_settings(request.settings).data
     if data.monolingual and data.distill_from:
         raise TransduceError(
@@ -49,6 +51,79 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
         return train_with_teacher(request)
     _refuse_to_skip_stage(request)
     return train_run(request)
+
+
+def with_runs(request: RunRequest) -> RunRequest:
+    """Return a run in which `data.mix` and corpora of other runs are replaced by the text files of these runs.
+
+    Raises:
+        TransduceError: a folder holds no run that was trained on files, or its text has several language pairs.
+    """
+    data = make_settings(request.settings).data
+    if not data.mix and not any(corpus.run for corpus in data.corpora):
+        return request
+    content = dict(request.settings)
+    tables = dict(content["data"])
+    corpora = [dict(table) for table in tables.get("corpora", ())]
+    if data.mix:
+        if corpora:
+            raise TransduceError(
+                "`data.mix` and `data.corpora` both name several corpora: add a table with `run` and `share` instead."
+            )
+        if not data.source:
+            raise TransduceError(
+                "`data.mix` adds text of earlier runs to new text: name that by --source and --target."
+            )
+        moved = ("source", "target", "dev_source", "dev_target", "languages")
+        corpora = [{name: tables.pop(name) for name in moved if name in tables}]
+        corpora += [_mixed_run(each) for each in tables.pop("mix")]
+    tables["corpora"] = [_with_text_of_run(table) for table in corpora]
+    content["data"] = tables
+    return msgspec.structs.replace(request, settings=content)
+
+
+def _mixed_run(text: str) -> dict[str, Any]:
+    """Return the corpus of an entry of `data.mix`."""
+    folder, colon, share = text.rpartition(":")
+    try:
+        value = float(share)
+    except ValueError:
+        value = -1.0
+    if not colon or not folder or not 0.0 < value < 1.0:
+        raise TransduceError(
+            f"`data.mix` takes the folder of a run and a share between 0 and 1, such as models/old:0.3, but was given "
+            f"{text}."
+        )
+    return {"run": folder, "share": value}
+
+
+def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table of a corpus with the training files of the run that it names, if it names one."""
+    if "run" not in table:
+        return table
+    folder = Path(table["run"])
+    for name in ("source", "target"):
+        if table.get(name):
+            raise TransduceError(
+                f"A corpus takes its text from `run` ({folder}) or from `{name}`: leave one of them out."
+            )
+    if not (folder / SETTINGS_FILE).is_file():
+        raise TransduceError(
+            f"{folder} holds no run of `transduce train`, whose training text could be mixed in: name its files by "
+            "--corpus instead."
+        )
+    data = StoredTextFiles(folder).locate(read_stored(folder / SETTINGS_FILE), needs_dev=False).data
+    if data.has_several_directions or data.prepared is not None:
+        reason = "has several language pairs" if data.has_several_directions else "is a prepared corpus"
+        raise TransduceError(f"The training text of the run in {folder} {reason}: name its files by --corpus instead.")
+    for path in (*data.source, *data.target):
+        if not Path(path).exists():
+            raise TransduceError(
+                f"{path}, training text of the run in {folder}, is not there any more: name the files by --corpus."
+            )
+    rest = {name: value for name, value in table.items() if name != "run"}
+    languages = {} if data.pair is None else {"languages": list(data.pair)}
+    return languages | rest | {"source": list(data.source), "target": list(data.target)}
 
 
 def _refuse_to_skip_stage(request: RunRequest) -> None:
@@ -81,10 +156,13 @@ def train(  # noqa: PLR0913  (the command's own options)
     dev_pairs: Any = None,
     columns: tuple[str, str] | None = None,
     weight_column: str | None = None,
+    document_column: str | None = None,
+    context_before: int | None = None,
     monolingual: Files | None = None,
     distill_from: Files | None = None,
     back_translated: Files | None = None,
     corpora: Sequence[Mapping[str, Any]] | None = None,
+    mix: Mapping[str, float] | None = None,
     languages: tuple[str, str] | None = None,
     task: str | None = None,
     init_from: str | Path | None = None,
@@ -117,12 +195,17 @@ def train(  # noqa: PLR0913  (the command's own options)
         dev_pairs: in place of `dev_source` and `dev_target`: the pairs of the dev set.
         columns: the columns, keys or JSON fields of source and target; None: found by their names.
         weight_column: the column, key or JSON field with the weight of each pair in the loss.
+        document_column: the column, key or JSON field that names the document of each pair; None: blank lines separate
+            documents.
+        context_before: how many earlier sentences of the document the model reads before each sentence; None: none.
         monolingual: untranslated text in the target language; a reverse model is trained first and back-translates it.
         distill_from: in place of `target`: folders of teacher models, which translate `source` as an ensemble before
             training (distillation).
         back_translated: files of `source` that a machine wrote by translating their targets back.
         corpora: several corpora with their own languages, instead of `source` and `target`: mappings with the keys of
             `[[data.corpora]]`, such as ``{"source": ["a.en"], "target": ["a.de"]}``.
+        mix: folders of earlier runs with the share of all pairs that come from their training text, such as
+            ``{"models/old": 0.3}``.
         languages: source and target language; None: by the files' suffixes.
         task: the task; None: "translation". docs/tasks.md describes the data of each task.
         init_from: the folder of a base model, whose weights and tokenizer training starts from.
@@ -162,8 +245,11 @@ def train(  # noqa: PLR0913  (the command's own options)
         "data.distill_from": _paths(distill_from, "distill_from"),
         "data.back_translated": _paths(back_translated, "back_translated"),
         "data.corpora": None if corpora is None else list(map(dict, corpora)),
+        "data.mix": None if mix is None else [f"{folder}:{share}" for folder, share in mix.items()],
         "data.columns": None if columns is None else list(columns),
         "data.weight_column": weight_column,
+        "data.document_column": document_column,
+        "data.context_before": context_before,
         "data.languages": None if languages is None else list(languages),
         "task.kind": task,
         "init_from": None if init_from is None else str(as_path(init_from, "`init_from`")),

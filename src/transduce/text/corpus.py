@@ -74,6 +74,11 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Fields of JSON lines that are not read and not reported, such as the weights of a dev set."""
 
     @property
+    def grouped_files(self) -> int:
+        """The number of files if they have language pairs or tags of their own, which a dev set must keep; else 0."""
+        return len(self.source) if self.directions or self.tags else 0
+
+    @property
     def has_weights(self) -> bool:
         """True if pairs have weights in the loss."""
         return self.weight_field is not None or any(weight != 1.0 for weight in self.loss_weights)

@@ -153,6 +153,12 @@ class Vocabulary:
         return vocabulary
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The ids of the tokens that may start a sentence before its text: of languages, tags and back-translation."""
+        tokens = (*map(language_token, self.target_languages), *map(tag_token, self.tags), BACK_TRANSLATED)
+        return tuple(self.id(token) for token in tokens if self.has_special_token(token))
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """The tags that the vocabulary has tokens for, in a model that was trained on tagged corpora."""
         pieces = map(self.piece, range(self.size))

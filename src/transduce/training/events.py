@@ -204,6 +204,21 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
     """Steps that changed nothing because their loss was too high or their gradient was not finite."""
 
 
+class Durations(msgspec.Struct, frozen=True, kw_only=True):
+    """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
+
+    first_step: float
+    """The largest batch and the first step, which compile kernels."""
+    step: float
+    """The mean of later steps."""
+    validation: float
+    """A validation of a trained model."""
+    keep: float = 0.0
+    """Writing the model folder after a validation."""
+    save: float = 0.0
+    """Writing a checkpoint."""
+
+
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
     """A validation report: the scores on the dev set at a step, for the weights that would be kept."""
 
@@ -355,6 +370,10 @@ class _RobustStandardError(io.TextIOBase):
         return self.stream.encoding
 
 
+_MIN_SHOWN_BLEU = 1.0
+"""Dev BLEU below which no sample translation is shown."""
+
+
 class ProgressDisplay:
     """A progress bar on a terminal, or one line per report elsewhere; both go to standard error."""
 
@@ -402,6 +421,8 @@ class ProgressDisplay:
         scores += "".join(f" · {name.replace('_', ' ')} {value:.3f}" for name, value in event.scores.items())
         mark = " · best so far" if best else ""
         self.say(f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}")
+        if event.bleu is not None and event.bleu < _MIN_SHOWN_BLEU:
+            return  # early in training, a sample is one word again and again
         for source, reference, translation in event.samples[:1]:
             self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
 

@@ -7,9 +7,8 @@ import msgspec
 import torch
 
 from transduce.machine import peak_memory
-from transduce.training.events import ValidationEvent, format_duration
+from transduce.training.events import Durations, ValidationEvent, format_duration
 from transduce.training.learning_curves import FEWEST_STEPS, CurvePoint, ScoreForecast, forecast_score
-from transduce.training.loop import Durations
 from transduce.training.schedule import default_interval
 from transduce.training.settings import ResolvedTraining
 

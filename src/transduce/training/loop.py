@@ -29,7 +29,7 @@ from transduce.training.checkpoint import (
 )
 from transduce.training.distributed import current_processes
 from transduce.training.engine import StepTotals, make_optimizer, save_together
-from transduce.training.events import NO_LOG, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
+from transduce.training.events import NO_LOG, Durations, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
 from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
@@ -141,21 +141,6 @@ class Validator(Protocol):
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Return the dev set scores of a model with these weights, at this step."""
-
-
-class Durations(msgspec.Struct, frozen=True, kw_only=True):
-    """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
-
-    first_step: float
-    """The largest batch and the first step, which compile kernels."""
-    step: float
-    """The mean of later steps."""
-    validation: float
-    """A validation of a trained model."""
-    keep: float = 0.0
-    """Writing the model folder after a validation."""
-    save: float = 0.0
-    """Writing a checkpoint."""
 
 
 class TrainResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -165,7 +165,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             share = getattr(self, name)
             if share is not None and not 0.0 <= share < 1.0:
                 raise TransduceError(f"`training.{name}` must be in [0, 1), but is {share}.")
-        if self.best_by in ("bleu", "chrf", "exact_match", "f1") and not self.translate_dev:
+        if self.best_by in ("bleu", "chrf", "exact_match") and not self.translate_dev:
             raise TransduceError(
                 f"`training.best_by` is `{self.best_by}`, which needs translations, but `training.translate_dev` is 0: "
                 "raise it, or choose `loss`."

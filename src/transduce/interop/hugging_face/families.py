@@ -461,6 +461,12 @@ FAMILIES = (
         "num_labels",
         unless=lambda config: ["num_labels"] if config.num_labels == 0 else [],
     ),
+    _bert_family(
+        "BertForTokenClassification",
+        "AutoModelForTokenClassification",
+        {"masked_language_head": False, "token_labels": True, "pooler": False},
+        "num_labels",
+    ),
     _bert_family("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
     GPT2,
     LLAMA,

@@ -59,11 +59,10 @@ FAMILIES: Mapping[str, ImportFamily] = {
 }
 # Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
 _UNSUPPORTED_HEADS = {
-    "ForTokenClassification": "classifies each token",
     "ForQuestionAnswering": "finds answers in a text",
     "ForMultipleChoice": "chooses among several texts",
 }
-_CLASSIFIER_SUFFIX = "ForSequenceClassification"
+_CLASSIFIER_SUFFIXES = {"ForSequenceClassification": "a text", "ForTokenClassification": "each token"}
 
 
 def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
@@ -91,8 +90,9 @@ def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
         purpose = next(
             (description for suffix, description in _UNSUPPORTED_HEADS.items() if name.endswith(suffix)), None
         )
-        if name.endswith(_CLASSIFIER_SUFFIX) and family.kind != "encoder":
-            purpose = "classifies a text by a decoder"
+        classified = next((what for suffix, what in _CLASSIFIER_SUFFIXES.items() if name.endswith(suffix)), None)
+        if classified is not None and family.kind != "encoder":
+            purpose = f"classifies {classified} by a decoder"
         if purpose is not None:
             raise TransduceError(f"{place}: {name} {purpose}, and a model with this head cannot be imported.")
     return family

@@ -189,6 +189,7 @@ _CLASSIFIER_ROBERTA = ROBERTA._replace(
     names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _same_name("pooler", "classifier.dense")),
     ignored=r"roberta\.embeddings\.position_ids|roberta\.pooler\.dense\.(weight|bias)",  # nothing reads this pooler
 )
+_TAGGER_ROBERTA = ROBERTA._replace(names=(*_bert_names("roberta"), _same_name("classifier", "classifier")))
 
 LLAMA = Family(
     names=_LLAMA_NAMES,
@@ -220,12 +221,15 @@ GPT2 = Family(
 def variant(family: Family, present: Collection[str]) -> Family:
     """Return the table of tensor names that fits a checkpoint.
 
-    The table is the family's own, or that of gated T5 or of a RoBERTa classifier if the stored names show one.
+    The table is the family's own, or that of gated T5, or of a RoBERTa classifier or tagger if the stored names
+    show one.
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
     if family is ROBERTA and "classifier.dense.weight" in present:
         return _CLASSIFIER_ROBERTA
+    if family is ROBERTA and "classifier.weight" in present:
+        return _TAGGER_ROBERTA
     return family
 
 

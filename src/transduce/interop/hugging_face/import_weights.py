@@ -100,7 +100,9 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     family = names_of(model_type, stored.names)
     needs_output = rules.stores_output and not reader.flag("tie_word_embeddings", default=False)
     tables = _read_tables(family, stored, settings, needs_output=needs_output)
-    settings |= _ties(stored, tables, settings["pad_id"]) | encoder_heads(model_type, stored)
+    settings |= _ties(stored, tables, settings["pad_id"]) | encoder_heads(content, stored)
+    if settings.get("token_labels"):  # nothing reads the pooler that old files of taggers have
+        family = family._replace(ignored=rf"{family.ignored}|(bert|roberta)\.pooler\.dense\.(weight|bias)")
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, place)
     sources = _collect(family, stored, config)
@@ -199,8 +201,9 @@ def _equal(stored: StoredTensors, first: str, second: str) -> bool:
     return stored.shape(first) == stored.shape(second) and torch.equal(stored.read(first), stored.read(second))
 
 
-def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
-    """Return the settings of an encoder's heads, derived from the stored tensors; empty for other kinds of models."""
+def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str, Any]:
+    """Return the settings of an encoder's heads by its `config.json` and tensors; empty for other kinds of models."""
+    model_type = config["model_type"]
     if FAMILIES[model_type].kind != "encoder":
         return {}
     label = next((name for name in ("classifier.weight", "classifier.out_proj.weight") if name in stored.names), None)
@@ -208,10 +211,18 @@ def encoder_heads(model_type: str, stored: StoredTensors) -> dict[str, Any]:
     pooled = {"bert.pooler.dense.weight", "roberta.pooler.dense.weight"}
     if "classifier.dense.weight" in stored.names:
         pooled = set()  # RoBERTa's classifier contains the pooler
+    has_pooler = bool(pooled & set(stored.names))
+    architectures = config.get("architectures")
+    is_tagger = isinstance(architectures, list) and any(
+        str(name).endswith("ForTokenClassification") for name in architectures
+    )
+    # Classifiers of texts have a pooler, and taggers have none, except in old files.
+    labels_tokens = label == "classifier.weight" and (is_tagger or not has_pooler)
     return {
         "masked_language_head": bool(masked & set(stored.names)),
-        "pooler": bool(pooled & set(stored.names)),
+        "pooler": has_pooler and not labels_tokens,
         "num_labels": 0 if label is None else len(stored.read(label)),
+        "token_labels": labels_tokens,
     }
 
 

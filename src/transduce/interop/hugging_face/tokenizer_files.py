@@ -10,9 +10,10 @@ from typing import Any
 from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.families import family_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.token_pipelines import TokenizerJson
 from transduce.model.config import ModelConfig
 from transduce.text.sentencepiece_model import is_plain
-from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, find_special_tokens
+from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, Symbol, find_special_tokens
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary
@@ -65,6 +66,44 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
         return is_plain(tokenizer.source.model_bytes)
     family = family_for(config)
     return family is not None and family.model_type == "marian" and not tokenizer.source.nfc
+
+
+def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the contents of the files of a tokenizer that was read from a tokenizer.json of the user's own, by name.
+
+    The result is empty for other tokenizers. An export with these files must be compared with the tokenizer.
+    """
+    if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.target is not None:
+        return {}
+    record = tokenizer.record.source
+    is_framed = record.before or record.forced or tokenizer.record.languages is not None
+    if not isinstance(record.cutting, TokenizerJson) or record.after != (record.eos_id,) or is_framed:
+        return {}
+    names = {id: token for token, id in record.ids.items()}
+    special = {record.pad_id, record.eos_id, record.unk_id, *record.silent}
+    symbols = [Symbol(each) if isinstance(each, str) else each for each in record.symbols]
+    added = {id: {"id": id, "content": names[id], **_FLAGS, "special": True} for id in special if id in names}
+    for symbol in symbols:
+        flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
+        id = record.ids[symbol.text]
+        added[id] = {"id": id, "content": symbol.text, **flags, "normalized": symbol.normalized, "special": False}
+    vocabulary = tokenizer.source
+    return {
+        "tokenizer.json": {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [added[id] for id in sorted(added)],
+            **record.cutting.content,
+            "post_processor": _post_processor((), (names[record.eos_id],), vocabulary),
+        },
+        "tokenizer_config.json": tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
+        | {"model_input_names": ["input_ids", "attention_mask"]},
+        "special_tokens_map.json": special_tokens_map(vocabulary),
+    }
+
+
+_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:

@@ -100,7 +100,10 @@ def build_language_model(model: Decoder) -> Graph:
 
 
 def build_encoder_only(model: Encoder) -> Graph:
-    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`."""
+    """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`.
+
+    The classes are those of the text, or labels of each token.
+    """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     types = graph.add_input("token_types", np.int64, ("batch", "length")) if config.token_types else None
@@ -116,6 +119,9 @@ def build_encoder_only(model: Encoder) -> Graph:
         _add_logits(graph, states, model)
     if model.pooler is not None:
         _add_pooled(graph, states, model)
+    if model.classifier is not None and config.token_labels:
+        labels = build_linear(graph, states, linear_weights(model.classifier))
+        graph.add_output(labels, "classes", np.float32, ("batch", "length", config.num_labels))
     return graph
 
 
@@ -135,7 +141,7 @@ def _add_pooled(graph: Graph, states: str, model: Encoder) -> None:
     first = graph.apply("Gather", states, graph.integer(0), attributes={"axis": 1})  # (B, D)
     pooled = graph.apply("Tanh", build_linear(graph, first, linear_weights(model.pooler)))
     graph.add_output(pooled, "pooled", np.float32, ("batch", model.config.d_model))
-    if model.classifier is not None:
+    if model.classifier is not None and not model.config.token_labels:
         classes = build_linear(graph, pooled, linear_weights(model.classifier))
         graph.add_output(classes, "classes", np.float32, ("batch", model.config.num_labels))
 

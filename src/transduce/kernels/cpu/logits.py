@@ -73,7 +73,7 @@ class LogitsRow:
         """
         k = self.k
         with k.loop(0, count) as number:
-            value, index = self._take_greatest()
+            value, index = self.take_greatest()
             k.store(value, k.element_pointer(values, number))
             k.store(index, k.element_pointer(places, number, I64))
         with k.loop(0, count) as number:
@@ -88,7 +88,7 @@ class LogitsRow:
         k.store(value, k.element_pointer(self.place, index))
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
-    def _take_greatest(self) -> tuple[Value, Value]:
+    def take_greatest(self) -> tuple[Value, Value]:
         """Return the greatest logit and its index, and replace it in the row by -inf."""
         k = self.k
         value, number = self.greatest()
@@ -127,25 +127,29 @@ class LogitsRow:
     def log_sum_exp(self) -> Value:
         """Return the log-sum-exp of the row of logits."""
         greatest = self.greatest()[0]
-        total = self.k.intrinsic("llvm.log.f32", F32, self._sum_of_exponentials(greatest))
+        total = self.k.intrinsic("llvm.log.f32", F32, self.sum_of_exponentials(greatest))
         return self.k.build.fadd(greatest, total)
 
-    def _sum_of_exponentials(self, greatest: Value) -> Value:
-        """Return the sum of exp(logit - greatest logit) over the row."""
+    def sum_of_exponentials(self, greatest: Value, factor: Value | None = None) -> Value:
+        """Return the sum of exp(logit - greatest logit) over the row; the differences are multiplied by a factor."""
         k, greatest_vector = self.k, self.k.splat(greatest)
+        factors = None if factor is None else k.splat(factor)
+
+        def exponent(logits: Value) -> Value:
+            difference = k.build.fsub(logits, greatest_vector)
+            return difference if factors is None else k.build.fmul(difference, factors)
+
         total = k.variable(k.splat(0.0))
         blocked_end = k.mul(self.blocks, self.block)
         with k.loop(0, blocked_end, self.block) as start:
             for vector in range(_VECTORS):
                 logits = k.load_floats(self.place, k.add(start, vector * k.lanes))
-                term = exponential(k, k.build.fsub(logits, greatest_vector))
+                term = exponential(k, exponent(logits))
                 k.store(k.build.fadd(k.load_variable(total, term), term), total)
         rest = k.variable(k.reduce_sum(k.load_variable(total, k.splat(0.0))))
         with k.loop(blocked_end, self.width) as index:
             logits = k.splat(k.load(k.element_pointer(self.place, index)))
-            term = k.build.extract_element(
-                exponential(k, k.build.fsub(logits, greatest_vector)), ir.Constant(ir.IntType(32), 0)
-            )
+            term = k.build.extract_element(exponential(k, exponent(logits)), ir.Constant(ir.IntType(32), 0))
             k.store(k.build.fadd(k.load_variable(rest, term), term), rest)
         return k.load_variable(rest, k.float32(0.0))
 
@@ -354,6 +358,8 @@ class RuleArguments(NamedTuple):
     """Token ids that end a hypothesis too, int64: the end symbol gets the greatest of their logits and its own."""
     more_ends_count: Any
     """The number of token ids in `more_ends`."""
+    sums_ends: Any
+    """1: the end symbol gets the sum of the probabilities instead, which suits sampling."""
     min_length: Any
     """The number of tokens before which the end symbol is forbidden."""
     ngram: Any
@@ -540,7 +546,7 @@ def emit_select(k: KernelBuilder) -> None:
                 )
                 with k.build.if_else(k.is_nonzero(args.rules)) as (with_rules, without):
                     with with_rules:
-                        rules = _Rules(k, args, sentence, row)
+                        rules = Rules(k, args, sentence, row)
                         k.store(rules.store_top_k(line, count, *best), row_normalizer)
                     with without:
                         line.find_maxima()
@@ -563,7 +569,18 @@ def emit_select(k: KernelBuilder) -> None:
             _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
 
 
-class _Rules:
+class RuleResult(NamedTuple):
+    """The result of the rules for the next token of a hypothesis."""
+
+    normalizer: Any
+    """The log-sum-exp to subtract from a logit."""
+    forced: Any
+    """The token that must come next, or -1."""
+    forced_value: Any
+    """The log-probability of the forced token."""
+
+
+class Rules:
     """The rules that apply to the next token of one hypothesis."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, sentence: Value, row: Value) -> None:
@@ -574,8 +591,8 @@ class _Rules:
         self.sentence = sentence
         self.row = row
 
-    def store_top_k(self, line: LogitsRow, count: Value, values: Value, places: Value) -> Value:
-        """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
+    def apply(self, line: LogitsRow) -> "RuleResult":
+        """Emit the rules for a row of logits, whose forbidden ones become -inf, and find its maxima."""
         k, fields = self.k, self.fields
         normalizer = k.variable(k.float32(0.0))
         renormalizes = k.is_nonzero(fields.get("renormalizes"))
@@ -586,20 +603,30 @@ class _Rules:
         forced, is_certain = self._forced_token()
         with k.when(k.build.not_(renormalizes)):
             k.store(line.log_sum_exp(), normalizer)
-        with k.build.if_else(k.build.icmp_signed(">=", forced, k.int64(0))) as (then, otherwise):
-            with then:
-                known = k.load_variable(normalizer, k.float32(0.0))
+        is_forced, forced_value = k.build.icmp_signed(">=", forced, k.int64(0)), k.variable(k.float32(0.0))
+        with k.build.if_else(is_forced) as (then, otherwise):
+            with then, k.when(k.build.not_(k.build.or_(is_certain, renormalizes))):
                 logit = k.load(k.element_pointer(line.place, forced))
-                with k.loop(0, count) as number:
-                    k.store(k.float32(_MINUS_INFINITY), k.element_pointer(values, number))
-                    k.store(forced, k.element_pointer(places, number, I64))
-                k.store(k.build.select(k.build.or_(is_certain, renormalizes), known, logit), values)
+                k.store(k.build.fsub(logit, k.load_variable(normalizer, logit)), forced_value)
             with otherwise:
                 self._forbid(line)
                 with k.when(renormalizes):
                     k.store(line.log_sum_exp(), normalizer)
+        zero = k.float32(0.0)
+        return RuleResult(k.load_variable(normalizer, zero), forced, k.load_variable(forced_value, zero))
+
+    def store_top_k(self, line: LogitsRow, count: Value, values: Value, places: Value) -> Value:
+        """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
+        k, result = self.k, self.apply(line)
+        with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
+            with then:
+                with k.loop(0, count) as number:
+                    k.store(k.float32(_MINUS_INFINITY), k.element_pointer(values, number))
+                    k.store(result.forced, k.element_pointer(places, number, I64))
+                k.store(k.build.fadd(result.forced_value, result.normalizer), values)
+            with otherwise:
                 line.store_top_k(count, values, places)
-        return k.load_variable(normalizer, k.float32(0.0))
+        return result.normalizer
 
     def _forced_token(self) -> tuple[Value, Value]:
         """Return the token that must come next, or -1, and whether its probability is 1."""
@@ -623,7 +650,7 @@ class _Rules:
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)
             other, end = (k.load(k.element_pointer(line.place, each)) for each in (id, self.eos_id))
-            line.replace(self.eos_id, k.maximum(other, end))
+            line.replace(self.eos_id, self._joined(other, end))
             line.replace(id, k.float32(_MINUS_INFINITY))
         with k.loop(0, fields.get("forbidden_count")) as number:
             line.replace(fields.element("forbidden", number, I64), k.float32(_MINUS_INFINITY))
@@ -631,6 +658,17 @@ class _Rules:
             line.replace(self.eos_id, k.float32(_MINUS_INFINITY))
         with k.when(k.is_nonzero(fields.get("ngram"))):
             self._forbid_repetitions(line)
+
+    def _joined(self, one: Value, other: Value) -> Value:
+        """Return the logit of two end symbols: the greater one, or that of the sum of their probabilities."""
+        k, joined = self.k, self.k.variable(self.k.maximum(one, other))
+        greater = k.load_variable(joined, one)
+        is_possible = k.build.fcmp_ordered(">", greater, k.float32(_MINUS_INFINITY))
+        with k.when(k.build.and_(k.is_nonzero(self.fields.get("sums_ends")), is_possible)):
+            powers = (exponential(k, k.splat(k.build.fsub(each, greater))) for each in (one, other))
+            parts = (k.build.extract_element(power, ir.Constant(I32, 0)) for power in powers)
+            k.store(k.build.fadd(greater, k.intrinsic("llvm.log.f32", F32, k.build.fadd(*parts))), joined)
+        return k.load_variable(joined, one)
 
     def _forbid_repetitions(self, line: LogitsRow) -> None:
         """Forbid every token that would complete an n-gram of the hypothesis a second time."""

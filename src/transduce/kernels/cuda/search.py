@@ -156,6 +156,7 @@ def find_search(state: DecodingState, bounds: SearchBounds) -> "GpuSearch | None
         and bounds.eos_id == config.eos_id
         and list(bounds.forbidden_tokens) == config.forbidden_tokens
         and bounds.rules == SearchRules()
+        and bounds.sampling is None
     )
     return GpuSearch(state, bounds) if is_supported else None
 

@@ -8,6 +8,7 @@ from transduce.tasks.kinds.kind import TaskKind
 from transduce.tasks.kinds.language_model import LanguageModel
 from transduce.tasks.kinds.masked_language_model import MaskedLanguageModel
 from transduce.tasks.kinds.parsing import Parsing
+from transduce.tasks.kinds.tagging import WordTagging
 from transduce.tasks.kinds.time_series import TimeSeries
 from transduce.tasks.kinds.translation import Translation
 
@@ -19,6 +20,7 @@ KINDS: dict[str, TaskKind[Any]] = {
         Denoising(),
         MaskedLanguageModel(),
         Classification(),
+        WordTagging(),
         Parsing(),
         TimeSeries(),
     )

@@ -31,8 +31,10 @@ from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.encoders import (
     BERT,
     DEFAULT_CONTEXT,
+    OF_PROJECTION,
     as_encoder,
     build_encoder,
+    choose_encoder_rate,
     encoder_sizes,
     linear_schedule,
     read_store,
@@ -67,8 +69,6 @@ _DEV_ROWS = 64
 _ROWS = 32
 _EPOCHS = 20
 _MOST_SHOWN = 8  # labels in a message
-# Settings of the vocabulary projection, which a classifier lacks, with values that settings files may still contain.
-_OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
 ACCURACY: Final = "accuracy"
 MACRO_F1: Final = "macro_f1"
 
@@ -169,7 +169,7 @@ class Classification(TextKind):
                 "`tokenizer.joint` = false is for separate vocabularies, but classification has one text with labels: "
                 "leave it out."
             )
-        for name, default in _OF_PROJECTION.items():
+        for name, default in OF_PROJECTION.items():
             # A base model may have its own value, which has no effect then.
             if settings.init_from is None and getattr(settings.model, name) not in (None, default):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
@@ -244,13 +244,8 @@ class Classification(TextKind):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose a learning rate proportional to 1 / d_model.
-
-        For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
-        high from random weights, and ten times as high for LoRA.
-        """
-        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
-        return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
+        """Choose a learning rate proportional to 1 / d_model."""
+        return choose_encoder_rate(settings, d_model)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by accuracy, which still rises when the loss has started to increase."""

@@ -1,4 +1,4 @@
-"""Share BERT's settings and text handling between pretraining and classification."""
+"""Share BERT's settings and text handling between pretraining, classification and tagging."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.tasks.corpus import TaskCorpus
 from transduce.tasks.kinds.texts import holds_texts
+from transduce.tasks.settings.structs import Settings
 from transduce.text.corpus import Format, read_texts
 from transduce.text.sentences import read_documents, sentences_of
 from transduce.text.tokenizer import Tokenizer
@@ -37,6 +38,19 @@ BERT: dict[str, object] = {
     "output_bias": True,
     "pooler": True,
 }
+
+# Settings of the vocabulary projection, which these models lack, with values that settings files may contain.
+OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
+
+
+def choose_encoder_rate(settings: Settings, d_model: int) -> Choice[float]:
+    """Choose the peak learning rate of a classifier or tagger, proportional to 1 / d_model.
+
+    For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
+    high from random weights, and ten times as high for LoRA.
+    """
+    factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
+    return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
 
 
 def encoder_sizes(preset: Preset) -> dict[str, object]:

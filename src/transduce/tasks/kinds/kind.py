@@ -216,6 +216,8 @@ class TaskKind(ABC, Generic[C]):
     """The kinds of model that can do the task; the first is the default."""
     measures: ClassVar[tuple[str, ...]] = ("loss",)
     """The metrics that `training.best_by` can select the best model by."""
+    reads_text: ClassVar[bool] = True
+    """True if the task's models read tokens, not numbers."""
     may_be_recorded: ClassVar[bool] = False
     """True if training steps support `training.record`."""
     label_smoothing: ClassVar[float] = 0.1
@@ -230,6 +232,10 @@ class TaskKind(ABC, Generic[C]):
     """True if each validation translates dev sentences, up to `training.translate_dev`."""
     accepts_back_translations: ClassVar[bool] = False
     """True if sources may be machine translations (`data.back_translated`)."""
+    accepts_text_noise: ClassVar[bool] = False
+    """True if the text of training pairs may have noise (`data.noise`)."""
+    accepts_context: ClassVar[bool] = False
+    """True if the model may read earlier sentences of a document (`data.context_before`)."""
     accepts_weights: ClassVar[bool] = False
     """True if pairs may have weights in the loss (`data.weight_column`, `loss_weight` of a corpus)."""
     accepts_several_directions: ClassVar[bool] = False
@@ -260,15 +266,17 @@ class TaskKind(ABC, Generic[C]):
             value = getattr(settings.task, name)
             if name != "kind" and name not in self.task_settings and value != getattr(defaults, name):
                 raise TransduceError(f"`task.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
-        if settings.data.corpora and not self.accepts_several_directions:
-            raise TransduceError(f"`data.corpora` means nothing where `task.kind` is {self.name}: leave it out.")
+        data = settings.data
+        for name, is_set, is_accepted in (
+            ("corpora", data.corpora, self.accepts_several_directions),
+            ("noise", data.noise.is_active, self.accepts_text_noise),
+            ("context_before", data.context_before, self.accepts_context),
+            ("weight_column", data.weight_column is not None, self.accepts_weights),
+            ("back_translated", data.back_translated, self.accepts_back_translations),
+        ):
+            if is_set and not is_accepted:
+                raise TransduceError(f"`data.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
         self._check_vocabulary(settings)
-        if settings.data.weight_column is not None and not self.accepts_weights:
-            raise TransduceError(f"`data.weight_column` means nothing where `task.kind` is {self.name}: leave it out.")
-        if settings.data.back_translated and not self.accepts_back_translations:
-            raise TransduceError(
-                f"`data.back_translated` means nothing where `task.kind` is {self.name}: leave it out."
-            )
         for name, first in (("monolingual", "has it translated back"), ("distill_from", "has it translate")):
             if getattr(settings.data, name):
                 raise TransduceError(
@@ -542,27 +550,37 @@ def pairs_of_files(data: DataSettings) -> TaskText:
             source=source,
             target=target,
             format=data.format,
-            languages=data.languages,
+            languages=data.pair,
             strict=data.strict_format,
             directions=directions,
+            has_documents=data.context_before > 0,
+            document_field=data.document_column,
         )
 
     weights = tuple(corpus.loss_weight for corpus in data.corpora for _ in corpus.source)
     training = msgspec.structs.replace(
         files(data.source, data.target, data.directions),
         back_translated=data.back_translated,
+        tags=_tags(data, "source"),
         weight_field=data.weight_column,
         loss_weights=weights if any(weight != 1.0 for weight in weights) else (),
     )
     dev = files(data.dev_source, data.dev_target, data.dev_directions) if data.dev_source else None
-    if dev is not None and data.weight_column is not None:
-        dev = msgspec.structs.replace(dev, ignored_fields=(data.weight_column,))
+    if dev is not None:
+        ignored = () if data.weight_column is None else (data.weight_column,)
+        dev = msgspec.structs.replace(dev, ignored_fields=ignored, tags=_tags(data, "dev_source"))
     return TaskText(
         files=training,
         dev=dev,
         filters=data.filters,
         hold_out=None if data.dev_source else HoldOutSettings(),
     )
+
+
+def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
+    """Return the tag of each training or dev file of several corpora; empty if no corpus has a tag."""
+    tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
+    return tags if any(corpus.tag for corpus in data.corpora) else ()
 
 
 # --- tasks on text ---

@@ -100,6 +100,19 @@ class Parsing(Translation):
     used_search_settings = ("beam_size", "length_penalty")
     unused_filters = ("max_length_ratio", "drop_identical")
 
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that parsing does not use, and the F1 of parses where no dev sentence is parsed.
+
+        Raises:
+            TransduceError: a setting has no meaning for parsing, or contradicts another.
+        """
+        super().check(settings)
+        if settings.training.best_by == F1 and not settings.training.translate_dev:
+            raise TransduceError(
+                "`training.best_by` is `f1`, which needs parses, but `training.translate_dev` is 0: raise it, or "
+                "choose `loss`."
+            )
+
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees, one per line."""
         data = settings.data

@@ -290,6 +290,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
     """The task of time-series forecasting."""
 
     scales_rate_with_batch = False
+    reads_text = False
     name = "time-series"
     accepts_user_symbols = False
     model_kinds = ("series",)

@@ -8,6 +8,7 @@ Legend: B batch, S source length, T target length.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, NamedTuple
@@ -20,19 +21,22 @@ from torch import Tensor
 from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.id_files import IdRun
+from transduce.data.mixing import MixedPlan
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
+from transduce.data.text_noise import NoisyPlan
+from transduce.errors import TransduceError
 from transduce.evaluation.scores import ScoreReport, mean_words_per_line, score
 from transduce.evaluation.significance import MetricName, score_contributions, standard_error
-from transduce.inference.batching import DEFAULT_MAX_SOURCE
+from transduce.inference.batching import DEFAULT_MAX_SOURCE, DocumentContext, Documents
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model.build import AnyModel, EncoderDecoder, build_encoder_decoder
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.model_folder.read import DIRECTIONS, directions_text
+from transduce.model_folder.read import CONTEXT, DIRECTIONS, ContextRecord, context_text, directions_text
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
@@ -53,7 +57,7 @@ from transduce.text.languages import learn_profiles
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
 from transduce.text.text_settings import TextSettings, TrainingLines
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens
-from transduce.text.vocabulary import BACK_TRANSLATED, Vocabulary, language_token
+from transduce.text.vocabulary import BACK_TRANSLATED, CONTEXT_SEPARATOR, Vocabulary, language_token, tag_token
 from transduce.training.choices import Choice, ChoiceLog, Preset, choose_best_by
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss, projected_cross_entropy
@@ -120,6 +124,12 @@ class TranslationTask:
         )
 
 
+def translate_dev(translator: Translator, direction: "DevDirection", search: SearchSettings) -> list[str]:
+    """Return the translations of dev sentences, which are read as documents if the corpus has documents."""
+    documents = Documents(direction.continues) if direction.continues else None
+    return [each.text for each in translator.translate(list(direction.sources), search, documents=documents)]
+
+
 class DevDirection(NamedTuple):
     """The dev sentences of one language pair that are translated at each validation."""
 
@@ -129,24 +139,32 @@ class DevDirection(NamedTuple):
     """The tokenizer for the direction; in a run with several, it adds the token of the target language."""
     sources: Sequence[str]
     references: Sequence[str]
+    continues: Sequence[bool] = ()
+    """Whether each sentence continues the document of the one before it; empty: there are no documents."""
+    tag: str = ""
+    """The tag of the sentences; empty: none."""
 
     def __str__(self) -> str:
-        return f"{self.source_language} → {self.target_language}"
+        tag = f", {self.tag}" if self.tag else ""
+        return f"{self.source_language or 'source'} → {self.target_language or 'target'}{tag}"
 
 
 def dev_directions(corpus: TaskCorpus, most: int | None = None) -> list[DevDirection]:
-    """Return the dev sentences of each language pair, at most `most` in all."""
-    if not corpus.dev_directions:
-        source, target = corpus.languages
-        return [DevDirection(source, target, corpus.tokenizer, corpus.dev_sources[:most], corpus.dev_targets[:most])]
-    directions = dict.fromkeys(corpus.dev_directions)
-    each = None if most is None else -(-most // len(directions))
-    groups = []
-    for source, target in directions:
-        rows = [row for row, pair in enumerate(corpus.dev_directions) if pair == (source, target)][:each]
-        sides = ([side[row] for row in rows] for side in (corpus.dev_sources, corpus.dev_targets))
-        groups.append(DevDirection(source, target, corpus.tokenizer.for_target(target), *sides))
-    return groups
+    """Return the dev sentences of each language pair and tag, at most `most` in all."""
+    groups, count = corpus.dev_groups, len(corpus.dev_sources)
+    pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
+    keys = list(zip(pairs, groups.tags or [""] * count, strict=True))
+    distinct = list(dict.fromkeys(keys)) or [(corpus.languages, "")]
+    each = None if most is None else -(-most // len(distinct))
+    found = []
+    for (source, target), tag in distinct:
+        rows = [row for row, key in enumerate(keys) if key == ((source, target), tag)][:each]
+        sources, references = ([side[row] for row in rows] for side in (corpus.dev_sources, corpus.dev_targets))
+        continues = [groups.continues[row] for row in rows] if groups.continues else []
+        tokenizer = corpus.tokenizer.for_target(str(target)) if groups.directions else corpus.tokenizer
+        tokenizer = tokenizer.for_tag(tag) if tag else tokenizer
+        found.append(DevDirection(source, target, tokenizer, sources, references, continues, tag))
+    return found
 
 
 class DevSet:
@@ -164,6 +182,7 @@ class DevSet:
         dtype: torch.dtype,
         device: str,
         longest_source: int = DEFAULT_MAX_SOURCE,
+        context: DocumentContext | None = None,
     ) -> None:
         with torch.device(device):
             self.model = build_encoder_decoder(config).to(dtype).eval()
@@ -178,6 +197,8 @@ class DevSet:
             for each in directions
             if each.sources
         ]
+        for _, translator in self.directions:
+            translator.context = context
         self.batches = batches
         self.best_by: BestBy = "bleu"
         """The measure whose noise is estimated."""
@@ -208,7 +229,7 @@ class DevSet:
         started_at, lengths = time.monotonic(), [0, 0]
         with temporary_inference_copy(self.model):
             for direction, translator in self.directions:
-                translations = [t.text for t in translator.translate(list(direction.sources), translator.search)]
+                translations = translate_dev(translator, direction, translator.search)
                 reports[str(direction)] = score(
                     translations, direction.references, target_language=direction.target_language
                 )
@@ -269,11 +290,23 @@ class Translation(TextKind):
     accepts_own_vocabularies = True
     samples_tokens = True
     accepts_weights = True
+    accepts_context = True
+    accepts_text_noise = True
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of both sides; some pairs are held out if there is no dev set."""
-        return pairs_of_files(data)
+        """Return the files of both sides; some pairs are held out if there is no dev set.
+
+        Raises:
+            TransduceError: the settings name no text, or documents without a dev set.
+        """
+        text = pairs_of_files(data)
+        if data.context_before and text.dev is None and data.prepared is None:
+            raise TransduceError(
+                "`data.context_before` needs a dev set of whole documents, as single sentences cannot be held out of "
+                "them: pass --dev-source and --dev-target."
+            )
+        return text
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Return the text to prepare, with the tokens of target languages and of back-translated sources.
@@ -285,7 +318,10 @@ class Translation(TextKind):
         text = text.with_line_feeds(keeps=settings.tokenizer.line_feeds)
         tagged = bool(text.files.back_translated) and settings.init_from is None
         languages = dict.fromkeys(target for _, target in text.files.directions)
-        marks = (*text.marks, *map(language_token, languages), *([BACK_TRANSLATED] if tagged else []))
+        tags = dict.fromkeys(map(tag_token, filter(None, text.files.tags)))
+        marks = (*text.marks, *map(language_token, languages), *tags, *([BACK_TRANSLATED] if tagged else []))
+        if settings.data.context_before:
+            marks = (*marks, CONTEXT_SEPARATOR)
         return msgspec.structs.replace(text, marks=marks)
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
@@ -306,16 +342,17 @@ class Translation(TextKind):
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> Batches:
         """Return the training batches of one training process, with placeholders and sampled tokens."""
         training, tokenizer = resolved.training, corpus.tokenizer
-        plan = BatchPlan(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=training.seed, share=share)
+        plan: Batches = _batch_plan(corpus, resolved, share)
         tokens, sides = placeholder_tokens(tokenizer), (tokenizer.source, tokenizer.target)
-        batches: Batches = plan
         if tokens and training.placeholder_rate > 0.0:
             rate, seed = training.placeholder_rate, training.seed
-            batches = PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+            plan = PlaceholderPlan(plan, PlaceholderMasker(corpus.prepared, sides, tokens, rate=rate, seed=seed))
+        if resolved.data.noise.is_active:
+            plan = NoisyPlan(plan, resolved.data.noise, sides, training.seed)
         if not _samples_tokens(resolved):
-            return batches
+            return plan
         return SampledPlan(
-            batches,
+            plan,
             sides,
             sentence_samplers(sides, bpe_dropout=training.bpe_dropout, unigram_alpha=training.unigram_alpha),
             seed=training.seed,
@@ -364,14 +401,18 @@ class Translation(TextKind):
             dtype=model_dtype(resolved),
             device=placement.device,
             longest_source=resolved.data.filters.max_pieces,
+            context=document_context(resolved.data),
         )
         dev.best_by = resolved.training.best_by
         return dev
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the file that lists the language pairs of the model, if there are several."""
-        directions = dict.fromkeys(resolved.data.directions)
-        return {DIRECTIONS: directions_text(directions)} if directions else {}
+        """Return the files that list the model's language pairs, if there are several, and its document context."""
+        directions, data = dict.fromkeys(resolved.data.directions), resolved.data
+        files = {DIRECTIONS: directions_text(directions)} if directions else {}
+        if data.context_before:
+            files[CONTEXT] = context_text(ContextRecord(data.context_before, data.context_sides))
+        return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
         """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
@@ -418,7 +459,7 @@ class Translation(TextKind):
             precision=resolved.training.precision,
             device=placement.device,
             threads=placement.threads,
-            target_language=corpus.dev_directions[0][1] if corpus.dev_directions else None,
+            target_language=corpus.dev_groups.directions[0][1] if corpus.dev_groups.directions else None,
         )
         reports = score_dev(translator, corpus, resolved)
         several = len(reports) > 1
@@ -437,6 +478,26 @@ class Translation(TextKind):
             reports if several else next(iter(reports.values())),
             _text_measurements(corpus),
         )
+
+
+def _batch_plan(corpus: TaskCorpus, resolved: ResolvedSettings, share: Share) -> BatchPlan:
+    """Return the plan of training batches, mixed from several corpora if they have shares."""
+    training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
+    if not resolved.data.has_shares:
+        return BatchPlan(prepared, batch_tokens=tokens, seed=training.seed, share=share)
+    assert isinstance(prepared, RepeatedCorpus)
+    ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()
+    files = np.cumsum([0, *(len(each.source) for each in resolved.data.corpora)]).tolist()
+    return MixedPlan(
+        prepared.unrepeated,
+        [(ends[first], ends[last]) for first, last in pairwise(files)],
+        resolved.data.mixture(prepared.card.file_pairs),
+        batch_tokens=tokens,
+        seed=training.seed,
+        epoch_batches=-(-prepared.target_tokens // tokens),
+        run_batches=None if training.steps is None else training.steps * training.accumulate,
+        share=share,
+    )
 
 
 _UNIGRAM_GROWTH = 0.2
@@ -466,38 +527,46 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
     A translator splits texts into sentences unless the lines have several, and a service detects the language of its
     input with the profiles.
     """
-    prepared, skipped = corpus.prepared, len(corpus.dev_directions[:1])
-    step = max(1, corpus.pairs // _MEASURED_RUNS)
-    runs = [(start, min(start + _MEASURED_LINES, corpus.pairs)) for start in range(0, corpus.pairs, step)]
+    prepared = corpus.prepared.sentences
+    step = max(1, prepared.pairs // _MEASURED_RUNS)
+    runs = [(start, min(start + _MEASURED_LINES, prepared.pairs)) for start in range(0, prepared.pairs, step)]
     lines = _decoded(
-        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, corpus.pairs)])[0],
-        corpus.tokenizer.source,
-        skipped,
+        prepared.read_runs(runs if step > _MEASURED_LINES else [(0, prepared.pairs)])[0], corpus.tokenizer.source
     )
     longest = prepared.statistics.source_percentiles[2]
     files = {LINES_FILE: TrainingLines.measure(lines, corpus.languages[0], tokens=longest).content()}
     texts: dict[str, list[str]] = {}
     for (source, target), start, stop in _ranges_of_directions(corpus):
         sides = prepared.read(start, min(stop, start + _PROFILE_PAIRS))
-        texts.setdefault(source, []).extend(_decoded(sides[0], corpus.tokenizer.source, skipped))
+        texts.setdefault(source, []).extend(_decoded(sides[0], corpus.tokenizer.source))
         texts.setdefault(target, []).extend(_decoded(sides[1], corpus.tokenizer.target))
     if len(texts) > 1:
         files[PROFILES_FILE] = learn_profiles(texts).content()
     return files
 
 
-def _decoded(run: IdRun, vocabulary: Vocabulary, skipped: int = 0) -> list[str]:
-    """Return the texts of a run of sentences without the first tokens of each, such as a target language's token."""
-    return [vocabulary.decode(ids[skipped:].tolist()) for ids in np.split(run.ids, run.offsets[1:-1])]
+def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
+    """Return the texts of a run of sentences without the tokens of languages and tags at their starts."""
+    skipped = set(vocabulary.prefix_ids)
+    return [
+        vocabulary.decode([id for id in ids.tolist() if id not in skipped])
+        for ids in np.split(run.ids, run.offsets[1:-1])
+    ]
 
 
 def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield each pair of known languages with the range of its pairs in the corpus."""
+    """Yield each pair of known languages with the range of its pairs in the corpus of single sentences."""
     source, target = corpus.languages
+    prepared = corpus.prepared.sentences
     if source is not None and target is not None:
-        yield (source, target), 0, corpus.pairs
-    if isinstance(corpus.prepared, RepeatedCorpus):
-        yield from corpus.prepared.ranges()
+        yield (source, target), 0, prepared.pairs
+    else:
+        yield from prepared.ranges()
+
+
+def document_context(data: DataSettings) -> DocumentContext | None:
+    """Return how a model reads earlier sentences of a document by its settings; None: not at all."""
+    return DocumentContext(data.context_before, data.context_sides == "both") if data.context_before else None
 
 
 def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
@@ -516,9 +585,10 @@ def score_dev(translator: Translator, corpus: TaskCorpus, resolved: ResolvedSett
     }
     reports = {}
     for direction in dev_directions(corpus):
-        target = direction.target_language if corpus.dev_directions else None
+        target = direction.target_language if corpus.dev_groups.directions else None
         directed = translator if target is None else translator.for_target(target)
-        hypotheses = [t.text for t in directed.translate(list(direction.sources), search)]
+        directed = directed.for_tag(direction.tag) if direction.tag else directed
+        hypotheses = translate_dev(directed, direction, search)
         reports[str(direction)] = score(
             hypotheses, direction.references, target_language=direction.target_language, decoding=decoding
         )

@@ -6,6 +6,7 @@ when the base model's folder is gone.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, tokens_before
 from transduce.interop.word_vectors import Coverage, MatchedVectors, copy_vectors, match_vectors, vector_width
 from transduce.model.build import AnyModel, Model, build_any_model, build_model
-from transduce.model.config import ModelConfig
+from transduce.model.config import ModelConfig, convert_config
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
@@ -270,7 +271,7 @@ def load_base_config(folder: Path) -> ModelConfig:
     """
     path = folder / _CONFIG_COPY
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelConfig)
+        return convert_config(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
     except (OSError, msgspec.MsgspecError) as error:
         raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,7 +21,7 @@ from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import RunCorpus, languages_of
 from transduce.tasks.kinds.all_kinds import kind_of
-from transduce.tasks.kinds.kind import C, TaskKind, TextKind
+from transduce.tasks.kinds.kind import C, TaskKind
 from transduce.tasks.run.initial_weights import check_adaptation, read_base_model
 from transduce.tasks.settings.structs import (
     DataSettings,
@@ -307,6 +308,13 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
                 "placeholders: leave it out."
             )
         return 0
+    if settings.data.context_before:
+        if specified:
+            raise TransduceError(
+                f"`tokenizer.placeholders` is {specified}, but with `data.context_before` a placeholder could stand "
+                "for a word of another sentence: leave it out."
+            )
+        return 0
     if settings.tokenizer.kind == "word" and not specified:
         return 0  # not worth a log entry
     is_small = size.pairs < _MIN_PAIRS or (vocabulary_size is not None and vocabulary_size < _MIN_VOCABULARY)
@@ -326,7 +334,7 @@ def explain_languages(settings: Settings, found: tuple[str | None, str | None], 
         found: language codes of source and target.
         choice_log: receives each chosen setting with its value and the reason.
     """
-    if settings.data.corpora:
+    if settings.data.directions:
         directions = ", ".join(f"{source} → {target}" for source, target in dict.fromkeys(settings.data.directions))
         choice_log.record(
             "data.corpora", None, Choice(directions, "each corpus's languages; one model learns them all")
@@ -347,9 +355,20 @@ def explain_sampling(pairs: Sequence[int], data: DataSettings, choice_log: Choic
         data: the data settings.
         choice_log: the choice log.
     """
-    factors = zip(data.directions, pairs, data.repetitions(pairs), strict=True)
-    shown = ", ".join(f"{source} → {target}: {count:,} × {factor:.3g}" for (source, target), count, factor in factors)
+    names = [" → ".join(direction) for direction in data.directions] or [
+        corpus.tag or Path(path).name for corpus in data.corpora for path in corpus.source
+    ]
+    factors = zip(names, pairs, data.repetitions(pairs), strict=True)
+    shown = ", ".join(f"{name}: {count:,} × {factor:.3g}" for name, count, factor in factors)
     choice_log.record("data.temperature", None, Choice(data.temperature, f"an epoch has {shown}"))
+    if data.has_shares:
+        mixture = data.mixture(pairs)
+        names = [" → ".join(each.direction) if data.directions else each.tag or each.source[0] for each in data.corpora]
+        ends = zip(names, mixture.shares(0.0), mixture.shares(1.0), strict=True)
+        shares = ", ".join(
+            f"{Path(name).name} {one:.0%}" + (f" to {end:.0%}" if one != end else "") for name, one, end in ends
+        )
+        choice_log.record("data.corpora", None, Choice("shares", shares))
 
 
 def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> None:
@@ -664,7 +683,7 @@ def _trial_model(settings: Settings) -> ModelConfig:
     Raises:
         TransduceError: no preset is possible.
     """
-    reads_text = isinstance(kind_of(settings.task.kind), TextKind)
+    reads_text = kind_of(settings.task.kind).reads_text
     properties = (
         VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
     )

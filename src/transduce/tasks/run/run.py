@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from transduce.acceleration import kernels_for_training
@@ -26,7 +25,7 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.corpus import RunCorpus, StoredTextFiles
+from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
 from transduce.tasks.run.initial_weights import (
@@ -67,12 +66,13 @@ from transduce.tasks.run.run_folder import (
 )
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
+from transduce.tasks.text_file_states import StoredTextFiles
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import ProgressDisplay, ValidationEvent, format_duration
+from transduce.training.events import Durations, ValidationEvent, format_duration
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_SECONDS,
@@ -82,8 +82,9 @@ from transduce.training.forecast import (
     with_score,
 )
 from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Durations, Safeguards, TimeUse, Trainer, TrainResult
+from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
+from transduce.training.notebook_display import make_display
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
@@ -185,7 +186,7 @@ class Run:
         self.has_checkpoint = False  # True if the run continues from a checkpoint
         self.new_run: RunFolder | None = None  # set by the process that creates the folder
         self.validation: Validation | None = None  # set by the first process with its trainer
-        self.display = ProgressDisplay(None if self.processes.is_first else Console(quiet=True))
+        self.display = make_display(is_first=self.processes.is_first)
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
@@ -317,7 +318,9 @@ class Run:
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
     """Store the languages that the files' suffixes gave, unless one is unknown."""
     source, target = languages
-    return data if source is None or target is None else msgspec.structs.replace(data, languages=(source, target))
+    if source is None or target is None or data.corpora:
+        return data
+    return msgspec.structs.replace(data, languages=(source, target))
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:

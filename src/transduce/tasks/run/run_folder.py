@@ -18,7 +18,7 @@ from transduce.errors import TransduceError
 from transduce.machine import Machine
 from transduce.model_folder.read import CONFIG, MANIFEST, TOKENIZER_CARD, VOCABULARIES, WEIGHTS
 from transduce.tasks.settings.reading import make_settings
-from transduce.tasks.settings.structs import DataSettings, Settings
+from transduce.tasks.settings.structs import DataSettings, Settings, convert_settings
 from transduce.training.checkpoint import Environment
 from transduce.training.choices import choose_kernels, choose_record
 
@@ -169,9 +169,11 @@ def read_stored(path: Path) -> Settings:
         content = with_current_settings(tomllib.loads(path.read_text("utf-8")), warn=False)
         # Runs that name no optimizer used Adam.
         training = {"optimizer": "adam"} | content.get("training", {})
-        return msgspec.convert(content | {"training": training}, Settings)
+        return convert_settings(content | {"training": training})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise TransduceError(f"{path} cannot be read as the settings of a run: {error}.") from error
+        own = "Invalid enum value" in str(error) and "$.model" in str(error)
+        remedy = "; a component of your own needs the file that registers it (--plugin FILE.py)" if own else ""
+        raise TransduceError(f"{path} cannot be read as the settings of a run: {error}{remedy}.") from error
 
 
 def _is_same_path(old: str, new: str) -> bool:

@@ -14,12 +14,13 @@ import msgspec
 
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
 from transduce.errors import TransduceError
-from transduce.tasks.settings.structs import Settings
+from transduce.model.config import OWN_NAMES
+from transduce.tasks.settings.structs import Settings, convert_settings
 
 # --- TOML text ---
 
 
-def to_toml(settings: msgspec.Struct) -> str:
+def to_toml(settings: msgspec.Struct | Mapping[str, Any]) -> str:
     """Return settings as the text of a TOML file; settings that are None are left out."""
     return "\n".join(_toml_lines(msgspec.to_builtins(settings), "")).strip() + "\n"
 
@@ -239,7 +240,7 @@ def _checked(content: Mapping[str, Any]) -> Settings:
     _refuse_unknown_keys(content, Settings, ())
     _refuse_infinite(content, "")
     try:
-        return msgspec.convert(dict(content), Settings)
+        return convert_settings(content)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
             raise error.__cause__ from None
@@ -274,6 +275,8 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
     intended = _OTHER_NAMES.get(value.lower())
     close_names = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
     suggestion = f": did you mean `{close_names[0]}`?" if close_names else "."
+    if not close_names and path[0] == "model" and path[-1] in OWN_NAMES:
+        suggestion = "; a component of your own needs the file that registers it (--plugin FILE.py)."
     return f"`{'.'.join(path)}` must be {expected}, but is `{value}`{suggestion}"
 
 

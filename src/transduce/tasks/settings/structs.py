@@ -1,24 +1,28 @@
 """Define the settings of a run: the tables of a settings file, and resolved settings with nothing left to choose."""
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
+from transduce.data.mixing import Mixture, Schedule
 from transduce.data.sentence_pairs import MaskingSettings
 from transduce.data.series import SeriesSettings
+from transduce.data.text_noise import TextNoiseSettings
 from transduce.errors import TransduceError
 from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import (
     Activation,
     AttentionKind,
+    AttentionName,
     AttentionScore,
     Kind,
     ModelConfig,
     Norm,
     NormOrder,
     Positions,
+    split_own_names,
 )
 from transduce.search.settings import SearchSettings
 from transduce.tasks.noise import NoiseSettings
@@ -36,6 +40,8 @@ from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # Maximum of how often an epoch contains a pair.
 _MAX_REPEATS = 100
+_MAX_CONTEXT = 20
+_TAG = re.compile(r"[\w.-]+")
 _MAX_CLASS_WEIGHT = 1e6
 
 
@@ -48,15 +54,16 @@ class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "denoising",
         "masked-language-model",
         "classification",
+        "tagging",
         "parsing",
         "time-series",
     ] = "translation"
     """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
     pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
-    parsing: constituency trees; time-series: forecast numbers."""
+    tagging: a tag of each word; parsing: constituency trees; time-series: forecast numbers."""
 
     context: int | None = None
-    """Largest number of tokens that a language model (masked or not) or a classifier sees at a time."""
+    """Largest number of tokens that a language model (masked or not), a classifier or a tagger sees at a time."""
 
     noise: NoiseSettings | None = None
     """Denoising: how the text is noised."""
@@ -98,7 +105,7 @@ _URL = re.compile("[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # a `Path` has dropped 
 
 
 class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The text of one language pair in a run with several: a `[[data.corpora]]` table of a settings file."""
+    """One of several corpora of a run, with its languages: a `[[data.corpora]]` table of a settings file."""
 
     source: tuple[str, ...] = ()
     """Training text: the source side, line by line; or files of pairs (.tsv, .jsonl)."""
@@ -114,13 +121,26 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """By how much more often than by the number of its pairs the corpus is sampled."""
     upsample: float | None = None
     """How often an epoch contains each pair, at least 1; None: by `weight` and `data.temperature`."""
+    share: float | tuple[tuple[float, float], ...] | None = None
+    """The share of the pairs of all batches that come from this corpus, whatever its size, from 0 to 1. A list of
+    points [fraction of the run, share] changes it over the run, linearly between the points. None: a part of the rest.
+    """
+    tag: str | None = None
+    """A tag, such as the domain, whose token starts each source sentence. `translate --tag` chooses it."""
+    run: str | None = None
+    """The folder of another run, whose training text is this corpus, instead of `source` and `target`."""
     loss_weight: float = 1.0
     """The factor of the pairs' losses; unlike `weight`, it does not change how often they are sampled."""
 
     def __post_init__(self) -> None:
         name = " ".join(self.source[:1]) or "one"
-        if not self.source:
+        if not self.source and self.run is None:
             raise TransduceError("Each table of `data.corpora` needs a `source`, but one has none: name its files.")
+        self._check_share(name)
+        if self.tag is not None and not _TAG.fullmatch(self.tag):
+            raise TransduceError(
+                f"`tag` must consist of letters, digits, `.`, `_` and `-`, but is {self.tag!r} for {name}: rename it."
+            )
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`languages` must be language codes such as zh or en, but one is `{code}`.")
@@ -137,6 +157,39 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         if bool(self.target) != bool(self.dev_target) and self.dev_source and self.dev_target:
             raise TransduceError(f"The dev set of {name} must have the form of its training text: name the same sides.")
 
+    def _check_share(self, name: str) -> None:
+        if self.share is None:
+            return
+        points = self.schedule or ()
+        fractions = [fraction for fraction, _ in points]
+        if (
+            not points
+            or fractions != sorted(fractions)
+            or any(not 0 <= value <= 1 for point in points for value in point)
+        ):
+            raise TransduceError(
+                f"`share` must be a number from 0 to 1, or points [fraction of the run, share] in order, but is "
+                f"{self.share} for {name}."
+            )
+        if self.upsample is not None or self.weight != 1.0:
+            raise TransduceError(
+                f"`share` sets how often {name} is sampled, so `weight` and `upsample` have no effect: leave them out."
+            )
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The points of the corpus's share over the run; None: a part of the rest."""
+        return ((0.0, self.share),) if isinstance(self.share, float | int) else self.share
+
+    @property
+    def known_direction(self) -> tuple[str, str] | None:
+        """The source and target language, as specified or from the files' suffixes; None: unknown."""
+        if self.languages is not None:
+            return self.languages
+        source = language_of(self.source[0]) if self.target else None
+        target = language_of(self.target[0]) if self.target else None
+        return None if source is None or target is None else (source, target)
+
     @property
     def direction(self) -> tuple[str, str]:
         """The source and target language, as specified or from the files' suffixes.
@@ -144,16 +197,13 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         Raises:
             TransduceError: the suffixes are no languages.
         """
-        if self.languages is not None:
-            return self.languages
-        source = language_of(self.source[0]) if self.target else None
-        target = language_of(self.target[0]) if self.target else None
-        if source is None or target is None:
+        direction = self.known_direction
+        if direction is None:
             raise TransduceError(
                 f"Each corpus of several needs its two languages, but the names of {' and '.join(self._first_files)} "
                 'show none: add `languages = ["en", "de"]` to its table.'
             )
-        return source, target
+        return direction
 
     @property
     def _first_files(self) -> tuple[str, ...]:
@@ -180,11 +230,23 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     columns: tuple[str, str] | None = None
     """The columns of tables, or fields of JSON lines, that hold source and target; None: the language codes, usual
-    names such as `source` and `target`, or the only two columns."""
+    names such as `source` and `target`, or the only two columns. For tagging: those of words and tags, by number from 1
+    or by name; None: the first and the last."""
 
     weight_column: str | None = None
     """The column of tables, or field of JSON lines, that holds the weight of each training pair in the loss. A weight
     of 2 counts as if the pair occurred twice, and 0 leaves it out. None: every pair has the weight 1."""
+
+    context_before: int = 0
+    """How many earlier sentences of the document a translation model reads before each sentence, with a separator
+    token between them. Translating a document then keeps its context."""
+
+    context_sides: Literal["source", "both"] = "source"
+    """With `context_before`: `both` also puts the translations of these sentences before each translation."""
+
+    document_column: str | None = None
+    """With `context_before`: the column of tables, or field of JSON lines, that names the document of each pair; None:
+    blank lines separate documents. The pairs of a document are consecutive."""
 
     strict_format: bool = False
     """A line of a .tsv file without two columns is an error; otherwise it is skipped and counted."""
@@ -213,15 +275,24 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Several corpora with their own languages, each a `[[data.corpora]]` table, instead of `source` and `target`. The
     model learns all directions; a token of the target language starts each source sentence."""
 
+    mix: tuple[str, ...] = ()
+    """Folders of earlier runs, each with the share of all pairs that come from its training text: `models/old:0.3`. The
+    settings of the run then have `corpora` instead."""
+
     temperature: float = 2.0
     """With `corpora`: 1 samples each corpus by its number of pairs; higher values sample small corpora more often, by
     the number of pairs to the power of 1 / temperature."""
+
+    noise: TextNoiseSettings = TextNoiseSettings()
+    """Noise in the text of training pairs of a translation model."""
 
     filters: FilterSettings = FilterSettings()
     """Which pairs are left out."""
 
     def __post_init__(self) -> None:
         self._join_corpora()
+        self._check_context()
+        self._check_corpora()
         for code in self.languages or ():
             if not valid_language(code):
                 raise TransduceError(f"`data.languages` must be language codes such as zh or en, but one is `{code}`.")
@@ -238,6 +309,32 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 )
         if self.dev_target and not self.dev_source:
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
+
+    def _check_context(self) -> None:
+        """Refuse settings of documents that contradict each other.
+
+        Raises:
+            TransduceError: a setting would have no effect, or documents would lose their context.
+        """
+        if not 0 <= self.context_before <= _MAX_CONTEXT:
+            raise TransduceError(
+                f"`data.context_before` must be from 0 to {_MAX_CONTEXT}, but is {self.context_before}."
+            )
+        for name, has_effect in (
+            ("document_column", self.document_column),
+            ("context_sides", self.context_sides == "both"),
+        ):
+            if has_effect and not self.context_before:
+                raise TransduceError(
+                    f"`data.{name}` is for models that read earlier sentences, but `data.context_before` is 0: set "
+                    "that, too, or leave it out."
+                )
+        for name in ("monolingual", "distill_from"):
+            if self.context_before and getattr(self, name):
+                raise TransduceError(
+                    f"`data.{name}` has single sentences translated, but `data.context_before` needs documents: leave "
+                    "one of them out."
+                )
 
     def _join_corpora(self) -> None:
         """Set `source`, `target` and the dev files to those of all corpora, so that all readers of files find them.
@@ -265,37 +362,99 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                     f"`data.{name}` is for one pair of languages, but `data.corpora` names several corpora: leave it "
                     "out."
                 )
-        if self.dev_source and not all(corpus.dev_source for corpus in self.corpora):
+        if self.has_several_directions and self.dev_source and not all(each.dev_source for each in self.corpora):
             raise TransduceError(
                 "Either all tables of `data.corpora` have a dev set or none does, but only some have one: add the "
                 "others, or leave them out."
             )
 
+    def _check_corpora(self) -> None:
+        """Refuse tags and shares of several corpora that contradict each other.
+
+        Raises:
+            TransduceError: every corpus has a tag, or the shares sum to more than 1.
+        """
+        if self.corpora and all(corpus.tag for corpus in self.corpora):
+            raise TransduceError(
+                "Every table of `data.corpora` has a `tag`, so the model would not know texts without one, which "
+                "`translate` has by default: leave out the tag of the most general corpus."
+            )
+        if self.has_shares:
+            Mixture(tuple(corpus.schedule for corpus in self.corpora), (1.0,) * len(self.corpora)).check()
+
+    @property
+    def has_shares(self) -> bool:
+        """True if corpora are sampled by their share of all batches."""
+        return any(corpus.share is not None for corpus in self.corpora)
+
+    @property
+    def has_several_directions(self) -> bool:
+        """True if the corpora have several language pairs, so that a token of the target language is needed."""
+        return len({corpus.known_direction for corpus in self.corpora} - {None}) > 1
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The source and target language of a run with one pair of languages, as far as the settings name them."""
+        if not self.corpora or self.has_several_directions:
+            return self.languages
+        return next((pair for corpus in self.corpora if (pair := corpus.known_direction)), None)
+
     @property
     def directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `source`, in a run with several corpora."""
+        """The language pair of each file of `source`, in a run with several language pairs."""
+        if not self.has_several_directions:
+            return ()
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.source)
 
     @property
     def dev_directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `dev_source`, in a run with several corpora."""
+        """The language pair of each file of `dev_source`, in a run with several language pairs."""
+        if not self.has_several_directions:
+            return ()
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
 
-    def repetitions(self, pairs: Sequence[int]) -> list[float]:
-        """Return how often an epoch contains each pair of a file of `source`, given the files' numbers of pairs.
+    def mixture(self, pairs: Sequence[int]) -> Mixture:
+        """Return the shares of the corpora over the run, given the number of pairs of each file of `source`."""
+        counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
+        weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
+        return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
 
-        Corpora are sampled in proportion to weight · pairs^(1 / temperature); the least repeated one counts once.
-        """
+    def _counts(self, pairs: Sequence[int]) -> list[int]:
+        """Return the number of pairs of each corpus, given those of the files."""
         sizes = iter(pairs)
-        counts = [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
+        return [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
+
+    def _factors(self, counts: Sequence[int]) -> list[float]:
+        """Return how often an epoch contains each pair of a corpus that has no share; 0 for others."""
         shares = [
             corpus.weight * max(1, count) ** (1 / self.temperature - 1)
             for corpus, count in zip(self.corpora, counts, strict=True)
         ]
-        factors = [
-            corpus.upsample or min(float(_MAX_REPEATS), share / min(shares))
+        least = min(
+            (each for corpus, each in zip(self.corpora, shares, strict=True) if corpus.share is None), default=1.0
+        )
+        return [
+            0.0 if corpus.share is not None else corpus.upsample or min(float(_MAX_REPEATS), share / least)
             for corpus, share in zip(self.corpora, shares, strict=True)
         ]
+
+    def repetitions(self, pairs: Sequence[int]) -> list[float]:
+        """Return how often an epoch contains each pair of a file of `source`, given the files' numbers of pairs.
+
+        Corpora are sampled in proportion to weight · pairs^(1 / temperature); the least repeated one counts once. A
+        corpus with a share has this share of the epoch, in the mean over the run.
+        """
+        counts = self._counts(pairs)
+        factors = self._factors(counts)
+        if self.has_shares:
+            rest = sum(count * factor for count, factor in zip(counts, factors, strict=True))
+            means = self.mixture(pairs).mean_shares()
+            others = sum(mean for mean, corpus in zip(means, self.corpora, strict=True) if corpus.share is None)
+            epoch = rest / others if rest and others else float(sum(counts))
+            factors = [
+                factor if corpus.share is None else mean * epoch / max(1, count)
+                for corpus, factor, mean, count in zip(self.corpora, factors, means, counts, strict=True)
+            ]
         return [factor for corpus, factor in zip(self.corpora, factors, strict=True) for _ in corpus.source]
 
 
@@ -375,6 +534,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     rotary_base: float | None = None
     relative_buckets: int | None = None
     relative_max_distance: int | None = None
+    attention: AttentionName | None = None
     attention_score: AttentionScore | None = None
     attention_kind: AttentionKind | None = None
     attention_scale: float | None = None
@@ -415,8 +575,27 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     search: SearchSettings = SearchSettings()
 
     def __post_init__(self) -> None:
+        shares = Mixture(tuple(corpus.schedule for corpus in self.data.corpora), ())
+        if shares.changes and self.training.minutes is not None:
+            raise TransduceError(
+                "A `share` of `data.corpora` that changes over the run needs a number of steps, but `training.minutes` "
+                "is set: pass --steps instead."
+            )
         if self.preset is not None and self.preset not in PRESETS:
             raise TransduceError(f"`preset` must be one of {', '.join(PRESETS)}, but is `{self.preset}`.")
+
+
+def convert_settings(content: Mapping[str, Any]) -> Settings:
+    """Return the settings that nested tables describe; `model.*` may name registered components.
+
+    Raises:
+        msgspec.ValidationError: a value has the wrong type, or names nothing.
+        TransduceError: a value is out of its range.
+    """
+    model = content.get("model")
+    plain, own = split_own_names(model) if isinstance(model, Mapping) else (model, {})
+    settings = msgspec.convert({**content, **({"model": plain} if own else {})}, Settings)
+    return msgspec.structs.replace(settings, model=msgspec.structs.replace(settings.model, **own)) if own else settings
 
 
 # --- resolved settings ---

@@ -19,6 +19,7 @@ from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
     find_integer_tile,
+    float_bits,
     new_builder,
     raw_kernel,
 )
@@ -27,6 +28,7 @@ from transduce.kernels.cpu.jit.memory import Arena
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.logits import RuleArguments, SelectArguments, emit_select, select_scratch_size
+from transduce.kernels.cpu.sampling import DrawArguments, emit_draw
 from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 # --- search kernel ---
@@ -35,8 +37,8 @@ from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 
 _MINUS_INFINITY = float("-inf")
-RANKINGS = ("paper", "full", "likely", "never")
-"""The values of `SearchRules.ranking`, as the kernel numbers them."""
+RANKINGS = ("paper", "full", "likely", "never", "sample")
+"""The values of `SearchRules.ranking` and `sample`, as the kernel numbers them."""
 
 
 class SearchArguments(NamedTuple):
@@ -83,6 +85,8 @@ class SearchArguments(NamedTuple):
     """The number of elements between two hypotheses' lists."""
     longest_prompt: Any
     """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
+    draw_arguments: Any
+    """The arguments of sampling, `sampling.DrawArguments`."""
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
@@ -137,6 +141,7 @@ def search_kernel() -> CompiledKernel:
     assert tile is not None
     k = new_builder("search", tile)
     emit_select(k)
+    emit_draw(k)
     _write_record(k)
     _write_update(k)
     with raw_kernel(k, "search") as (numbers, thread, threads):
@@ -144,7 +149,12 @@ def search_kernel() -> CompiledKernel:
         with k.do_while() as done:
             with k.when(k.build.not_(k.is_nonzero(fields.get("is_read")))):
                 k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
-            k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
+            with k.build.if_else(_is_sampling(fields)) as (samples, selects):
+                with samples:
+                    arguments = (k.pointer(fields.get(f"{name}_arguments")) for name in ("select", "draw"))
+                    k.call("draw", *arguments, thread, threads)
+                with selects:
+                    k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
             k.barrier(threads)
             with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
                 k.call("go_on", numbers)
@@ -154,12 +164,12 @@ def search_kernel() -> CompiledKernel:
 
 
 def _write_record(k: KernelBuilder) -> None:
-    """Emit `record(numbers, place, row, token, value, ended)`: store a finished hypothesis if it is among the best.
+    """Emit `record(numbers, place, row, token, value, ended, sample)`: store a finished hypothesis if it ranks high.
 
     The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
-    input batch.
+    input batch. Samples are ranked by their numbers.
     """
-    with k.function("record", POINTER, I64, I64, I64, F32, I64) as (numbers, index, row, token, value, ended):
+    with k.function("record", POINTER, I64, I64, I64, F32, I64, I64) as (numbers, index, row, token, value, ended, own):
         fields = Fields(k, numbers, SearchArguments._fields)
         length, capacity = fields.get("length"), fields.get("capacity")
         history = k.mul(row, capacity)
@@ -171,6 +181,7 @@ def _write_record(k: KernelBuilder) -> None:
         full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
         new_length = k.add(length, 1)
         score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
+        score = k.build.select(_is_sampling(fields), k.build.fneg(k.build.sitofp(own, F64)), score)
         slots = k.add(fields.get("beam_size"), 1)
         base, count = k.mul(index, slots), fields.element("finished_counts", index, I64)
         rank = _rank(fields, (base, count), (score, ended))
@@ -218,6 +229,11 @@ def _has_generate_ranking(fields: Fields) -> Value:
     return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
+def _is_sampling(fields: Fields) -> Value:
+    """Return whether tokens are drawn."""
+    return fields.k.build.icmp_signed("==", fields.get("ranking"), fields.k.int64(RANKINGS.index("sample")))
+
+
 def _write_update(k: KernelBuilder) -> None:
     """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
 
@@ -231,14 +247,18 @@ def _write_update(k: KernelBuilder) -> None:
         kept_count = k.variable(k.int64(0))
         with k.loop(0, fields.get("sentences")) as sentence:
             index = fields.element("indices", sentence, I64)
-            ended_count = _record_ended(fields, select, sentence, index)
+            ended_count = k.variable(k.int64(0))
+            with k.when(k.build.not_(_is_sampling(fields))):
+                k.store(_record_ended(fields, select, sentence, index), ended_count)
             first = k.mul(sentence, beam_size)
-            with k.when(_may_improve(fields, select, sentence, index)):
+            may_improve = _may_improve(fields, select, sentence, index)
+            with k.when(k.build.or_(may_improve, _is_sampling(fields))):
                 full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
-                with k.build.if_else(full) as (then, otherwise):
+                with k.build.if_else(k.build.or_(full, k.build.not_(may_improve))) as (then, otherwise):
                     with then:
                         # In `generate`, the hypotheses that end and those that are cut share W slots.
-                        taken = k.build.select(_has_generate_ranking(fields), ended_count, k.int64(0))
+                        number_ended = k.load_variable(ended_count, index)
+                        taken = k.build.select(_has_generate_ranking(fields), number_ended, k.int64(0))
                         with k.loop(first, k.build.sub(k.add(first, beam_size), taken)) as chosen:
                             _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
@@ -266,15 +286,20 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 
 
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """Record a selected candidate as a finished hypothesis unless its total is minus infinity (an empty slot)."""
+    """Record a selected candidate as a finished hypothesis unless its total is minus infinity (an empty slot).
+
+    Samples are all recorded: minus infinity marks those that have ended.
+    """
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
-    with k.when(k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))):
+    exists = k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))
+    with k.when(k.build.or_(exists, _is_sampling(fields))):
         parent = select.element(f"{kind}_parents", candidate, I64)
         row = k.add(k.mul(sentence, fields.get("width")), parent)
         token = select.element(f"{kind}_tokens", candidate, I64)
         value = select.element(f"{kind}_scores", candidate)
-        k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)))
+        own = k.build.sub(candidate, k.mul(sentence, fields.get("beam_size")))
+        k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)), own)
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
@@ -373,6 +398,8 @@ def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value)
     rules = Fields(k, k.pointer(fields.get("rule_arguments")), RuleArguments._fields)
     rules.set("length", length)
     rules.set("tokens", fields.get("tokens"))
+    with k.when(_is_sampling(fields)):
+        Fields(k, k.pointer(fields.get("draw_arguments")), DrawArguments._fields).set("length", length)
     for name, value in (
         ("rows", rows),
         ("used", used),
@@ -443,6 +470,7 @@ class NativeSearch:
         self._begin()
         self._step = _Arguments(StepArguments, **self._step_arguments())
         self._select = _Arguments(SelectArguments, **self._select_arguments())
+        self._draw = _Arguments(DrawArguments, **self._draw_arguments())
         self._rules = _Arguments(RuleArguments, **self._rule_arguments())
         self._select["rules"] = ctypes.addressof(self._rules.array)
         self._numbers = _Arguments(SearchArguments, **self._search_arguments())
@@ -490,6 +518,10 @@ class NativeSearch:
                 (self.threads, select_scratch_size(output.outputs, beam_size, beam_size)),
             ),
         }
+        if self.bounds.sampling is not None:
+            by_thread = (self.threads, output.outputs)
+            arrays["probabilities"] = arrays["drawn_logits"] = (torch.float32, by_thread)
+            arrays["drawn_tokens"] = (torch.int64, by_thread)
         for kind, count in (("live", beam_size), ("ended", 2 * beam_size)):
             for name in ("parents", "tokens"):
                 arrays[f"{kind}_{name}"] = (torch.int64, (self.sentences, count))
@@ -557,7 +589,9 @@ class NativeSearch:
         scores = self._zeroed.ctypes_array("scores")
         live: list[list[FoundHypothesis]] = []
         for row in rows:
-            live_rows = [each for each in range(row * width, (row + 1) * width) if scores[each] > float("-inf")]
+            is_sampling = self.bounds.sampling is not None  # ended samples are still there
+            rows_of_sentence = range(row * width, (row + 1) * width)
+            live_rows = [each for each in rows_of_sentence if is_sampling or scores[each] > float("-inf")]
             histories = [(tokens[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
             live.append([FoundHypothesis(*history, ended=False) for history in histories])
         self._keep_sentences([row for row in range(batch) if row not in rows])
@@ -677,6 +711,7 @@ class NativeSearch:
             "never_count": len(self.bounds.forbidden_tokens),
             "forbidden_count": len(rules.forbidden),
             "more_ends_count": len(rules.more_ends),
+            "sums_ends": int(self.bounds.sampling is not None),
             "renormalizes": int(rules.renormalizes),
             "min_length": rules.min_length,
             "ngram": rules.no_repeated_ngrams,
@@ -685,6 +720,30 @@ class NativeSearch:
             "forced_last": _FREE if rules.forced_last is None else rules.forced_last,
             "capacity": self.capacity,
             "length": 0,
+        }
+
+    def _ranking(self) -> str:
+        """Return the rule that ranks hypotheses, one of `RANKINGS`."""
+        if self.bounds.sampling is not None:
+            return "sample"
+        return self.bounds.rules.ranking if self.bounds.beam_size > 1 else "paper"
+
+    def _draw_arguments(self) -> dict[str, int]:
+        """Return the initial arguments of sampling; they are unused if nothing is drawn."""
+        sampling, vocabulary_size = self.bounds.sampling, self.state.output.outputs
+        if sampling is None:
+            return dict.fromkeys(DrawArguments._fields, 0)
+        return {name: self._addresses[name] for name in DrawArguments._fields if name in self._addresses} | {
+            "uniform": sampling.uniform.data_ptr(),
+            "steps": sampling.uniform.shape[1],
+            "length": 0,
+            "inverse_temperature": float_bits(1.0 / sampling.temperature),
+            "top_k": min(sampling.top_k or vocabulary_size, vocabulary_size),
+            "top_p": float_bits(sampling.top_p),
+            "min_p": float_bits(sampling.min_p),
+            "is_truncated": int(sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0),
+            "tokens": self._addresses["drawn_tokens"],
+            "logits": self._addresses["drawn_logits"],
         }
 
     def _search_arguments(self) -> dict[str, int]:
@@ -704,9 +763,10 @@ class NativeSearch:
             "is_ragged": int(isinstance(self.state, NativePromptState)),
             "list_stride": self.list_stride,
             "longest_prompt": self.longest_prompt,
-            "ranking": RANKINGS.index(bounds.rules.ranking) if bounds.beam_size > 1 else 0,
+            "draw_arguments": ctypes.addressof(self._draw.array),
+            "ranking": RANKINGS.index(self._ranking()),
             "beam_size": bounds.beam_size,
-            "certain_count": bounds.n_best if bounds.beam_size > 1 else 0,
+            "certain_count": 0 if bounds.beam_size == 1 and bounds.sampling is None else bounds.n_best,
             "capacity": self.capacity,
             "positions": self.tables.length,
             "penalties": bounds.penalties.data_ptr(),
@@ -717,11 +777,11 @@ class NativeSearch:
 
 _INDICES = {
     kind: {name: index for index, name in enumerate(kind._fields)}
-    for kind in (StepArguments, SelectArguments, RuleArguments, SearchArguments)
+    for kind in (StepArguments, SelectArguments, RuleArguments, DrawArguments, SearchArguments)
 }
 
 
-_Kind = StepArguments | SelectArguments | RuleArguments | SearchArguments
+_Kind = StepArguments | SelectArguments | RuleArguments | DrawArguments | SearchArguments
 
 
 class _Arguments:

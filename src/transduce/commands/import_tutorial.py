@@ -1,0 +1,228 @@
+"""`transduce import-tutorial FILE OUT`: convert a translator written after a tutorial to a model folder."""
+
+import argparse
+import sys
+import zipfile
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from transduce.atomic_io import name_path_in_errors
+from transduce.commands.options import check_folder
+from transduce.errors import TransduceError
+from transduce.interop.hugging_face.import_weights import ImportedModel
+from transduce.interop.tutorials import USUAL_NAMES, Style, TutorialNames, import_tutorial
+from transduce.interop.vocabulary_files import read_vocabulary
+from transduce.model.build import build_model
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.model_folder.write import save
+from transduce.text.tokenizer import Tokenizer
+
+_MAX_BYTES = 4 * 1024**3
+_MOST_ADDED = 3  # padding, end and unknown words
+_STARTS = ("<s>", "<bos>", "<sos>", "<start>", "<go>", "[CLS]")
+_NO_SCALE: tuple[Style, ...] = ("separate",)  # listings that do not multiply embeddings by √d_model
+_PRE_NORM: tuple[Style, ...] = ("annotated",)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce import-tutorial`."""
+    add = parser.add_argument
+    add("file", help="the weights: a state_dict in a .pt or .pth file, or a .safetensors file; only tensors are read")
+    add("out", help="the folder to create")
+    add("--style", required=True, choices=get_args(Style), help="how the listing names its layers")
+    add("--heads", required=True, type=int, metavar="N", help="attention heads, which weights do not show")
+    words = parser.add_argument_group("words")
+    words.add_argument("--words", metavar="LIST", help="one word list for both sides")
+    words.add_argument("--source-words", metavar="LIST", help="the source's word list: a word a line, or JSON")
+    words.add_argument("--target-words", metavar="LIST", help="the target's word list")
+    words.add_argument("--start", metavar="WORD", help="the decoder's start symbol, such as S; default: <s>, <bos>, …")
+    words.add_argument("--end", metavar="WORD", help="the end symbol, such as E; default: </s>, <eos>, …")
+    words.add_argument("--padding", metavar="WORD", help="the padding symbol, such as P; default: <pad>, …")
+    words.add_argument("--source-start", action="store_true", help="the source begins with the start symbol, too")
+    words.add_argument("--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, such as zh en")
+    listing = parser.add_argument_group("listing")
+    listing.add_argument("--norm-order", choices=("pre", "post"), help="default: pre for annotated, else post")
+    listing.add_argument("--embeddings", nargs=3, metavar=("SOURCE", "TARGET", "OUTPUT"), help="names of these layers")
+    listing.add_argument("--stacks", nargs=2, metavar=("ENCODER", "DECODER"), help="names of the two stacks of layers")
+    listing.add_argument("--unscaled", action="store_true", help="embeddings are not multiplied by √d_model")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Import the weights and the words, and report the model that they make."""
+    check_folder(options.out)
+    if (options.words is None) == (options.source_words is None) or (options.source_words is None) != (
+        options.target_words is None
+    ):
+        raise TransduceError("Name one list with --words, or two with --source-words and --target-words.")
+    weights = read_tensors(Path(options.file))
+    lists = [
+        _read_list(file, options) for file in (options.words or options.source_words, options.target_words) if file
+    ]
+    start = next((name for name in _STARTS if name in lists[-1]), None)
+    if start is None:
+        raise TransduceError("The target's word list has no usual start symbol: name its own with --start.")
+    tokenizer = read_vocabulary(*lists, source_start=options.source_start)
+    names = _names(options)
+    ids = (tokenizer.target.pad_id, tokenizer.target.eos_id)
+    config = _config(options, weights, names, lists[-1][start], ids)
+    found = _with_unknown(import_tutorial(weights, config, style=options.style, names=names), tokenizer)
+    model = build_model(found.config)
+    assert isinstance(model, Transformer)
+    model.load_state_dict(found.weights)
+    languages = tuple(options.languages) if options.languages else (None, None)
+    save(model, options.out, tokenizer=tokenizer, languages=languages)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    sys.stdout.write(
+        f"{options.out}: {config.num_encoder_layers} + {config.num_decoder_layers} layers of width {config.d_model}, "
+        f"{count:,} parameters, {config.norm_order}-norm. Compare a translation with the tutorial's own before you "
+        "rely on it: weights do not show heads, the order of norms, or the scale of embeddings.\n"
+    )
+    return 0
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Read a state_dict from a file of PyTorch or safetensors, without running code that a pickle may contain.
+
+    Raises:
+        TransduceError: the file is too large, damaged, or holds something else than tensors by name.
+    """
+    with name_path_in_errors(file):
+        size = file.stat().st_size
+    if size > _MAX_BYTES:
+        raise TransduceError(f"{file} has {size:,} bytes, but at most {_MAX_BYTES:,} are read.")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        if not zipfile.is_zipfile(file):
+            raise TransduceError(f"{file} is neither .safetensors nor a file of torch.save of PyTorch 1.6 or later.")
+        with zipfile.ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _MAX_BYTES:
+                raise TransduceError(f"{file} unpacks to more than {_MAX_BYTES:,} bytes.")
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError) as error:
+        raise TransduceError(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise TransduceError(
+            f"{file} holds more than tensors, and nothing else is unpickled: save `model.state_dict()` with torch.save."
+        ) from None
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
+        raise TransduceError(f"{file} must hold a state_dict, tensors by name: save `model.state_dict()`.")
+    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+
+
+def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
+    """Return the words and ids of a list, with usual names of the symbols that the options name."""
+    with name_path_in_errors(file):
+        text = Path(file).read_text("utf-8-sig")
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            words = msgspec.json.decode(text, type=list[str] | dict[str, int])
+        except msgspec.DecodeError:
+            raise TransduceError(f"{file} must be a JSON list of words, or an object of words and ids.") from None
+    else:
+        words = text.splitlines()
+    ids = words if isinstance(words, dict) else {word: id for id, word in enumerate(words)}
+    for symbol, usual in ((options.start, _STARTS[0]), (options.end, "</s>"), (options.padding, "<pad>")):
+        if symbol is not None and symbol not in ids:
+            raise TransduceError(f"{file} has no {symbol!r}: name a symbol as the list spells it.")
+        if symbol is not None and symbol != usual:
+            ids[usual] = ids.pop(symbol)
+    return ids
+
+
+def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
+    """Add rows for the symbols that the word lists lacked, such as the one for unknown words.
+
+    Their embeddings are zero, and they are never written: the bias of their logits is −10,000.
+    """
+    sizes = tokenizer.source.size, tokenizer.target.size
+    config, weights = found.config, dict(found.weights)
+    added = sizes[0] - config.source_vocabulary_size, sizes[1] - config.target_vocabulary_size
+    if added == (0, 0):
+        return found
+    if min(added) < 0 or max(added) > _MOST_ADDED:
+        raise TransduceError(
+            f"The word lists have {sizes[0]:,} and {sizes[1]:,} words, but the embeddings "
+            f"{config.source_vocabulary_size:,} and {config.target_vocabulary_size:,} rows: pass the lists that the "
+            "model was trained with."
+        )
+    for name, rows in (("source_weight", added[0]), ("own_target_weight", added[1]), ("own_output_weight", added[1])):
+        if name in weights:
+            weights[name] = functional.pad(weights[name], (0, 0, 0, rows))
+    bias = weights.get("output_bias", torch.zeros(config.target_vocabulary_size))
+    weights["output_bias"] = functional.pad(bias, (0, added[1]), value=-1e4)
+    config = msgspec.structs.replace(
+        config, source_vocabulary_size=sizes[0], target_vocabulary_size=sizes[1], output_bias=True
+    )
+    return ImportedModel(config, weights)
+
+
+def _names(options: argparse.Namespace) -> TutorialNames:
+    names = USUAL_NAMES[options.style]
+    if options.embeddings:
+        source, target, output = options.embeddings
+        weight = [each if each.endswith(".weight") else f"{each}.weight" for each in (source, target)]
+        names = names._replace(source=weight[0], target=weight[1], output=output.removesuffix(".weight"))
+    if options.stacks:
+        names = names._replace(encoder=options.stacks[0], decoder=options.stacks[1])
+    return names
+
+
+def _config(
+    options: argparse.Namespace,
+    weights: dict[str, Tensor],
+    names: TutorialNames,
+    start_id: int,
+    ids: tuple[int, int],
+) -> ModelConfig:
+    """Return the configuration that the shapes of the weights and the options describe."""
+    if names.source not in weights:
+        raise TransduceError(
+            f"{options.file} has no {names.source}, the source embeddings of the style {options.style}: pass the names "
+            f"with --embeddings; the first weights are {', '.join(list(weights)[:5])}."
+        )
+    d_model = weights[names.source].shape[1]
+    inner = [name for name in weights if name.endswith(_INNER[options.style])]
+    if not inner:
+        raise TransduceError(
+            f"{options.file} has no weight that ends with {_INNER[options.style]}, as the style {options.style} has: "
+            "choose another --style."
+        )
+    pre = (options.norm_order or ("pre" if options.style in _PRE_NORM else "post")) == "pre"
+    return ModelConfig(
+        source_vocabulary_size=len(weights[names.source]),
+        target_vocabulary_size=len(weights.get(names.target, weights[names.source])),
+        num_encoder_layers=sum(name.startswith(f"{names.encoder}.") for name in inner),
+        num_decoder_layers=sum(name.startswith(f"{names.decoder}.") for name in inner),
+        d_model=d_model,
+        d_ff=len(weights[inner[0]]),
+        num_heads=options.heads,
+        norm_order="pre" if pre else "post",
+        final_norm=f"{names.encoder}.norm.weight" in weights or f"{names.encoder}.norm.a_2" in weights,
+        scale_embeddings=not (options.unscaled or options.style in _NO_SCALE),
+        pad_id=ids[0],
+        eos_id=ids[1],
+        start_id=start_id,
+    )
+
+
+_INNER: dict[Style, str] = {
+    "torch": "linear1.weight",
+    "annotated": "feed_forward.w_1.weight",
+    "separate": "pos_ffn.fc.0.weight",
+    "blocks": "ffn.dense1.weight",
+}
+"""The end of the name of the first matrix of a feed-forward network, of which each layer has one."""

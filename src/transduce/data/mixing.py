@@ -1,0 +1,279 @@
+"""Batches of several corpora whose shares may change over the run, as a pure function of (corpus, seed, position).
+
+Every corpus is a stream of its pairs, in another random order at each pass. A window takes the next pairs of each
+stream in proportion to the corpora's shares at this point of the run, and is batched by length like a block of a
+single corpus. So a share does not depend on a corpus's size: a small corpus is repeated, and a large one is seen a
+part at a time.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from transduce.data.batches import (
+    BLOCK_PAIRS,
+    Batch,
+    BatchPlan,
+    Corpus,
+    Run,
+    cut_batches,
+    in_length_order,
+    permutation,
+)
+from transduce.errors import TransduceError
+
+# --- shares ---
+
+
+Schedule = tuple[tuple[float, float], ...]
+"""Points (fraction of the run, share) of a corpus's share, in the order of the fractions; between them it is linear."""
+
+
+def share_at(schedule: Schedule, fraction: float) -> float:
+    """Return a corpus's share at a fraction of the run, from 0 to 1; outside its points it stays as it is there."""
+    if fraction >= schedule[-1][0]:
+        return schedule[-1][1]
+    # Of several points at one fraction, the last one holds from there on.
+    after = next(number for number, (each, _) in enumerate(schedule) if each > fraction)
+    if after == 0:
+        return schedule[0][1]
+    (start, low), (stop, high) = schedule[after - 1], schedule[after]
+    return low + (high - low) * (fraction - start) / (stop - start)
+
+
+class Mixture(NamedTuple):
+    """The shares of corpora over a run: some are set, and the others divide the rest in proportion to their weights."""
+
+    schedules: tuple[Schedule | None, ...]
+    """The share of each corpus; None: a part of the rest."""
+    weights: tuple[float, ...]
+    """The weight of each corpus without a share, such as its number of pairs."""
+
+    def shares(self, fraction: float) -> list[float]:
+        """Return the share of each corpus at a fraction of the run; they sum to 1.
+
+        Raises:
+            TransduceError: the shares sum to more than 1, or to 0 without a corpus that takes the rest.
+        """
+        fixed = [0.0 if each is None else share_at(each, fraction) for each in self.schedules]
+        rest_weight = sum(weight for weight, each in zip(self.weights, self.schedules, strict=True) if each is None)
+        total = sum(fixed)
+        if total > 1.0 + 1e-9 or (total <= 0.0 and not rest_weight):
+            raise TransduceError(
+                f"The shares of `data.corpora` must sum to more than 0 and at most 1, but at {fraction:.0%} of the run "
+                f"they sum to {total:g}: change one of them."
+            )
+        if not rest_weight:
+            return [each / total for each in fixed]
+        rest = max(0.0, 1.0 - total)
+        return [
+            rest * weight / rest_weight if each is None else share
+            for share, weight, each in zip(fixed, self.weights, self.schedules, strict=True)
+        ]
+
+    def check(self) -> None:
+        """Check the shares at all points of the schedules.
+
+        Raises:
+            TransduceError: shares sum to more than 1 or to 0 somewhere.
+        """
+        for schedule in self.schedules:
+            for fraction, _ in schedule or ():
+                self.shares(fraction)
+                self.shares(max(0.0, fraction - 1e-6))
+
+    def mean_shares(self) -> list[float]:
+        """Return the mean share of each corpus over the run."""
+        points = [self.shares((number + 0.5) / _MEAN_POINTS) for number in range(_MEAN_POINTS)]
+        return [sum(column) / _MEAN_POINTS for column in zip(*points, strict=True)]
+
+    @property
+    def changes(self) -> bool:
+        """True if a share changes over the run."""
+        return any(len({share for _, share in schedule or ()}) > 1 for schedule in self.schedules)
+
+
+_MEAN_POINTS = 1_000
+
+
+# --- streams ---
+
+
+# Keys that make the random orders independent of those of other modules.
+_STREAM, _WINDOW_TIES, _WINDOW_BATCHES, _ROUNDING = 71, 72, 73, 74
+# Consecutive pairs of a corpus that stay together in its random order, so that reading takes few seeks.
+_CHUNK = 32
+
+
+class _Pass(NamedTuple):
+    """The random order of a corpus's chunks in one pass over the corpus."""
+
+    starts: NDArray[np.int64]
+    """The first pair of each chunk."""
+    ends: NDArray[np.int64]
+    """The number of pairs up to the end of each chunk."""
+
+
+@lru_cache(maxsize=64)
+def _pass(corpus: int, pairs: Run, seed: int, number: int) -> _Pass:
+    """Return the order of the chunks of a corpus, whose pairs are a range, in its pass of this number."""
+    start, stop = pairs
+    starts = np.arange(start, stop, _CHUNK)[permutation(-(-(stop - start) // _CHUNK), seed, _STREAM, corpus, number)]
+    return _Pass(starts, np.cumsum(np.minimum(_CHUNK, stop - starts)))
+
+
+def stream_runs(corpus: int, pairs: Run, seed: int, first: int, count: int) -> list[Run]:
+    """Return the pairs of a corpus's stream from position `first` on, as runs (start, stop) of consecutive pairs.
+
+    Args:
+        corpus: the index of the corpus.
+        pairs: the range of its pairs.
+        seed: the seed of the random orders.
+        first: the number of pairs that the stream has yielded before.
+        count: the number of pairs to take.
+    """
+    size, runs = pairs[1] - pairs[0], list[Run]()
+    while count > 0:
+        number, offset = divmod(first, size)
+        order = _pass(corpus, pairs, seed, number)
+        chunk = int(np.searchsorted(order.ends, offset, side="right"))
+        while count > 0 and chunk < len(order.ends):
+            start = int(order.starts[chunk]) + _offset_in_chunk(order, chunk, offset)
+            stop = min(int(order.starts[chunk]) + _CHUNK, pairs[1], start + count)
+            runs.append((start, stop))
+            first, offset, count, chunk = first + stop - start, offset + stop - start, count - stop + start, chunk + 1
+    return runs
+
+
+def _offset_in_chunk(order: _Pass, chunk: int, offset: int) -> int:
+    return offset - (int(order.ends[chunk - 1]) if chunk else 0)
+
+
+# --- batches ---
+
+
+class _Window(NamedTuple):
+    """Pairs of all corpora that are batched together."""
+
+    first: int
+    """The number of batches before the window."""
+    taken: tuple[int, ...]
+    """The number of pairs of each stream before the window."""
+    counts: tuple[int, ...]
+    """The number of pairs of each corpus in the window."""
+    batches: int
+    """The number of batches of the window."""
+
+
+class MixedPlan(BatchPlan):
+    """A plan of batches of several corpora in changing shares, with access to any position of the run.
+
+    The position of a batch is `epoch * len(plan) + position`; an epoch is a number of batches without other meaning.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        ranges: Sequence[Run],
+        mixture: Mixture,
+        *,
+        batch_tokens: int,
+        seed: int,
+        epoch_batches: int,
+        run_batches: int | None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """Create a plan.
+
+        Args:
+            corpus: all pairs.
+            ranges: the range of each corpus's pairs.
+            mixture: the shares of the corpora over the run.
+            batch_tokens: maximum number of target tokens in a batch.
+            seed: the seed of all random orders.
+            epoch_batches: the number of batches that count as an epoch.
+            run_batches: the number of batches of the run; None: unknown, for shares that do not change.
+            share: (r, n): take every n-th row of a batch, starting with row r.
+        """
+        if batch_tokens < 1:
+            raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")
+        mixture.check()
+        if any(start >= stop for start, stop in ranges):
+            raise TransduceError(
+                "Each table of `data.corpora` needs at least one pair, but the filters left none of one: check its "
+                "files."
+            )
+        self._corpus, self._ranges, self._mixture, self._seed, self._share = corpus, list(ranges), mixture, seed, share
+        self._limits = batch_tokens, 2 * batch_tokens
+        self._planned = None
+        self._epoch_batches, self._run_batches = max(1, epoch_batches), run_batches
+        self._windows = list[_Window]()
+        pairs = sum(stop - start for start, stop in ranges)
+        per_batch = max(1, pairs // max(1, epoch_batches))
+        # Small windows follow a schedule closely, and large ones leave little padding.
+        most = _BATCHES_OF_WINDOW
+        if mixture.changes and run_batches is not None:
+            most = max(_LEAST_BATCHES, min(most, run_batches // _WINDOWS_OF_RUN))
+        self._window_pairs = min(BLOCK_PAIRS, most * per_batch)
+
+    @override
+    def __len__(self) -> int:
+        return self._epoch_batches
+
+    @override
+    def batch(self, epoch: int, position: int) -> Batch:
+        if epoch < 0 or not 0 <= position < len(self):
+            raise IndexError(f"epoch {epoch} has no batch {position}: an epoch has {len(self)} batches")
+        number = epoch * len(self) + position
+        index = self._find_window(number)
+        window = self._windows[index]
+        key = (index, 0)
+        if self._planned is None or self._planned[0] != key:
+            self._planned = (
+                key,
+                self._plan_runs(self._runs(window), (_WINDOW_TIES, index), (_WINDOW_BATCHES, index)),
+            )
+        block = self._planned[1]
+        batch = block.batch_order[number - window.first]
+        return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
+
+    def _find_window(self, batch: int) -> int:
+        """Return the index of the window that has a batch, after laying out all windows up to it."""
+        while not self._windows or self._windows[-1].first + self._windows[-1].batches <= batch:
+            self._windows.append(self._next_window())
+        firsts = [window.first for window in self._windows]
+        return int(np.searchsorted(firsts, batch, side="right")) - 1
+
+    def _next_window(self) -> _Window:
+        last = self._windows[-1] if self._windows else _Window(0, (0,) * len(self._ranges), (0,) * len(self._ranges), 0)
+        first = last.first + last.batches
+        taken = tuple(one + other for one, other in zip(last.taken, last.counts, strict=True))
+        shares = self._mixture.shares(min(1.0, first / self._run_batches) if self._run_batches else 0.0)
+        counts = _rounded([share * self._window_pairs for share in shares], self._seed, len(self._windows))
+        window = _Window(first, taken, tuple(counts), 0)
+        source, target = in_length_order(*self._corpus.read_run_lengths(self._runs(window)))
+        return window._replace(batches=len(cut_batches(source, target, *self._limits)) - 1)
+
+    def _runs(self, window: _Window) -> list[Run]:
+        """Return the pairs of a window as runs of consecutive pairs of the corpus."""
+        runs = list[Run]()
+        for number, (pairs, taken, count) in enumerate(zip(self._ranges, window.taken, window.counts, strict=True)):
+            runs += stream_runs(number, pairs, self._seed, taken, count)
+        return runs
+
+
+def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
+    """Round numbers of pairs up or down at random, so that their means are exact and at least one pair is left."""
+    draws = np.random.Philox(np.random.SeedSequence((seed, _ROUNDING, window))).random_raw(len(exact)) / 2.0**64
+    counts = [int(each) + int(draw < each - int(each)) for each, draw in zip(exact, draws.tolist(), strict=True)]
+    if not any(counts):
+        counts[int(np.argmax(exact))] = 1
+    return counts
+
+
+# The number of batches that a window should have; and with shares that change, at least, and windows of a run.
+_BATCHES_OF_WINDOW, _LEAST_BATCHES, _WINDOWS_OF_RUN = 50, 8, 40

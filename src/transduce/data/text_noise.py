@@ -1,0 +1,199 @@
+"""Noise in the text of training pairs, so that a model translates text as careless writers write it.
+
+A small share of the pairs of each epoch is changed: capitals, small letters, typing errors, missing punctuation at the
+end. The text of a pair is decoded, changed and tokenized again, so a noised pair looks as such a text does at
+translation.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from transduce.data.batches import Batch, Plan
+from transduce.data.placeholders import pad_rows
+from transduce.errors import TransduceError
+from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, byte_of
+
+# --- settings ---
+
+
+class TextNoiseSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of noise in the training text: `data.noise.*` in a settings file. Every epoch noises other pairs."""
+
+    uppercase: float = 0.0
+    """Share of the pairs whose source and target are in capitals."""
+    lowercase: float = 0.0
+    """Share of the pairs whose source is in small letters; the target stays as it is."""
+    typos: float = 0.0
+    """Share of the pairs whose source has typing errors: in one word of seven on average, two letters are exchanged, or
+    one is missing or doubled."""
+    missing_punctuation: float = 0.0
+    """Share of the pairs without the punctuation mark at the end of both sides."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise TransduceError(f"`data.noise.{name}` must be from 0 to 1, but is {getattr(self, name):g}.")
+
+    @property
+    def is_active(self) -> bool:
+        """True if some pairs are noised."""
+        return any(getattr(self, name) for name in self.__struct_fields__)
+
+
+# --- noise ---
+
+
+_PUNCTUATION = ".!?…。！？"
+_TYPO_RATE = 1 / 7
+_LETTERS = re.compile(r"[^\W\d_]{4,}")
+
+Draw = Callable[[], float]
+"""A function that returns a new random number in [0, 1) at each call."""
+
+
+def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw) -> tuple[str, str]:
+    """Return a pair of texts with noise; each kind of noise is drawn by itself, and most pairs stay as they are."""
+    # Every number is drawn, whatever the others decide, so that one setting does not change the draws of another.
+    draws = {name: draw() for name in settings.__struct_fields__}
+    chosen = {name for name, number in draws.items() if number < getattr(settings, name)}
+    if "typos" in chosen:
+        source = " ".join(_misspelled(word, draw) for word in source.split(" "))
+    if "missing_punctuation" in chosen and source[-1:] in _PUNCTUATION and target[-1:] in _PUNCTUATION:
+        source, target = (side.rstrip(_PUNCTUATION).rstrip() or side for side in (source, target))
+    if "uppercase" in chosen:
+        # The target stays as it is if the source's script has no capitals.
+        source, target = (source.upper(), target.upper()) if source.upper() != source.lower() else (source, target)
+    elif "lowercase" in chosen:
+        source = source.lower()
+    return source, target
+
+
+def _misspelled(word: str, draw: Draw) -> str:
+    """Return a word, sometimes with a typing error behind its first letter; short words and numbers stay."""
+    letters = _LETTERS.search(word)
+    if draw() >= _TYPO_RATE or letters is None:
+        return word
+    position = letters.start() + 1 + int(draw() * (letters.end() - letters.start() - 2))
+    kind = int(draw() * 3)
+    if kind == 0:
+        return word[:position] + word[position + 1] + word[position] + word[position + 2 :]
+    return word[:position] + (word[position + 1 :] if kind == 1 else word[position] + word[position:])
+
+
+# --- noised batches ---
+
+
+# Makes the choices independent of other random numbers with the same seed and epoch.
+_NOISE = 81
+_NUMBERS = 256
+_MOST_GROWTH = 3.0
+
+
+class NoisyPlan:
+    """A plan of batches in which some pairs have noise, deterministic in (seed, epoch, index of a pair)."""
+
+    def __init__(
+        self, plan: Plan, settings: TextNoiseSettings, vocabularies: tuple[Vocabulary, Vocabulary], seed: int
+    ) -> None:
+        """Add noise to the batches of a plan.
+
+        Args:
+            plan: the batches.
+            settings: the shares of pairs with noise.
+            vocabularies: the source and the target vocabulary.
+            seed: the seed of all choices.
+        """
+        self._plan, self._settings, self._seed = plan, settings, seed
+        self._vocabularies = vocabularies
+        source, target = vocabularies
+        # Pairs with tokens that text does not give back, such as placeholders and unknown characters, stay as they are.
+        self._unchanged = tuple(_special_ids(side) for side in vocabularies)
+        self._prefix = frozenset(source.prefix_ids)
+        self._separators = tuple(
+            side.id(CONTEXT_SEPARATOR) if side.has_special_token(CONTEXT_SEPARATOR) else None
+            for side in (source, target)
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return len(self._plan)
+
+    def batch(self, epoch: int, position: int) -> Batch:
+        """Return the batch at a position of an epoch, with noise in some of its pairs."""
+        batch = self._plan.batch(epoch, position)
+        sides = [self._rows(ids, side) for side, ids in enumerate((batch.source, batch.target))]
+        changed = False
+        for row, index in enumerate(batch.indices.tolist()):
+            edited = self._edit(sides[0][row], sides[1][row], epoch, index)
+            if edited is not None:
+                sides[0][row], sides[1][row] = edited
+                changed = True
+        if not changed:
+            return batch
+        (source, source_tokens), (target, target_tokens) = (
+            pad_rows([np.array(row, np.int64) for row in rows], vocabulary.pad_id)
+            for rows, vocabulary in zip(sides, self._vocabularies, strict=True)
+        )
+        return replace(batch, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
+
+    def _rows(self, ids: NDArray[np.int64], side: int) -> list[list[int]]:
+        pad = self._vocabularies[side].pad_id
+        return [[id for id in row if id != pad] for row in ids.tolist()]
+
+    def _edit(self, source: list[int], target: list[int], epoch: int, index: int) -> tuple[list[int], list[int]] | None:
+        """Return the token ids of a pair with noise; None if it stays as it is."""
+        key = np.random.SeedSequence((self._seed, _NOISE, epoch, index))
+        drawn = (np.random.Philox(key).random_raw(_NUMBERS) / 2.0**64).tolist()
+        if all(number >= share for number, share in zip(drawn, msgspec.structs.astuple(self._settings), strict=False)):
+            return None
+        numbers = iter(drawn)
+        first, second = self._parts(source, 0), self._parts(target, 1)
+        if first is None or second is None:
+            return None
+        texts = tuple(
+            vocabulary.decode(part[1]) for vocabulary, part in zip(self._vocabularies, (first, second), strict=True)
+        )
+        noised = noise_pair(texts[0], texts[1], self._settings, lambda: next(numbers, 1.0))
+        if noised == texts:
+            return None
+        edited = [
+            [*before, *vocabulary.encode(text), *vocabulary.after]
+            if text != old
+            else [*before, *ids, *vocabulary.after]
+            for vocabulary, (before, ids), text, old in zip(
+                self._vocabularies, (first, second), noised, texts, strict=True
+            )
+        ]
+        fits = all(len(new) <= _MOST_GROWTH * len(old) + 2 for new, old in zip(edited, (source, target), strict=True))
+        return (edited[0], edited[1]) if fits else None
+
+    def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:
+        """Return the tokens before a sentence (its context, language and tag) and its text; None if it must stay."""
+        start, separator = 0, self._separators[side]
+        end = len(ids) - len(self._vocabularies[side].after)
+        if separator is not None and separator in ids:
+            start = end - list(ids[:end])[::-1].index(separator)
+        while side == 0 and start < end and ids[start] in self._prefix:
+            start += 1
+        text = list(ids[start:end])
+        if not text or not self._unchanged[side].isdisjoint(text):
+            return None
+        return list(ids[:start]), text
+
+
+def _special_ids(vocabulary: Vocabulary) -> frozenset[int]:
+    """Return the ids of tokens whose text is not a part of a sentence: placeholders, unknown, and other symbols."""
+    return frozenset(
+        id
+        for id in range(vocabulary.size)
+        if id in (vocabulary.unk_id, vocabulary.pad_id, vocabulary.eos_id) or _is_symbol(vocabulary.piece(id))
+    )
+
+
+def _is_symbol(piece: str) -> bool:
+    return piece.startswith("<") and piece.endswith(">") and len(piece) > 2 and byte_of(piece) is None

@@ -1,0 +1,175 @@
+"""Tag the words of sentences with a trained encoder: parts of speech, names and other spans.
+
+Legend: B rows of tokens, S tokens of a row, C tags.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+import msgspec
+import torch
+from torch import Tensor
+
+from transduce.acceleration import encode_fast
+from transduce.argument_checks import as_path, as_texts
+from transduce.data.labelled import WordTokens
+from transduce.errors import TransduceError
+from transduce.inference.batching import batches_by_length, pad
+from transduce.machine import Precision
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import read_task_card
+from transduce.model_folder.load import load_encoder_at, summary
+from transduce.text.special_tokens import special_tokens_of
+from transduce.text.tagged import Span, spans_of
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import Vocabulary
+
+_BATCH_TOKENS = 8_192
+
+
+class Tagging(msgspec.Struct, frozen=True):
+    """The words of a sentence with the most probable tag of each."""
+
+    words: tuple[str, ...]
+    """The words."""
+    tags: tuple[str, ...]
+    """The most probable tag of each word."""
+    probabilities: tuple[float, ...]
+    """The probability of each word's tag."""
+
+    @property
+    def spans(self) -> list[Span]:
+        """The spans that the tags describe (B-PER, I-PER, …), as kind, first word and the word after the last."""
+        return spans_of(self.tags)
+
+    def __str__(self) -> str:
+        """Return a line `word TAB tag` for each word."""
+        return "\n".join(f"{word}\t{tag}" for word, tag in zip(self.words, self.tags, strict=True))
+
+
+class Tagger:
+    """An encoder with a tag for each word. Call it with a sentence of space-separated words, or with a list."""
+
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, tags: Sequence[str], *, length: int) -> None:
+        """Create a tagger.
+
+        Args:
+            model: an encoder with a label of each token for every tag.
+            tokenizer: the tokenizer that the model was trained with.
+            tags: names of the tags, in the model's order.
+            length: maximum number of tokens read at once, including special tokens; longer sentences are read in parts.
+
+        Raises:
+            TransduceError: the numbers of tags and labels differ, or the vocabulary lacks the special tokens.
+        """
+        if not model.config.token_labels or len(tags) != model.config.num_labels:
+            raise TransduceError(
+                f"A tagger needs a label of each token for {len(tags)} tags, but its model has "
+                f"{model.config.num_labels}: the folder is not whole."
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.tags = tuple(tags)
+        self.length = length
+
+    def __repr__(self) -> str:
+        return summary("Tagger", self.model, f"{len(self.tags)} tags")
+
+    @overload
+    def __call__(self, sentence: str) -> Tagging: ...
+    @overload
+    def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Tagging]: ...
+    def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Tagging | list[Tagging]:
+        """Tag the words of a sentence, or of each sentence in a list, in order; spaces separate words."""
+        taggings = self.tag([text.split() for text in as_texts(sentence)])
+        return taggings[0] if isinstance(sentence, str) else taggings
+
+    def tag(self, sentences: Sequence[Sequence[str]]) -> list[Tagging]:
+        """Tag sentences that are lists of words.
+
+        Raises:
+            TransduceError: a sentence is not a list of texts.
+        """
+        if isinstance(sentences, str) or any(isinstance(words, str) for words in sentences):
+            raise TransduceError(
+                "`tag` takes sentences that are lists of words, but one is a text: call the tagger itself with texts, "
+                'or write [["The", "cat"], …].'
+            )
+        sentences = [as_texts(list(words)) for words in sentences]
+        tags = [[""] * len(words) for words in sentences]
+        probabilities = [[0.0] * len(words) for words in sentences]
+        rows = encode_words(self.tokenizer.source, sentences, self.length)
+        for batch in batches_by_length([len(row.ids) for row in rows], _BATCH_TOKENS):
+            best, labels = self._probabilities([rows[index].ids for index in batch]).max(dim=-1)  # (B, S) each
+            for number, row in enumerate(rows[index] for index in batch):
+                for word, position in enumerate(row.positions, row.first_word):
+                    tags[row.sentence][word] = self.tags[int(labels[number, position])]
+                    probabilities[row.sentence][word] = float(best[number, position])
+        return [
+            Tagging(tuple(words), tuple(found), tuple(sure))
+            for words, found, sure in zip(sentences, tags, probabilities, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def _probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the probability of each tag at each token, (B, S, C), float32 on the CPU."""
+        config = self.model.config
+        states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
+        return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
+
+
+def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], length: int) -> list[WordTokens]:
+    """Return the tokens of the words of sentences, each word tokenized alone, in rows of at most `length` tokens.
+
+    A sentence with more tokens is cut between words. Of a word that alone exceeds a row, only the first tokens remain.
+    A word without any token, such as one of control characters, is the unknown token.
+    """
+    marks, capacity = special_tokens_of(vocabulary), length - 2
+    distinct = list(dict.fromkeys(word for words in sentences for word in words))
+    prefix = _word_prefix(vocabulary)
+    ids_of = dict(zip(distinct, vocabulary.encode_batch([prefix + word for word in distinct]), strict=True))
+    rows = []
+    for sentence, words in enumerate(sentences):
+        ids, positions, first = list[int](), list[int](), 0
+        for number, word in enumerate(words):
+            tokens = (ids_of[word] or [vocabulary.unk_id])[:capacity]
+            if len(ids) + len(tokens) > capacity:
+                rows.append(WordTokens(sentence, first, marks.frame(ids, length), positions))
+                ids, positions, first = [], [], number
+            positions.append(1 + len(ids))  # after the token that starts the row
+            ids += tokens
+        if words:
+            rows.append(WordTokens(sentence, first, marks.frame(ids, length), positions))
+    return rows
+
+
+def _word_prefix(vocabulary: Vocabulary) -> str:
+    """Return what must precede a word that is tokenized alone, so that its tokens are those inside a sentence.
+
+    Some vocabularies write a space at the start of a text by themselves; those of characters and of RoBERTa do not.
+    """
+    both = vocabulary.encode("x x")
+    return next(
+        (prefix for prefix in ("", " ") if vocabulary.encode("x") + vocabulary.encode(f"{prefix}x") == both), ""
+    )
+
+
+def load_tagger(
+    folder: str | Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
+) -> Tagger:
+    """Load a tagger from a model folder: trained with `--task tagging`, or a BERT or RoBERTa that labels tokens.
+
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Raises:
+        TransduceError: the folder holds no tagger, or an option is invalid.
+    """
+    folder = as_path(folder, "A model's folder")
+    card = read_task_card(folder, "tagging", use="Tagging")
+    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
+    return Tagger(model, tokenizer, card.labels, length=card.length)

@@ -1,0 +1,424 @@
+"""Run experiments: variants of settings × seeds, each in a process of its own, resumable, some at once.
+
+An experiment's folder has a folder for each variant, with the settings, the log, the result and the run of each seed.
+"""
+
+import itertools
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transduce.atomic_io import exclusive_lock, write_file
+from transduce.errors import TransduceError
+from transduce.machine import usable_cores
+from transduce.model.build import load_plugin
+from transduce.tasks.run.run_folder import SETTINGS_FILE
+from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
+from transduce.tasks.settings.structs import Settings
+from transduce.text.tagged import COLUMN_SUFFIXES
+from transduce.training.loop import TrainResult
+
+# --- settings of an experiment ---
+
+
+MAX_RUNS = 1_000
+_NAME = re.compile(r"[\w.=,+-]{1,100}")
+
+
+class VariantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A variant of an experiment: a `[[variants]]` table."""
+
+    name: str
+    """The name, which is also that of the variant's folder."""
+    settings: dict[str, Any] = {}
+    """The settings in which the variant differs, by dotted names or in tables."""
+
+
+class TestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The test set of an experiment: the table `[test]`."""
+
+    source: str
+    """The file of texts, or of columns for tagging."""
+    target: str | None = None
+    """The file of reference translations or of right labels; None for tagging."""
+
+
+class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of an experiment's file."""
+
+    out: str
+    """The experiment's folder."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """The seeds (`training.seed`) that each variant is trained with."""
+    base: str | None = None
+    """A settings file that all runs start from."""
+    settings: dict[str, Any] = {}
+    """Settings of all runs, by dotted names or in tables."""
+    variants: tuple[VariantSettings, ...] = ()
+    """The variants; the first one is what the others are compared with."""
+    grid: dict[str, tuple[Any, ...]] = {}
+    """Values of settings by dotted names; all combinations are variants, each combined with all of `variants`."""
+    test: TestSettings | None = None
+    """The test set; None: the dev set's files, or only the measure that selects the best model."""
+    plugins: tuple[str, ...] = ()
+    """Python files that register components of your own."""
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise TransduceError(f"`seeds` must be different numbers, but are {list(self.seeds)}.")
+        if not self.variants and not self.grid:
+            raise TransduceError("An experiment compares variants: add tables `[[variants]]` or a table `[grid]`.")
+        for name, values in self.grid.items():
+            if not values:
+                raise TransduceError(f"`grid.{name}` has no values: list some.")
+
+
+def read_experiment(path: str | Path) -> ExperimentSettings:
+    """Read the file of an experiment.
+
+    Raises:
+        TransduceError: the file cannot be read, or a setting is wrong.
+    """
+    try:
+        content = tomllib.loads(Path(path).read_text("utf-8-sig"))
+    except OSError as error:
+        raise TransduceError(f"The experiment's file {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TransduceError(f"The experiment's file {path} is not valid TOML: {error}.") from error
+    return make_experiment(content, str(path))
+
+
+def make_experiment(content: Mapping[str, Any], place: str = "The experiment") -> ExperimentSettings:
+    """Return the experiment that nested tables describe; `place` names them in messages.
+
+    Raises:
+        TransduceError: a setting is wrong.
+    """
+    content = dict(content)
+    if isinstance(content.get("grid"), Mapping):
+        content["grid"] = dict(_flat(content["grid"], ""))
+    try:
+        return msgspec.convert(content, ExperimentSettings)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, TransduceError):
+            raise TransduceError(f"{place}: {error.__cause__}") from None
+        raise TransduceError(f"{place} is not an experiment: {error}.") from error
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    """Return the dotted names and values of nested tables."""
+    flat = []
+    for name, value in table.items():
+        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return flat
+
+
+# --- runs ---
+
+
+class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of an experiment: a variant with a seed."""
+
+    variant: str
+    seed: int
+    changes: dict[str, Any]
+    """The settings that make the variant, by dotted names."""
+    content: dict[str, Any]
+    """All settings of the run, as in a settings file."""
+    path: Path
+    """The path of the run's files without their suffix."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, which becomes a model folder."""
+        return self.path
+
+    @property
+    def settings_path(self) -> Path:
+        """The settings file that the run is started with."""
+        return self.path.with_name(f"{self.path.name}.toml")
+
+    @property
+    def log_path(self) -> Path:
+        """The log of the run's output."""
+        return self.path.with_name(f"{self.path.name}.log")
+
+    @property
+    def result_path(self) -> Path:
+        """The file that describes how the run ended."""
+        return self.path.with_name(f"{self.path.name}.json")
+
+    @property
+    def output_path(self) -> Path:
+        """The translations, labels or tags of the test set."""
+        return self.path.with_name(f"{self.path.name}.test")
+
+    def result(self) -> TrainResult | None:
+        """Return how the run ended; None if it has not ended."""
+        try:
+            result = msgspec.json.decode(self.result_path.read_bytes(), type=TrainResult)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return None if result.reason.startswith("SIG") else result
+
+
+def expand(experiment: ExperimentSettings) -> list[ExperimentRun]:
+    """Return all runs of an experiment, seed by seed, so that all variants have results early.
+
+    Raises:
+        TransduceError: a setting of a variant is wrong, or two variants are equal.
+    """
+    for path in experiment.plugins:
+        load_plugin(path)
+    variants = experiment.variants or (VariantSettings(name=""),)
+    combinations = list(itertools.product(*experiment.grid.values()))
+    found: dict[str, dict[str, Any]] = {}
+    for variant, values in itertools.product(variants, combinations):
+        chosen = dict(zip(experiment.grid, values, strict=True))
+        label = ",".join(f"{name.rpartition('.')[2]}={value}" for name, value in chosen.items())
+        name = ",".join(filter(None, (variant.name, label)))
+        if not _NAME.fullmatch(name) or name.startswith("."):
+            raise TransduceError(
+                f"A variant's name is that of a folder, of letters, digits and . = , + - _, but one is `{name}`: name "
+                "variants in tables `[[variants]]`."
+            )
+        if name in found:
+            raise TransduceError(f"Two variants are named `{name}`: rename one.")
+        found[name] = dict(_flat(variant.settings, "")) | chosen
+    if len(found) * len(experiment.seeds) > MAX_RUNS:
+        raise TransduceError(f"An experiment has at most {MAX_RUNS:,} runs, but this one has {len(found):,} variants.")
+    contents = {name: _content(experiment, name, changes) for name, changes in found.items()}
+    for one, other in itertools.combinations(contents, 2):
+        if contents[one] == contents[other]:
+            raise TransduceError(f"The variants `{one}` and `{other}` have the same settings: change one of them.")
+    runs = []
+    for seed, (name, content) in itertools.product(experiment.seeds, contents.items()):
+        training = content.get("training", {}) | {"seed": seed}
+        runs.append(
+            ExperimentRun(
+                variant=name,
+                seed=seed,
+                changes=found[name],
+                content=content | {"training": training},
+                path=Path(experiment.out) / name / f"seed-{seed}",
+            )
+        )
+    return runs
+
+
+def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    content = dict(read_settings(None if experiment.base is None else Path(experiment.base)))
+    for settings in (experiment.settings, changes):
+        for key, value in settings.items():
+            put_setting(content, key, value)
+    if "seed" in content.get("training", {}):
+        raise TransduceError("An experiment lists its `seeds`, but `training.seed` is set too: leave that out.")
+    try:
+        make_settings(content)
+    except TransduceError as error:
+        raise TransduceError(f"Variant `{name}`: {error}") from None
+    return content
+
+
+# --- running ---
+
+
+class ExperimentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of an experiment's runs: how many at once, and where and how they compute."""
+
+    jobs: int = 1
+    """Number of runs at once."""
+    device: str = "auto"
+    """"cpu", "cuda" or "auto"."""
+    threads: int | None = None
+    """Number of threads of a run; None: its share of the cores."""
+    precision: str = "auto"
+    """"fp32", "bf16" or "auto"."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A run that failed, with the reason."""
+
+    run: str
+    """The path of the run."""
+    reason: str
+    """The last line of its log."""
+
+
+def run_all(
+    experiment: ExperimentSettings,
+    runs: Sequence[ExperimentRun],
+    options: ExperimentOptions,
+    say: Callable[[str], None],
+) -> list[Failure]:
+    """Train and test all runs that are not finished; return those that failed, which do not stop the others.
+
+    Interrupting the process (Ctrl-C) interrupts its runs, which save; starting the experiment again resumes them.
+
+    Raises:
+        TransduceError: a finished or interrupted run has other settings now, or another process runs the experiment.
+    """
+    if options.jobs < 1:
+        raise TransduceError(f"`jobs` must be at least 1, but is {options.jobs}.")
+    Path(experiment.out).mkdir(parents=True, exist_ok=True)
+    try:
+        with exclusive_lock(Path(experiment.out) / ".lock"):
+            for run in runs:
+                _write_settings(run)
+            return _Runner(experiment, runs, options, say).run()
+    except BlockingIOError:
+        raise TransduceError(f"Another process runs the experiment in {experiment.out}: wait for it.") from None
+
+
+def _write_settings(run: ExperimentRun) -> None:
+    """Write a run's settings file; a run that was started keeps its settings.
+
+    Raises:
+        TransduceError: the settings differ from those that the run was started with.
+    """
+    text = to_toml(run.content)
+    if run.settings_path.exists() and (run.folder / SETTINGS_FILE).exists():
+        if run.settings_path.read_text("utf-8") != text:
+            raise TransduceError(
+                f"The settings of variant `{run.variant}` have changed since {run.folder} was started: delete that "
+                "folder, or set another `out`."
+            )
+        return
+    run.path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(run.settings_path, text.encode())
+
+
+@contextmanager
+def _terminating_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM interrupt the main thread like Ctrl-C while the context is open."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Runner:
+    """The execution of an experiment's runs by several threads, each of which waits for one process at a time."""
+
+    def __init__(
+        self,
+        experiment: ExperimentSettings,
+        runs: Sequence[ExperimentRun],
+        options: ExperimentOptions,
+        say: Callable[[str], None],
+    ) -> None:
+        self._experiment, self._runs, self._options, self._say = experiment, runs, options, say
+        self._threads = options.threads or max(1, usable_cores() // min(options.jobs, max(1, len(runs))))
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._is_stopping = False
+        self._failures: list[Failure] = []
+
+    def run(self) -> list[Failure]:
+        """Execute all runs and return the failures."""
+        with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
+            try:
+                list(pool.map(self._run_one, range(len(self._runs))))
+            except BaseException:
+                self._stop()
+                raise
+        return self._failures
+
+    def _run_one(self, number: int) -> None:
+        run = self._runs[number]
+        label = f"[{number + 1}/{len(self._runs)}] {run.variant}, seed {run.seed}"
+        if run.result() is None:
+            resumes = (run.folder / SETTINGS_FILE).exists()
+            self._say(f"{label}: {'resuming' if resumes else 'training'}; log in {run.log_path}")
+            command = ["train", str(run.settings_path), "--out", str(run.folder), "--json", str(run.result_path)]
+            if not self._execute(run, [*command, "--resume"], label):
+                return
+        result = run.result()
+        test = test_set(self._experiment, run)
+        if test is not None and not run.output_path.exists():
+            command = _test_command(run, test)
+            if not self._execute(run, command, label):
+                return
+        if result is not None:
+            self._say(f"{label}: done, step {result.step:,}")
+
+    def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
+        """Execute a command of transduce and return whether it succeeded."""
+        plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
+        computing = ["--device", self._options.device, "--threads", str(self._threads)]
+        computing += ["--precision", self._options.precision]
+        command = [sys.executable, "-m", "transduce", *arguments, *computing, *plugins]
+        with run.log_path.open("ab") as log:
+            with self._lock:
+                if self._is_stopping:
+                    return False
+                # In a session of its own, so that Ctrl-C reaches it once, by `_stop`: a second signal would not save.
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self._processes.add(process)
+            code = process.wait()
+            with self._lock:
+                self._processes.discard(process)
+        if code == 0 or self._is_stopping:
+            return code == 0
+        lines = run.log_path.read_text("utf-8", "replace").strip().splitlines()
+        reason = lines[-1] if lines else f"exit code {code}"
+        self._failures.append(Failure(str(run.folder), reason))
+        self._say(f"{label}: failed: {reason}")
+        return False
+
+    def _stop(self) -> None:
+        """Ask the running processes to save and end."""
+        with self._lock:
+            self._is_stopping = True
+            for process in self._processes:
+                process.terminate()
+
+
+def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
+    """Return the texts that a run is tested on: the test set or the dev set's files; None if there are none."""
+    settings = make_settings(run.content)
+    kind, data = settings.task.kind, settings.data
+    if kind not in ("translation", "classification", "tagging") or data.corpora:
+        return None
+    test = experiment.test
+    if test is None and len(data.dev_source) == 1:
+        test = TestSettings(source=data.dev_source[0], target=data.dev_target[0] if data.dev_target else None)
+    needs_target = kind != "tagging"
+    if test is not None and needs_target and test.target is None:
+        if experiment.test is None:
+            return None  # a dev set in a file of pairs
+        raise TransduceError("`test` needs a `target`, the file of references or right labels: add it.")
+    return test
+
+
+def _test_command(run: ExperimentRun, test: TestSettings) -> list[str]:
+    settings: Settings = make_settings(run.content)
+    verb = {"translation": "translate", "classification": "classify", "tagging": "tag"}[settings.task.kind]
+    command = [verb, str(run.folder), test.source, "--output", str(run.output_path)]
+    if verb == "tag" and (settings.data.columns or not test.source.endswith(COLUMN_SUFFIXES)):
+        command += ["--columns", *(settings.data.columns or ("1",))[:1]]
+    return command

@@ -1,0 +1,498 @@
+"""Train taggers of words: an encoder, pretrained (`--init-from`) or not, on CoNLL columns.
+
+Legend: B rows of tokens, S tokens of a row, C tags.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.atomic_io import file_sha256, write_file
+from transduce.data.batches import Batch
+from transduce.data.labelled import NO_LABEL, LabeledBatch, LabeledPlan, TaggedTexts
+from transduce.errors import TransduceError
+from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
+from transduce.evaluation.significance import standard_error
+from transduce.inference.tagger import encode_words, load_tagger
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.model.build import AnyModel
+from transduce.model.config import ModelConfig
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
+from transduce.tasks.corpus import learn_tokenizer, measure_corpus, store_text_file_states, vocabulary_notices
+from transduce.tasks.kinds.encoders import (
+    BERT,
+    DEFAULT_CONTEXT,
+    OF_PROJECTION,
+    as_encoder,
+    build_encoder,
+    choose_encoder_rate,
+    encoder_sizes,
+    linear_schedule,
+    text_length,
+)
+from transduce.tasks.kinds.kind import (
+    CardTexts,
+    Outcome,
+    Preparation,
+    Reinitialized,
+    RunPlacement,
+    Share,
+    TaskKind,
+    model_dtype,
+)
+from transduce.tasks.prepared_folder import tokenizer_settings_of
+from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.corpus import CorpusFiles
+from transduce.text.files import count_noun
+from transduce.text.filters import FilterSettings
+from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
+from transduce.text.tagged import TaggedSentence, describe_spans, read_tagged
+from transduce.text.tokenizer import Tokenizer
+from transduce.training.choices import Choice, Preset
+from transduce.training.events import ValidationEvent
+from transduce.training.loss import Loss
+from transduce.training.prefetch import to_device
+from transduce.training.schedule import ScheduleName
+from transduce.training.settings import BestBy, OptimizerName
+
+ACCURACY: Final = "accuracy"
+F1: Final = "f1"
+_DEV_ROWS, _ROWS, _EPOCHS, _MIN_STEPS = 64, 32, 10, 300
+
+# --- the corpus ---
+# The run's folder keeps the sentences, so that a run resumes without the user's files.
+
+
+_FOLDER, _WORDS, _CARD = "tagged", "words.txt", "card.json"
+_PARTS = ("training", "dev")
+_MAX_DEV, _SMALL_DEV, _DEV_SHARE = 2_000, 100, 0.03
+
+
+class TaggedCorpus(msgspec.Struct, frozen=True):
+    """Tagged sentences to learn from and to validate with, and the tokenizer of their words."""
+
+    tokenizer: Tokenizer
+    tokenizer_settings: TokenizerSettings
+    training: tuple[TaggedSentence, ...]
+    dev: tuple[TaggedSentence, ...]
+    languages: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def pairs(self) -> int:
+        """The number of training sentences."""
+        return len(self.training)
+
+    @property
+    def target_tokens(self) -> int:
+        """The number of words to tag in an epoch."""
+        return sum(len(sentence.words) for sentence in self.training)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of training and dev sentences, sorted."""
+        return tuple(sorted({tag for sentence in (*self.training, *self.dev) for tag in sentence.tags}))
+
+    def describe(self, batch: Batch) -> dict[str, Any]:
+        """Return a batch's token ids with their tokens, and the labels of the tokens, as JSON."""
+        vocabulary, tags = self.tokenizer.source, self.tags
+        rows = [[id for id in row if id != vocabulary.pad_id] for row in batch.source.tolist()]
+        labels = [[tags[label] for label in row if label != NO_LABEL] for row in batch.target.tolist()]
+        return {"rows": batch.indices.tolist(), "source": list(map(vocabulary.pieces, rows)), "target": labels}
+
+
+class _StoredCard(msgspec.Struct, frozen=True):
+    """The digests of the stored sentences."""
+
+    sha256: dict[str, str]
+    tokenizer: TokenizerSettings
+
+
+def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
+    """Read training and dev sentences; without dev files, hold out some distinct training sentences."""
+    training = [sentence for path in data.source for sentence in read_tagged(path, data.columns)]
+    if data.dev_source:
+        dev = [sentence for path in data.dev_source for sentence in read_tagged(path, data.columns)]
+        return {"training": training, "dev": dev}
+    # By the words' digests, which order sentences at random but equally on every machine.
+    keys = {sentence.words: hashlib.sha256("\n".join(sentence.words).encode()).digest() for sentence in training}
+    count = min(_MAX_DEV, max(int(len(keys) * _DEV_SHARE), min(_SMALL_DEV, len(keys) // 10)))
+    if count == 0:
+        raise TransduceError(
+            f"Of {len(keys)} different sentences none can be held out as a dev set: add more, or pass --dev-source."
+        )
+    chosen = set(sorted(keys, key=keys.__getitem__)[:count])
+    return {
+        "training": [sentence for sentence in training if sentence.words not in chosen],
+        "dev": [sentence for sentence in training if sentence.words in chosen],
+    }
+
+
+def _store(parts: Mapping[str, Sequence[TaggedSentence]], folder: Path) -> dict[str, str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder = msgspec.json.Encoder()
+    for name, sentences in parts.items():
+        write_file(folder / f"{name}.jsonl", b"".join(encoder.encode(sentence) + b"\n" for sentence in sentences))
+    lines = (" ".join(sentence.words).replace("\n", " ") + "\n" for sentence in parts["training"])
+    write_file(folder / _WORDS, "".join(lines).encode())
+    return {name: file_sha256(folder / f"{name}.jsonl") for name in parts}
+
+
+def _stored(path: Path, sha256: str | None) -> tuple[TaggedSentence, ...]:
+    if not path.is_file() or file_sha256(path) != sha256:
+        raise TransduceError(f"{path} is not what the run stored: start another run with another --out.")
+    decoder = msgspec.json.Decoder(TaggedSentence)
+    return tuple(map(decoder.decode, path.read_bytes().split(b"\n")[:-1]))
+
+
+def _shared_sentences(parts: Mapping[str, Sequence[TaggedSentence]]) -> int:
+    training = {sentence.words for sentence in parts["training"]}
+    return sum(sentence.words in training for sentence in parts["dev"])
+
+
+# --- training and validation ---
+
+
+class TaggingTask:
+    """The training objective of a tagger."""
+
+    def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
+        self.model = model
+        self.label_smoothing = label_smoothing
+
+    def loss(self, batch: Batch) -> Loss:
+        """Return the cross-entropy of the tags, summed over the words."""
+        assert isinstance(batch, LabeledBatch)
+        logits = self.logits(batch)
+        labels = to_device(batch.target, logits.device)  # (own rows, S)
+        own = logits[: len(labels)].flatten(0, 1)
+        options: dict[str, Any] = {"ignore_index": NO_LABEL, "reduction": "sum"}
+        likelihood = F.cross_entropy(own, labels.flatten(), **options)
+        smoothed = F.cross_entropy(own, labels.flatten(), label_smoothing=self.label_smoothing, **options)
+        # A process without own sentences has a dummy one that counts nothing but takes part in the gradient.
+        return Loss(smoothed + 0.0 * logits.sum(), likelihood.detach(), batch.target_tokens)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits of each token's labels, (B, S, C), float32."""
+        ids = to_device(batch.source, self.model.source_weight.device)
+        states, _ = self.model.encode(ids)
+        return self.model.label_tokens(states).float()
+
+
+class TaggedDevSet:
+    """A dev set of tagged sentences: it measures loss, accuracy and, for tags such as B-PER, the F1 of spans."""
+
+    def __init__(self, corpus: TaggedCorpus, resolved: ResolvedSettings, *, device: str) -> None:
+        self.model = build_encoder(resolved.model).to(device=device, dtype=model_dtype(resolved)).eval()
+        self.task = TaggingTask(self.model, label_smoothing=0.0)
+        self.tags = corpus.tags
+        self.right = [sentence.tags for sentence in corpus.dev]
+        self.best_by = resolved.training.best_by
+        self.texts = _texts(corpus.dev, corpus, resolved)
+        self.batches = self.texts.in_order(_DEV_ROWS, resolved.model.pad_id)
+        self.has_spans = describe_spans(self.tags)
+
+    @torch.inference_mode()
+    def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
+        """Measure a model with these weights on the dev set."""
+        started_at = time.monotonic()
+        self.model.load_state_dict(weights)
+        predicted, loss = self.predict()
+        counts = [count_tags(*pair) for pair in zip(predicted, self.right, strict=True)]
+        scores = {ACCURACY: _ratio([(each.right, each.words) for each in counts])}
+        if self.has_spans:
+            scores[F1] = _ratio([_span_terms(each) for each in counts])
+        terms = [_span_terms(each) if self.best_by == F1 else (each.right, each.words) for each in counts]
+        contributions = [] if self.best_by == "loss" else _contributions(terms)
+        return ValidationEvent(
+            step=step,
+            loss=loss,
+            perplexity=math.exp(min(loss, 100.0)),
+            scores=scores,
+            validation_seconds=time.monotonic() - started_at,
+            standard_error=standard_error(contributions),
+            contributions=contributions,
+        )
+
+    def predict(self) -> tuple[list[list[str]], float]:
+        """Return the predicted tags of each dev sentence, and the mean loss of a word in nats."""
+        predicted = [[""] * len(tags) for tags in self.right]
+        nats = 0.0
+        for batch in self.batches:
+            logits = self.task.logits(batch).cpu()
+            labels = torch.from_numpy(batch.target)
+            nats += float(
+                F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL, reduction="sum")
+            )
+            best = logits.argmax(-1)
+            for number, index in enumerate(batch.indices.tolist()):
+                row = self.texts.rows[index]
+                for word, position in enumerate(row.positions, row.first_word):
+                    predicted[row.sentence][word] = self.tags[int(best[number, position])]
+        return predicted, nats / max(1, sum(map(len, self.right)))
+
+    def report(self) -> TaggingReport:
+        """Score the model with its current weights."""
+        with torch.inference_mode():
+            return score_tags(self.predict()[0], self.right)
+
+
+def _span_terms(counts: TagCounts) -> tuple[int, int]:
+    """Return the numerator and the denominator of F1 as a ratio of sums."""
+    return 2 * counts.common, counts.predicted + counts.wanted
+
+
+def _ratio(terms: Sequence[tuple[int, int]]) -> float:
+    return 100.0 * sum(over for over, _ in terms) / max(1, sum(under for _, under in terms))
+
+
+def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
+    """Return each sentence's contribution to a ratio of sums (its first-order influence); their mean is the ratio."""
+    ratio, mean = _ratio(terms), max(1, sum(under for _, under in terms)) / max(1, len(terms))
+    return [ratio + (100.0 * over - ratio * under) / mean for over, under in terms]
+
+
+# --- the kind ---
+
+
+class WordTagging(TaskKind[TaggedCorpus]):
+    """The task of tagging words."""
+
+    name = "tagging"
+    model_kinds = ("encoder",)
+    measures = ("loss", ACCURACY, F1)
+    label_smoothing = 0.0
+    task_settings = ("context",)
+    search_advice = "leave it out"
+
+    def check(self, settings: Settings) -> None:
+        """Refuse settings that tagging does not use.
+
+        Raises:
+            TransduceError: a setting has no meaning for tagging, or no file is named.
+        """
+        super().check(settings)
+        data = settings.data
+        if not data.source:
+            raise TransduceError(
+                "Tagging learns from sentences with a tag for each word: name files of columns with --source, or in "
+                "`data.source`."
+            )
+        for name, files in (("target", data.target), ("dev_target", data.dev_target)):
+            if files:
+                raise TransduceError(
+                    f"A file of columns holds words and tags, but `data.{name}` names {files[0]}: leave it out, and "
+                    "choose the columns by `data.columns`."
+                )
+        unusable = {
+            "data.prepared": data.prepared,
+            "data.format": data.format != "auto",
+            "data.filters": data.filters != FilterSettings(),
+            "tokenizer.joint": not settings.tokenizer.joint,
+            "tokenizer.placeholders": settings.tokenizer.placeholders,
+        }
+        for name, is_set in unusable.items():
+            if is_set:
+                raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        for name, default in OF_PROJECTION.items():
+            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+    # --- the corpus ---
+
+    def prepare(self, request: Preparation) -> TaggedCorpus:
+        """Read the sentences, store them in the run's folder, and learn the vocabulary."""
+        settings, folder = request.settings, request.folder
+        parts = _read_parts(settings.data)
+        if (shared := _shared_sentences(parts)) > 0:
+            request.display.say(
+                f"Of the dev set's {len(parts['dev']):,} sentences, {shared:,} also occur in the training text: leave "
+                "them out of one of the two, or the dev scores will be too high."
+            )
+        digests = _store(parts, folder / _FOLDER)
+        words = str(folder / _FOLDER / _WORDS)
+        files = CorpusFiles(source=(words,), target=(words,), format="lines")
+        if request.tokenizer is None:
+            _, tokenizer_settings = learn_tokenizer(
+                files,
+                measure_corpus(files),
+                settings,
+                request.choose_tokenizer,
+                folder,
+                request.display,
+                marks=SPECIAL_TOKENS,
+            )
+        else:
+            special_tokens_of(request.tokenizer.source)
+            tokenizer_settings = tokenizer_settings_of(request.tokenizer)
+            request.tokenizer.save(folder)
+            for line in vocabulary_notices(request.tokenizer, files, str(settings.init_from), both=False):
+                request.display.say(line)
+        store_text_file_states(folder, settings.data, None)
+        card = _StoredCard(digests, tokenizer_settings)
+        write_file(folder / _FOLDER / _CARD, msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+        return self.reopen(settings, folder)
+
+    def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
+        """Open the sentences that `prepare` stored."""
+        path = folder / _FOLDER / _CARD
+        try:
+            card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise TransduceError(f"{path} cannot be read ({error}): start another run with another --out.") from error
+        training, dev = (_stored(folder / _FOLDER / f"{name}.jsonl", card.sha256.get(name)) for name in _PARTS)
+        return TaggedCorpus(
+            tokenizer=load_tokenizer(folder),
+            tokenizer_settings=card.tokenizer,
+            training=training,
+            dev=dev,
+            languages=settings.data.languages or (None, None),
+        )
+
+    # --- choices ---
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return the preset's model sizes, with BERT's ratio of the feed-forward width."""
+        return encoder_sizes(preset)
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
+        length = DEFAULT_CONTEXT if task.context is None else task.context
+        own: dict[str, object] = {"norm_order": "pre", "output_bias": False, "pooler": False, "max_positions": length}
+        return BERT | own
+
+    def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
+        """Return the configuration with one label of each token for every tag, and no other head.
+
+        Raises:
+            TransduceError: there is only one tag.
+        """
+        if len(corpus.tags) < 2:
+            raise TransduceError(
+                f"Tagging needs at least two different tags, but all words have the tag {corpus.tags[0]}: choose the "
+                "column of the tags by `data.columns` (--columns)."
+            )
+        return msgspec.structs.replace(
+            config, num_labels=len(corpus.tags), token_labels=True, masked_language_head=False, pooler=False
+        )
+
+    def reinitialized(self, corpus: TaggedCorpus) -> Reinitialized:
+        """Return that the layer of tags gets random weights if the base model has none or other tags."""
+
+        def other_tags(folder: Path) -> tuple[str, ...]:
+            card = find_task_card(folder)
+            return () if card is not None and (card.kind, card.labels) == (self.name, corpus.tags) else ("classifier.",)
+
+        return Reinitialized(("classifier.",), other_tags)
+
+    def choose_batch_tokens(self, epoch_tokens: int, device: str) -> Choice[int]:  # noqa: ARG002
+        """Choose the number of sentences in a batch."""
+        return Choice(_ROWS, "sentences")
+
+    def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
+        """Choose the number of training steps of ten epochs."""
+        return Choice(max(_MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} sentences")
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
+        """Choose BERT's linear learning-rate schedule."""
+        return linear_schedule()
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,
+    ) -> Choice[float]:
+        """Choose the learning rate of classifiers, proportional to 1 / d_model, or Muon's."""
+        if optimizer == "muon":
+            return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
+        return choose_encoder_rate(settings, d_model)
+
+    def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
+        """Choose the best model by the F1 of spans, or by accuracy if the tags describe no spans."""
+        if describe_spans(corpus.tags):
+            return Choice(F1, "of the spans that the tags describe")
+        return Choice(ACCURACY, "of the words' tags")
+
+    # --- training ---
+
+    def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:
+        """Return the loss function: cross-entropy of the words' tags."""
+        return TaggingTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
+
+    def plan(self, corpus: TaggedCorpus, resolved: ResolvedSettings, share: Share = (0, 1)) -> LabeledPlan:
+        """Return the training batches; `training.batch_tokens` counts sentences."""
+        return LabeledPlan(
+            _texts(corpus.training, corpus, resolved),
+            rows=resolved.micro_batch_tokens,
+            seed=resolved.training.seed,
+            pad_id=resolved.model.pad_id,
+            share=share,
+        )
+
+    def largest_batches(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> list[Batch]:
+        """Return the batch of the longest sentences, which needs the most memory."""
+        return [self.plan(corpus, resolved).largest_batches()]
+
+    def validation(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> TaggedDevSet:
+        """Return the dev set with all dev sentences."""
+        return TaggedDevSet(corpus, resolved, device=placement.device)
+
+    def describe_size(self, corpus: TaggedCorpus) -> str:
+        """Describe the number of sentences, words and tags, and name tags that occur only in the dev set."""
+        known = {tag for sentence in corpus.training for tag in sentence.tags}
+        unseen = ", ".join(tag for tag in corpus.tags if tag not in known)
+        alone = f" (of the dev set alone: {unseen})" if unseen else ""
+        size = f"{count_noun(corpus.pairs, 'sentence')} of {corpus.target_tokens:,} words"
+        return f"{size} with {len(corpus.tags):,} tags{alone}"
+
+    # --- the model folder ---
+
+    def documents(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:
+        """Return the task card, a file of the model folder, with the names of the tags."""
+        length = text_length(resolved.model, resolved.task.context)
+        return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
+
+    def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
+        """Return the texts of the model card."""
+        model = resolved.model
+        return CardTexts(
+            "A tagger of words",
+            "token-classification",
+            f"An encoder of {model.num_encoder_layers} layers × {model.d_model}, trained by transduce on "
+            f"{self.describe_size(corpus)}",
+            "transduce tag THIS_FOLDER < sentences.txt",
+            "Tags of the dev set",
+        )
+
+    def finish(
+        self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement, step: int | None
+    ) -> Outcome:
+        """Score the best model's tags of the dev set and write the final model card."""
+        tagger = load_tagger(
+            placement.folder, precision=resolved.training.precision, device=placement.device, threads=placement.threads
+        )
+        dev = self.validation(corpus, resolved, placement)
+        dev.model.load_state_dict(tagger.model.state_dict())
+        report = dev.report()
+        hint = f'Try: echo "The cat sleeps ." | transduce tag {placement.folder}'
+        return Outcome.of(f"Dev set: {report}", hint, self.card(corpus, resolved, step, report), report)
+
+
+def _texts(sentences: Sequence[TaggedSentence], corpus: TaggedCorpus, resolved: ResolvedSettings) -> TaggedTexts:
+    numbers = {tag: number for number, tag in enumerate(corpus.tags)}
+    length = text_length(resolved.model, resolved.task.context)
+    rows = encode_words(corpus.tokenizer.source, [sentence.words for sentence in sentences], length)
+    return TaggedTexts(rows, [[numbers[tag] for tag in sentence.tags] for sentence in sentences])

@@ -1,0 +1,265 @@
+"""Read sentences whose words have tags, from CoNLL columns or JSON lines, and find the spans that BIO tags describe."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from transduce.errors import TransduceError
+from transduce.text.files import read_lines, uncompressed_name
+
+# --- sentences ---
+
+
+class TaggedSentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The words of a sentence with their tags."""
+
+    words: tuple[str, ...]
+    """The words."""
+    tags: tuple[str, ...]
+    """The tag of each word; empty if the tags are not known."""
+
+
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+"""Suffixes of files of JSON lines; all others hold columns."""
+COLUMN_SUFFIXES = (".conll", ".conllu", ".conllup", ".iob", ".bio", ".bioes")
+"""Suffixes of files that certainly hold a word in each line."""
+_UD_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+_NAMED_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
+# The row that separates documents in the files of CoNLL-2003.
+_DOCUMENT_START = "-DOCSTART-"
+_WORD_FIELDS, _TAG_FIELDS = ("words", "tokens"), ("tags", "labels", "pos_tags", "ner_tags")
+
+
+def read_tagged(
+    path: str | Path, columns: Sequence[str] | None = None, *, needs_tags: bool = True
+) -> list[TaggedSentence]:
+    """Read the sentences of a file of columns (one word a line, an empty line after a sentence) or of JSON lines.
+
+    Columns are separated by tabs if the file has any, otherwise by spaces. A line that starts with `#` is a comment,
+    unless it has as many columns as the other lines and a tag that occurs on another line. Of CoNLL-U, only words
+    are read, not the ranges of multiword tokens and not empty nodes.
+
+    Args:
+        path: the file, plain or compressed.
+        columns: the columns of word and tag: numbers from 1, names of CoNLL-U's columns, or fields of JSON lines; a
+            single one is the word's. None: FORM and UPOS of CoNLL-U, `words` and `tags` of JSON lines, and of other
+            files the first and the last column.
+        needs_tags: refuse a file without tags.
+
+    Raises:
+        TransduceError: the file cannot be read, is not such a file, or has no sentence.
+    """
+    if uncompressed_name(path).suffix.lower() in JSON_SUFFIXES:
+        sentences = _read_json_lines(path, columns, needs_tags=needs_tags)
+    else:
+        sentences = _ColumnReader(path, columns, needs_tags=needs_tags).sentences()
+    if not sentences:
+        raise TransduceError(f"{path} has no sentence, but one line for each word was expected: check the file.")
+    return sentences
+
+
+class _Row(NamedTuple):
+    """A line of a file of columns."""
+
+    number: int
+    """The line's number, from 1."""
+    cells: list[str]
+    """The columns; empty for an empty line."""
+    is_marked: bool
+    """True if the line starts with `#`."""
+
+
+class _ColumnReader:
+    """A reader of a file of columns, which finds out how they are separated and which of them to read."""
+
+    def __init__(self, path: str | Path, columns: Sequence[str] | None, *, needs_tags: bool) -> None:
+        self._path = path
+        lines = list(enumerate(read_lines(path), 1))
+        self._names = self._column_names(lines[:10])
+        separator = "\t" if any("\t" in line for _, line in lines if not line.startswith("#")) else " "
+        self._rows = [_Row(number, _cells(line, separator), line.startswith("#")) for number, line in lines]
+        first = next((row for row in self._rows if row.cells and not row.is_marked), None)
+        if first is None:
+            first = next((row for row in self._rows if len(row.cells) > 1), _Row(1, [""], is_marked=False))
+        self._first = first
+        self._word, self._tag = self._find(columns)
+        if self._tag is None and needs_tags:
+            raise TransduceError(
+                f"{path}:{first.number}: Each line needs a word and its tag, but this one has one column: separate "
+                "columns by tabs or spaces."
+            )
+
+    def _column_names(self, lines: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+        for _, line in lines:
+            if match := _NAMED_COLUMNS.match(line):
+                return tuple(match[1].split())
+        return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
+
+    def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
+        """Return the indices of the columns of words and tags."""
+        width = len(self._first.cells)
+        if columns is None and self._names:
+            columns = ("FORM", "UPOS") if "UPOS" in self._names else ("FORM", self._names[-1])
+        if columns is None:
+            return 0, width - 1 if width > 1 else None
+        indices = [self._index(column, width) for column in columns]
+        return indices[0], indices[1] if len(indices) > 1 else None
+
+    def _index(self, column: str, width: int) -> int:
+        if column in self._names:
+            number = self._names.index(column) + 1
+        elif column.isdecimal():
+            number = int(column)
+        else:
+            known = f"numbers from 1 to {width}" + (f" or {', '.join(self._names)}" if self._names else "")
+            raise TransduceError(f"{self._path} has no column `{column}`: its columns are {known}.")
+        if not 1 <= number <= width:
+            raise TransduceError(
+                f"{self._path}:{self._first.number}: Column {column} was asked for, but this line has {width}: choose "
+                "another column."
+            )
+        return number - 1
+
+    def sentences(self) -> list[TaggedSentence]:
+        """Return all sentences.
+
+        Raises:
+            TransduceError: a line has another number of columns than the first, or an empty word or tag.
+        """
+        width, tag_index = len(self._first.cells), self._tag
+        certain = [row for row in self._rows if not row.is_marked and len(row.cells) == width]
+        known_tags = set() if tag_index is None else {row.cells[tag_index] for row in certain}
+        sentences, words, tags = list[TaggedSentence](), list[str](), list[str]()
+
+        def end() -> None:
+            if words:
+                sentences.append(TaggedSentence(tuple(words), tuple(tags)))
+            words.clear()
+            tags.clear()
+
+        for row in self._rows:
+            if row.is_marked and not (
+                len(row.cells) == width and tag_index is not None and row.cells[tag_index] in known_tags
+            ):
+                continue
+            if not row.cells or row.cells[self._word : self._word + 1] == [_DOCUMENT_START]:
+                end()
+                continue
+            self._check(row, width)
+            if "ID" in self._names and not row.cells[self._names.index("ID")].isdecimal():
+                continue
+            words.append(row.cells[self._word])
+            if tag_index is not None:
+                tags.append(row.cells[tag_index])
+        end()
+        return sentences
+
+    def _check(self, row: _Row, width: int) -> None:
+        if len(row.cells) != width:
+            raise TransduceError(
+                f"{self._path}:{row.number}: All lines must have as many columns as line {self._first.number} "
+                f"({width}), but this one has {len(row.cells)}: correct the line."
+            )
+        for index in (self._word, self._tag):
+            if index is not None and not row.cells[index].strip():
+                raise TransduceError(f"{self._path}:{row.number}: Column {index + 1} is empty: fill it in.")
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    if not line.strip():
+        return []
+    cells = line.split(separator)
+    return [cell for cell in cells if cell] if separator == " " else cells
+
+
+def _read_json_lines(path: str | Path, columns: Sequence[str] | None, *, needs_tags: bool) -> list[TaggedSentence]:
+    """Read objects with a list of words and a list of tags, such as those of Hugging Face's data sets."""
+    sentences = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = msgspec.json.decode(line.encode("utf-8", "surrogatepass"), type=dict[str, object])
+        except msgspec.MsgspecError as error:
+            raise TransduceError(f"{path}:{number}: A line must be a JSON object: {error}.") from None
+        names = [columns[:1], columns[1:2]] if columns is not None else [_WORD_FIELDS, _TAG_FIELDS]
+        words = _texts_of(record, names[0], f"{path}:{number}")
+        tags = _texts_of(record, names[1], f"{path}:{number}", is_required=needs_tags)
+        sentences += [as_sentence(words, tags, f"{path}:{number}")] if words else []
+    return sentences
+
+
+def _texts_of(
+    record: Mapping[str, object], names: Sequence[str], place: str, *, is_required: bool = True
+) -> tuple[str, ...]:
+    name = next((name for name in names if name in record), None)
+    if name is None and not is_required:
+        return ()
+    value = None if name is None else record[name]
+    if not isinstance(value, list) or not all(isinstance(each, str) and each.strip() for each in value):
+        raise TransduceError(
+            f"{place}: An object needs lists of texts `{names[0] if names else 'tags'}`, but has {name or 'none'}"
+            f"{f' = {value!r:.60}' if name else ''}: write words and tags as texts, or name the fields by `--columns`."
+        )
+    return tuple(value)
+
+
+def as_sentence(words: Sequence[str], tags: Sequence[str], place: str) -> TaggedSentence:
+    """Return the words and tags of a sentence as one object; no tags are as good as one for each word.
+
+    Raises:
+        TransduceError: the numbers of words and tags differ; `place` names the sentence in the message.
+    """
+    if tags and len(words) != len(tags):
+        raise TransduceError(
+            f"{place}: Each word needs one tag, but there are {len(words)} words and {len(tags)} tags: correct them."
+        )
+    return TaggedSentence(tuple(words), tuple(tags))
+
+
+# --- spans ---
+# Tags such as B-PER mark where a span begins (B), continues (I) and ends (E), or that a word is one alone (S). O is
+# outside. The last two may be written L and U (BILOU).
+
+
+_SPAN_TAG = re.compile(r"[BIESLU]-.+")
+_OUTSIDE = "O"
+
+
+class Span(NamedTuple):
+    """A span of words, such as a name."""
+
+    kind: str
+    """The kind, such as PER."""
+    start: int
+    """Index of the first word."""
+    end: int
+    """Index after the last word."""
+
+
+def describe_spans(tags: Iterable[str]) -> bool:
+    """Return whether a set of tags describes spans: all are O or such as B-PER, and one is not O."""
+    others = set(tags) - {_OUTSIDE}
+    return bool(others) and all(map(_SPAN_TAG.fullmatch, others))
+
+
+def spans_of(tags: Sequence[str]) -> list[Span]:
+    """Return the spans of a sentence as the CoNLL-2000 evaluation finds them, in order.
+
+    Tags need not be consistent: an I begins a span if it does not continue one of its kind. IOB1, BIO, BIOES and
+    BILOU tags are all read by the same rules.
+    """
+    spans, start = list[Span](), 0
+    previous, previous_kind = _OUTSIDE, ""
+    for index, tag in enumerate([*tags, _OUTSIDE]):
+        mark, _, kind = tag.partition("-")
+        mark = {"L": "E", "U": "S"}.get(mark, mark)
+        if previous != _OUTSIDE and (previous in ("E", "S") or mark in ("B", "S", _OUTSIDE) or kind != previous_kind):
+            spans.append(Span(previous_kind, start, index))
+        if mark != _OUTSIDE and (mark in ("B", "S") or previous in ("E", "S", _OUTSIDE) or kind != previous_kind):
+            start = index
+        previous, previous_kind = mark, kind
+    return spans

@@ -1,0 +1,258 @@
+"""Sentences of a document as context: what is trained, what is decoded, and what is refused."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import transduce
+from transduce.commands.main import main
+from transduce.data.prepared import ContextCorpus, ContextSettings, PreparedCorpus, RepeatedCorpus, prepare
+from transduce.documents.translate import ModelTexts, translate_units
+from transduce.documents.units import Unit
+from transduce.errors import TransduceError
+from transduce.inference.batching import Documents
+from transduce.inference.translator import Translator
+from transduce.search.settings import SearchSettings
+from transduce.text import CorpusFiles, FilterSettings, Tokenizer
+from transduce.text.corpus import read_pairs
+from transduce.text.sentencepiece_model import TokenizerSettings
+
+NOUNS = {"tree": "er", "dog": "er", "lamp": "sie", "cat": "sie", "house": "es", "book": "es"}
+ADJECTIVES = ("old", "new", "big", "red")
+SETTINGS: dict[str, Any] = {
+    "preset": "tiny",
+    "model.d_model": 64,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
+    "model.dropout": 0.0,
+    "training.batch_tokens": 512,
+    "training.validate_every": 100,
+    "tokenizer.vocabulary_size": 320,
+    "data.filters.max_length_ratio": 20.0,
+}
+
+
+def documents(count: int, seed: int) -> list[list[tuple[str, str]]]:
+    """Return documents of two sentences, of which the second has a pronoun for the noun of the first."""
+    chooser = random.Random(seed)
+    found = []
+    for _ in range(count):
+        noun, first, second = chooser.choice(list(NOUNS)), chooser.choice(ADJECTIVES), chooser.choice(ADJECTIVES)
+        found.append(
+            [(f"{noun} is {first}", f"{noun.upper()} {first}"), (f"it is {second}", f"{NOUNS[noun]} {second}")]
+        )
+    return found
+
+
+def write_documents(folder: Path, name: str, texts: Sequence[Sequence[tuple[str, str]]]) -> tuple[str, str]:
+    paths = folder / f"{name}.en", folder / f"{name}.de"
+    for side, path in enumerate(paths):
+        path.write_text("\n".join("".join(f"{pair[side]}\n" for pair in each) for each in texts), "utf-8")
+    return str(paths[0]), str(paths[1])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("documents")
+    source, target = write_documents(folder, "train", documents(300, 1))
+    dev_source, dev_target = write_documents(folder, "dev", documents(20, 2))
+    return {"source": source, "target": target, "dev_source": dev_source, "dev_target": dev_target}
+
+
+def train(files: dict[str, str], out: Path, sides: str, **more: Any) -> Path:
+    options: dict[str, Any] = {"steps": 250, "threads": 1, "precision": "fp32", "context_before": 1} | more
+    transduce.train(out=out, settings=SETTINGS | {"data.context_sides": sides}, **files, **options)
+    return out
+
+
+@pytest.fixture(scope="module", params=["source", "both"])
+def trained(request: pytest.FixtureRequest, files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(files, tmp_path_factory.mktemp("run") / request.param, request.param)
+
+
+def pronouns(translator: Translator, texts: Sequence[Sequence[tuple[str, str]]], *, document: bool) -> float:
+    """Return the share of right pronouns of documents that are translated as one list of lines, or line by line."""
+    lines = [line for each in texts for line in (each[0][0], each[1][0], "")]
+    translations = translator(lines, document=document)
+    right = [
+        translation.text.split()[:1] == [each[1][1].split()[0]]
+        for translation, each in zip(translations[1::3], texts, strict=True)
+    ]
+    return sum(right) / len(right)
+
+
+def test_pronouns_need_the_sentence_before(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32")
+    texts = documents(30, 3)
+    assert pronouns(translator, texts, document=True) > 0.9
+    assert pronouns(translator, texts, document=False) < 0.7
+    # The sentences of one text are a document, too.
+    assert translator("tree is old. it is big").text.split()[-2:] == ["er", "big"]
+    assert translator("lamp is old. it is big").text.split()[-2:] == ["sie", "big"]
+
+
+def test_files_keep_the_context_across_portions_and_workers(trained: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    texts = documents(8, 4)
+    path, _ = write_documents(tmp_path, "test", texts)
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    lines = Path(path).read_text("utf-8").splitlines()
+    expected = [
+        each.text for each in translator.translate(lines, translator.search, documents=Documents.of_lines(lines))
+    ]
+    assert [line.split()[0] for line in expected[1::3]] == [each[1][1].split()[0] for each in texts]
+    computing = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+    for size in (512, 4):
+        monkeypatch.setattr("transduce.commands.translate.portion_size", lambda _, size=size: size)
+        out = tmp_path / f"{size}.de"
+        assert main(["translate", str(trained), path, "--output", str(out), *computing]) == 0
+        assert out.read_text("utf-8").splitlines() == expected
+
+
+def test_units_of_a_document_keep_their_context(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    units = [Unit("lamp is old"), Unit("it is big"), Unit("tree is new"), Unit("it is big")]
+    translate = ModelTexts(translator)
+    # Equal units have different translations, also if portions separate them from their context.
+    expected = ["sie", "er"]
+    assert [text.split()[0] for text in translate_units(units, translate)[1::2]] == expected
+    translate = ModelTexts(translator)
+    parts = [translate_units(part, translate)[0] for part in ([unit] for unit in units)]
+    assert [text.split()[0] for text in parts[1::2]] == expected
+
+
+def test_streams_have_the_context_of_their_text(trained: Path) -> None:
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    text = "cat is old. it is red"
+    assert "".join(translator.stream(text)) == translator(text).text
+
+
+def prepared(files: dict[str, str], folder: Path, **more: Any) -> tuple[PreparedCorpus, Tokenizer]:
+    corpus = CorpusFiles(source=(files["source"],), target=(files["target"],), has_documents=True, **more)
+    settings = TokenizerSettings(vocabulary_size=320, user_symbols=("<sep>",))
+    tokenizer = Tokenizer.train(lambda: read_pairs(corpus), settings, adjust=True)
+    return prepare(corpus, tokenizer, FilterSettings(max_length_ratio=20.0), folder), tokenizer
+
+
+def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("transduce.text.corpus.BLOCK_LINES", 4)  # documents cross blocks
+    texts = [
+        [(f"{name} {n}", f"{name.upper()} {n}") for n in range(length)]
+        for name, length in (("tree", 5), ("dog", 1), ("cat", 7))
+    ]
+    source, target = write_documents(tmp_path, "a", [*texts, *documents(30, 1)])
+    corpus, tokenizer = prepared({"source": source, "target": target}, tmp_path / "corpus")
+    separator, before = tokenizer.source.id("<sep>"), 2
+    expected = []
+    for document in texts:
+        rows = [tokenizer.source.encode(pair[0]) for pair in document]
+        for number in range(len(rows)):
+            context = [id for row in rows[max(0, number - before) : number] for id in [*row, separator]]
+            expected.append([*context, *rows[number], tokenizer.source.eos_id])
+    for sides in (None, separator):
+        view = ContextCorpus(corpus, ContextSettings(before, separator, sides))
+        run, targets = view.read(0, len(expected))
+        assert [
+            run.ids[start:stop].tolist() for start, stop in zip(run.offsets[:-1], run.offsets[1:], strict=True)
+        ] == expected
+        assert (separator in targets.ids.tolist()) == (sides is not None)
+        # Any division into runs gives the same rows and lengths.
+        runs = [(3, 5), (5, 6), (0, 3), (9, 13)]
+        order = np.concatenate([np.arange(*one) for one in runs])
+        some, _ = view.read_runs(runs)
+        assert some.lengths.tolist() == [len(expected[number]) for number in order]
+        lengths = view.read_run_lengths(runs)
+        assert lengths[0].tolist() == some.lengths.tolist()
+        assert lengths[1].tolist() == view.read_runs(runs)[1].lengths.tolist()
+        repeated = RepeatedCorpus(view, [2.0])
+        assert repeated.source_tokens == 2 * view.source_tokens
+        assert repeated.sentences is corpus
+
+
+def test_documents_of_a_column_are_those_of_blank_lines(files: dict[str, str], tmp_path: Path) -> None:
+    texts = documents(300, 1)
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"source": pair[0], "target": pair[1], "doc": number % 7} for number, each in enumerate(texts) for pair in each
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    dev = {name: path for name, path in files.items() if name.startswith("dev")}
+    whole = train(files, tmp_path / "lines", "source", steps=2)
+    dev_path = tmp_path / "dev.jsonl"
+    dev_rows = [
+        {"source": pair[0], "target": pair[1], "doc": number}
+        for number, each in enumerate(documents(20, 2))
+        for pair in each
+    ]
+    dev_path.write_text("".join(json.dumps(row) + "\n" for row in dev_rows), "utf-8")
+    options: dict[str, Any] = {"document_column": "doc", "languages": ("en", "de"), "steps": 2}
+    table = train({"source": str(path), "dev_source": str(dev_path)}, tmp_path / "json", "source", **options)
+    assert dev  # the dev sets are the same documents
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+        for run in (whole, table)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_run_with_context_resumes_exactly(files: dict[str, str], tmp_path: Path) -> None:
+    settings = SETTINGS | {
+        "training.validate_every": 2,
+        "training.schedule": "constant",
+        "training.warmup_steps": 2,
+        "training.weight_decay": 0.01,
+        "training.average_decay": 0.5,
+        "training.learning_rate": 0.003,
+    }
+
+    def losses(out: Path, steps: int, *, resume: bool = False) -> list[float]:
+        more: dict[str, Any] = {"resume": True} if resume else {**files, "context_before": 2, "settings": settings}
+        transduce.train(out=out, steps=steps, threads=1, precision="fp32", **more)
+        events = map(json.loads, (out / "metrics.jsonl").read_text("utf-8").splitlines())
+        return [event["loss"] for event in events if event["event"] == "validation"]
+
+    losses(tmp_path / "parts", 2)
+    assert losses(tmp_path / "parts", 4, resume=True) == losses(tmp_path / "whole", 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.context_before": -1}, "`data.context_before` must be from 0 to 20, but is -1"),
+        ({"data.document_column": "doc"}, "`data.document_column` is for models that read earlier sentences"),
+        ({"data.context_sides": "both"}, "`data.context_sides` is for models that read earlier sentences"),
+        ({"data.context_before": 1, "data.monolingual": ["x.de"]}, "has single sentences translated"),
+        ({"data.context_before": 1, "tokenizer.placeholders": 2}, "could stand for a word of another sentence"),
+        (
+            {"data.context_before": 1, "task.kind": "classification"},
+            "means nothing where `task.kind` is classification",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    files: dict[str, str], settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        transduce.train(**files, out=tmp_path / "m", steps=1, settings=SETTINGS | settings)
+
+
+def test_documents_need_a_dev_set_of_documents(files: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(TransduceError, match="needs a dev set of whole documents"):
+        transduce.train(
+            source=files["source"], target=files["target"], out=tmp_path / "m", context_before=1, settings=SETTINGS
+        )
+
+
+def test_what_would_lose_the_context_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (["--shard", "1/2"], ["--redecode"]):
+        assert main(["translate", str(trained), "/dev/null", *options]) == 2
+        assert "separates lines of a document from those before them" in capsys.readouterr().err
+    translator = transduce.load(trained, task="translation")
+    with pytest.raises(TransduceError, match="Re-decoding translates sentences by themselves"):
+        transduce.redecode(translator, [translator("tree is old")])
+    with pytest.raises(TransduceError, match="must have a value for each of the 2 texts, but has 1"):
+        translator.translate(["a", "b"], SearchSettings(), documents=Documents([True]))

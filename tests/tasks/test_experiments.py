@@ -1,0 +1,232 @@
+"""Experiments: variants × seeds in processes, with an own component, resumed, reported; and their statistics."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import transduce
+from transduce.commands.main import main
+from transduce.errors import TransduceError
+from transduce.evaluation.significance import (
+    bleu_from_counts,
+    bootstrap_differences,
+    bootstrap_mean_differences,
+    least_p_value,
+    permutation_p_value,
+)
+from transduce.kernels.select import select_decoder
+from transduce.model.build import build_model, load_plugin
+from transduce.model.config import OWN_NAMES, ModelConfig
+from transduce.tasks.experiments import expand, make_experiment
+
+PLUGIN = """
+import torch
+from torch import nn
+
+import transduce
+
+
+@transduce.register("attention", "gated")
+class GatedAttention(transduce.MultiHeadAttention):
+    def __init__(self, *, d_model, **options):
+        super().__init__(d_model=d_model, **options)
+        self.gate = nn.Linear(d_model, d_model)
+
+    def forward(self, x, *args, **options):
+        return torch.sigmoid(self.gate(x)) * super().forward(x, *args, **options)
+"""
+SIZES = {"source_vocabulary_size": 500, "target_vocabulary_size": 500, "d_model": 16, "d_ff": 32, "num_heads": 4}
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Any:
+    from transduce.model.attention import ATTENTIONS
+
+    path = tmp_path / "gated.py"
+    path.write_text(PLUGIN, "utf-8")
+    yield path
+    ATTENTIONS.pop("gated", None)
+    OWN_NAMES["attention"].discard("gated")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """The tag follows from the word's last letter."""
+    words = [a + b for a in ("ka", "lo", "mi", "nu", "pe") for b in ("s", "t", "r")]
+    paths = {}
+    for name, count in (("train", 60), ("dev", 30), ("test", 30)):
+        sentences = [[words[(7 * i + 4 * j + i * j) % 15] for j in range(4)] for i in range(count)]
+        paths[name] = tmp_path / f"{name}.conll"
+        text = "\n".join("".join(f"{word}\t{word[-1].upper()}\n" for word in sentence) for sentence in sentences)
+        paths[name].write_text(text, "utf-8")
+    return paths
+
+
+def content(tmp_path: Path, files: dict[str, Path], plugin: Path) -> dict[str, Any]:
+    return {
+        "out": str(tmp_path / "out"),
+        "seeds": [1, 2],
+        "plugins": [str(plugin)],
+        "settings": {
+            "task.kind": "tagging",
+            "data.source": [str(files["train"])],
+            "data.dev_source": [str(files["dev"])],
+            "tokenizer.vocabulary_size": 290,
+            "model": {"num_encoder_layers": 1, "d_model": 16, "d_ff": 32, "num_heads": 2, "dropout": 0.0},
+            "training": {"steps": 12, "save_every": 4, "validate_every": 4, "warmup_steps": 2, "learning_rate": 0.01},
+        },
+        "variants": [
+            {"name": "plain"},
+            {"name": "gated", "settings": {"model": {"attention": "gated"}}},
+            {"name": "broken", "settings": {"init_from": str(tmp_path / "nowhere")}},
+        ],
+        "test": {"source": str(files["test"])},
+    }
+
+
+@pytest.mark.slow
+def test_an_experiment_compares_an_own_attention_over_seeds(
+    tmp_path: Path, files: dict[str, Path], plugin: Path
+) -> None:
+    settings, said = content(tmp_path, files, plugin), list[str]()
+    run = next(run for run in expand(make_experiment(settings)) if (run.variant, run.seed) == ("gated", 1))
+
+    class Stop(transduce.Callback):
+        def on_checkpoint(self, _: transduce.CheckpointEvent) -> bool:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # a run that was interrupted
+        transduce.train(
+            out=run.folder, settings=run.content, precision="fp32", device="cpu", threads=1, callbacks=[Stop()]
+        )
+    options: dict[str, Any] = {"jobs": 2, "precision": "fp32", "device": "cpu", "threads": 1, "say": said.append}
+    report = transduce.experiment(settings, **options)
+    assert [(each.name, each.seeds) for each in report.variants] == [("plain", (1, 2)), ("gated", (1, 2))]
+    assert [failure.run for failure in report.failures] == [
+        str(tmp_path / "out" / "broken" / f"seed-{s}") for s in (1, 2)
+    ]
+    assert all("nowhere" in failure.reason for failure in report.failures)
+    assert "Resuming after step 4" in run.log_path.read_text("utf-8")
+    assert report.measure == "accuracy"
+    (difference,) = report.differences
+    assert (difference.name, difference.baseline) == ("gated", "plain")
+    plain, gated = report.variants
+    assert difference.difference == pytest.approx(gated.mean("accuracy") - plain.mean("accuracy"))
+    assert difference.interval_low is not None
+    assert difference.interval_low <= difference.difference <= (difference.interval_high or 0.0)
+    assert "at least 4 seeds" in report.warnings[-1]
+    stored = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert stored["variants"][1]["values"]["accuracy"] == list(gated.values["accuracy"])
+    page = (tmp_path / "out" / "report.md").read_text("utf-8")
+    assert f"| gated | 2 | {gated.cell('accuracy')} |" in page
+    assert (tmp_path / "out" / "plot.png").exists() or "accuracy by seed" in page
+    # A run's weights do not depend on the number of jobs, and a second start trains nothing.
+    said.clear()
+    settings["variants"] = settings["variants"][:2]
+    again = transduce.experiment(settings, **options | {"jobs": 1})
+    assert again.variants == report.variants
+    assert not any("training" in line for line in said)
+    settings["settings"]["training"]["steps"] = 13
+    with pytest.raises(TransduceError, match="The settings of variant `plain` have changed since"):
+        transduce.experiment(settings, **options)
+
+
+def test_an_own_component_takes_the_reference_path_and_no_other_name(plugin: Path) -> None:
+    with pytest.raises(TransduceError, match=r"`model\.attention` must be"):
+        ModelConfig(**SIZES, attention="gated")  # type: ignore[arg-type]
+    load_plugin(plugin)
+    model = build_model(ModelConfig(**SIZES, attention="gated")).eval()  # type: ignore[arg-type]
+    assert select_decoder(model).backend == "reference"
+    with pytest.raises(TransduceError, match=r"`model\.attention` = 'multi-head' is no new name"):
+        transduce.register("attention", "multi-head")
+    with pytest.raises(TransduceError, match="must be a subclass of MultiHeadAttention, but is"):
+        transduce.register("attention", "other")(dict)
+    with pytest.raises(TransduceError, match=r"can be registered for activation, .*, but not for `layer`"):
+        transduce.register("layer", "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("1 / 0", "fails: ZeroDivisionError"), (None, "is a Python file .* but .* is none")]
+)
+def test_a_bad_plugin_is_named(tmp_path: Path, text: str | None, message: str, capsys: Any) -> None:
+    path = tmp_path / "own.py"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    assert main(["plot", "activations", "--plugin", str(path)]) == 2
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(capsys.readouterr().err)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_combined_with_variants(tmp_path: Path) -> None:
+    experiment = make_experiment(
+        {
+            "out": str(tmp_path),
+            "seeds": [3],
+            "settings": {"data.source": ["a"], "data.target": ["b"]},
+            "variants": [{"name": "a"}, {"name": "b", "settings": {"model.norm": "rms"}}],
+            "grid": {"model": {"d_model": [16, 32]}, "training.steps": [1]},
+        }
+    )
+    runs = expand(experiment)
+    assert [run.variant for run in runs] == [f"{name},d_model={width},steps=1" for name in "ab" for width in (16, 32)]
+    assert runs[2].content["model"] == {"norm": "rms", "d_model": 16}
+    assert runs[2].content["training"] == {"steps": 1, "seed": 3}
+    assert runs[2].folder == tmp_path / "b,d_model=16,steps=1" / "seed-3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variants": []}, "compares variants: add tables"),
+        ({"seeds": [1, 1]}, "`seeds` must be different numbers"),
+        ({"seed": 1}, "is not an experiment: Object contains unknown field `seed`"),
+        ({"variants": [{"name": "a"}, {"name": "b"}]}, "`a` and `b` have the same settings"),
+        ({"variants": [{"name": "a"}, {"name": "a", "settings": {"preset": "tiny"}}]}, "Two variants are named `a`"),
+        ({"variants": [{"name": "../a"}]}, "is that of a folder"),
+        ({"variants": [{"name": "a", "settings": {"model.d_modl": 3}}]}, "Variant `a`: There is no setting"),
+        ({"settings": {"training.seed": 3}}, "lists its `seeds`, but `training.seed` is set too"),
+        ({"grid": {"model.d_model": []}}, "`grid.model.d_model` has no values"),
+    ],
+)
+def test_wrong_experiments_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        expand(make_experiment({"out": str(tmp_path), "variants": [{"name": "a"}]} | changes))
+
+
+# --- statistics -------------------------------------------------------------------------------------------------
+
+
+def test_permutations_of_cases_worked_out_by_hand() -> None:
+    # Of the 20 divisions of six runs, the observed one and its opposite differ as much.
+    assert permutation_p_value([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
+    # Of 4 divisions of {1, 2, 3} into one and two... only {3} differs from the others by as much as 1.5.
+    assert permutation_p_value([1, 2], [3]) == pytest.approx(2 / 3)
+    assert permutation_p_value([5, 5], [5, 5]) == 1.0
+    assert least_p_value(3, 3) == 0.1
+    assert least_p_value(4, 4) == pytest.approx(2 / 70)
+    assert least_p_value(1, 3) == 0.25
+
+
+def test_permutations_of_many_runs_hold_their_level() -> None:
+    generator = np.random.default_rng(1)
+    small = [permutation_p_value(*generator.normal(size=(2, 5)).tolist()) < 0.05 for _ in range(300)]
+    assert 0.01 < np.mean(small) < 0.09
+    assert permutation_p_value(list(range(12)), list(range(20, 32))) < 0.001
+
+
+def test_one_run_each_is_the_ordinary_bootstrap() -> None:
+    counts = np.random.default_rng(1).integers(1, 9, size=(2, 50, 10)).astype(np.float64)
+    options: dict[str, Any] = {"resamples": 200, "seed": 7}
+    single = bootstrap_differences(counts[0], counts[1], bleu_from_counts, **options)
+    same = bootstrap_mean_differences([counts[0]], [counts[1]], bleu_from_counts, **options)
+    assert np.array_equal(single, same)
+    # The mean of a system with itself is the system, and a system does not differ from itself.
+    twice = bootstrap_mean_differences([counts[0]] * 2, [counts[1]] * 3, bleu_from_counts, **options)
+    assert np.allclose(single, twice)
+    assert not bootstrap_mean_differences([counts[0]], [counts[0]], bleu_from_counts, **options).any()

@@ -1,0 +1,278 @@
+"""Tagging: files of columns, training from random and from pretrained weights, scores, the command, and bad input."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import transduce
+from transduce.commands.main import main
+from transduce.data.labelled import NO_LABEL, TaggedTexts
+from transduce.errors import TransduceError
+from transduce.evaluation.scores import score_tags
+from transduce.inference.tagger import Tagger, encode_words, load_tagger
+from transduce.tasks.kinds.tagging import _contributions, _read_parts
+from transduce.tasks.settings.structs import DataSettings
+from transduce.text.tagged import Span, TaggedSentence, read_tagged, spans_of
+
+NAMES, PLACES = ["Ann", "Robert", "Katherine", "Jo"], ["York", "Hamburg", "Rio", "Lisbon"]
+SMALL = {"model.num_encoder_layers": 1, "model.d_model": 32, "model.d_ff": 64, "model.num_heads": 2}
+SETTINGS: dict[str, Any] = SMALL | {
+    "tokenizer.vocabulary_size": 300,
+    "model.dropout": 0.0,
+    "training.learning_rate": 0.03,
+    "training.warmup_steps": 20,
+    "training.validate_every": 75,
+    "training.average_decay": 0.9,
+}
+COMPUTING: dict[str, Any] = {"precision": "fp32", "device": "cpu", "threads": 1}
+OPTIONS = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def sentence(chooser: random.Random) -> list[tuple[str, str]]:
+    """A name is a person before "sees" and a place after "in", whatever the word; each may have two words."""
+    person, place = (chooser.choices(NAMES + PLACES, k=chooser.choice([1, 2])) for _ in range(2))
+    tagged = [(word, f"{'I' if number else 'B'}-PER") for number, word in enumerate(person)]
+    tagged += [("sees", "O"), (chooser.choice(["tea", "fish"]), "O"), ("in", "O")]
+    return [*tagged, *((word, f"{'I' if number else 'B'}-LOC") for number, word in enumerate(place)), (".", "O")]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, chooser = tmp_path_factory.mktemp("columns"), random.Random(1)
+    paths = {}
+    for name, count in (("train", 200), ("dev", 40)):
+        rows = ("".join(f"{word} x {tag}\n" for word, tag in sentence(chooser)) for _ in range(count))
+        paths[name] = written(folder / f"{name}.conll", "# made up\n" + "\n".join(rows))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def folder(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tagger") / "run"
+    settings = SETTINGS | {"training.steps": 150}
+    transduce.train(
+        task="tagging", source=files["train"], dev_source=files["dev"], out=out, settings=settings, **COMPUTING
+    )
+    return out
+
+
+def test_a_tagger_learns_spans_from_context(folder: Path) -> None:
+    report = json.loads((folder / "dev_score.json").read_text("utf-8"))
+    assert report["accuracy"] >= 98
+    assert report["f1"] >= 95
+    assert sorted(report["f1_of_kinds"]) == ["LOC", "PER"]
+    tagger = transduce.load(folder, task="tagging", **COMPUTING)
+    assert isinstance(tagger, Tagger)
+    assert tagger.tags == ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+    first, second = tagger(["York Jo sees tea in Katherine .", ""])
+    assert first.tags == ("B-PER", "I-PER", "O", "O", "O", "B-LOC", "O")
+    assert first.spans == [Span("PER", 0, 2), Span("LOC", 5, 6)]
+    assert all(0.5 < probability <= 1.0 for probability in first.probabilities)
+    assert second.words == second.tags == ()
+    assert tagger("York Jo sees tea in Katherine .").tags == first.tags
+    with pytest.raises(TransduceError, match="lists of words, but one is a text"):
+        tagger.tag(["York"])
+
+
+def test_a_run_resumes_to_the_same_weights(folder: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    moved = written(tmp_path / "moved.conll", files["train"].read_text("utf-8"))
+    common: dict[str, Any] = {"task": "tagging", "dev_source": files["dev"], "out": tmp_path / "run"} | COMPUTING
+
+    class Stop(transduce.Callback):
+        def on_validation(self, _: transduce.ValidationEvent) -> bool:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transduce.train(
+            source=files["train"],
+            settings=SETTINGS | {"training.steps": 150, "training.save_every": 50},
+            callbacks=[Stop()],
+            **common,
+        )
+    transduce.train(source=moved, resume=True, **common)
+    one, other = (load_tagger(each, **COMPUTING).model.state_dict() for each in (folder, tmp_path / "run"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_tagger_starts_from_another_and_keeps_its_layer_for_the_same_tags_only(
+    folder: Path, files: dict[str, Path], tmp_path: Path
+) -> None:
+    settings = {"training.steps": 1, "training.learning_rate": 1e-9, "training.warmup_steps": 1}
+    renamed = written(tmp_path / "renamed.conll", files["train"].read_text("utf-8").replace("-PER", "-WHO"))
+    before = load_tagger(folder, **COMPUTING).model.state_dict()
+    for name, source in (("same", files["train"]), ("other", renamed)):
+        transduce.train(
+            task="tagging", source=source, out=tmp_path / name, init_from=folder, settings=settings, **COMPUTING
+        )
+        after = load_tagger(tmp_path / name, **COMPUTING).model.state_dict()
+        kept = torch.allclose(after["classifier.weight"], before["classifier.weight"], atol=1e-6)
+        assert kept == (name == "same")
+        assert torch.allclose(after["source_weight"], before["source_weight"], atol=1e-6)
+
+
+def test_the_command(folder: Path, files: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:
+    assert main(["tag", str(folder), str(files["dev"]), "--score", "--json", "-", *OPTIONS]) == 0
+    report = json.loads(capsys.readouterr().out)
+    dev = json.loads((folder / "dev_score.json").read_text("utf-8"))
+    assert (report["right"], report["f1"]) == (dev["right"], pytest.approx(dev["f1"]))
+    plain = written(tmp_path / "plain", "Ann sees tea in Rio .\n")
+    assert main(["tag", str(folder), str(plain), *OPTIONS]) == 0
+    assert capsys.readouterr().out == "Ann\tB-PER\nsees\tO\ntea\tO\nin\tO\nRio\tB-LOC\n.\tO\n\n"
+    assert main(["tag", str(folder), str(files["dev"]), "--output", str(tmp_path / "tags.conll"), *OPTIONS]) == 0
+    assert [each.words for each in read_tagged(tmp_path / "tags.conll")] == [
+        each.words for each in read_tagged(files["dev"])
+    ]
+    assert main(["tag", str(folder), str(files["dev"]), "--score", "--columns", "1", "2", *OPTIONS]) == 2
+    assert 'has tags such as "x", none of which the model knows' in capsys.readouterr().err
+    for other in ("evaluate", "translate"):
+        more = ["--source", str(plain), "--reference", str(plain)] if other == "evaluate" else []
+        assert main([other, str(folder), *more, *OPTIONS]) == 2
+        assert "transduce tag" in capsys.readouterr().err
+
+
+def test_a_long_sentence_is_read_in_parts_that_cover_every_word(folder: Path) -> None:
+    tagger = load_tagger(folder, **COMPUTING)
+    words = ["Ann", "sees", "Katherine"] * 200
+    rows = encode_words(tagger.tokenizer.source, [words], 16)
+    assert all(len(row.ids) <= 16 for row in rows)
+    assert [row.first_word for row in rows] == np.cumsum([0, *(len(row.positions) for row in rows[:-1])]).tolist()
+    assert sum(len(row.positions) for row in rows) == len(words)
+    assert all(tagger.tag([words])[0].tags)
+    # A word without tokens, and one that is longer than a row, have a tag too.
+    odd = ["\u200b" * 3, "x" * 5_000, ""]
+    assert len(tagger.tag([odd])[0].tags) == 3
+
+
+def test_labels_stand_at_the_first_token_of_each_word(folder: Path) -> None:
+    vocabulary = load_tagger(folder, **COMPUTING).tokenizer.source
+    rows = encode_words(vocabulary, [["Katherinezz", "sees"], ["in"]], 40)
+    batch = TaggedTexts(rows, [[3, 1], [2]]).batch(np.array([0, 1]), vocabulary.pad_id)
+    assert batch.target_tokens == 3
+    for row, words in zip(batch.target.tolist(), ([3, 1], [2]), strict=True):
+        assert [label for label in row if label != NO_LABEL] == words
+    tokens = vocabulary.pieces(batch.source[0].tolist())
+    assert [tokens[i][0] for i, label in enumerate(batch.target[0].tolist()) if label != NO_LABEL] == ["▁", "▁"]
+    assert batch.target[0, 0] == batch.target[0, 2] == NO_LABEL  # [CLS], and the second token of a word
+
+
+# --- scores -----------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_a_case_worked_out_by_hand() -> None:
+    right = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-LOC"]]
+    found = [["B-PER", "O", "O", "B-LOC"], ["B-PER", "B-LOC"]]
+    report = score_tags(found, right)
+    assert report.accuracy == pytest.approx(100 * 4 / 6)
+    # 4 predicted spans, 3 right ones, 2 in common.
+    assert report.precision == 50.0
+    assert report.recall == pytest.approx(200 / 3)
+    assert report.f1 == pytest.approx(100 * 4 / 7)
+    assert report.f1_of_kinds == {"LOC": 100.0, "PER": 0.0}
+    assert score_tags([["NN", "VB"]], [["NN", "NN"]]).f1 is None
+    mean = np.mean(_contributions([(2, 4), (2, 3)]))
+    assert mean == pytest.approx(100 * 4 / 7)
+
+
+@pytest.mark.parametrize("marks", ["BIO", "BIESO"])
+def test_spans_are_those_of_seqeval(marks: str) -> None:
+    seqeval = pytest.importorskip("seqeval.metrics", reason="needs seqeval: pip install 'transduce[dev]'")
+    chooser = random.Random(2)
+
+    def tags() -> list[str]:
+        """Consistent and inconsistent tags of sentences of 6 words."""
+        return [mark if mark == "O" else f"{mark}-{chooser.choice('AB')}" for mark in chooser.choices(marks, k=6)]
+
+    right, found = ([tags() for _ in range(200)] for _ in range(2))
+    report = score_tags(found, right)
+    assert report.f1 == pytest.approx(100 * seqeval.f1_score(right, found))
+    assert report.precision == pytest.approx(100 * seqeval.precision_score(right, found))
+    assert report.accuracy == pytest.approx(100 * seqeval.accuracy_score(right, found))
+
+
+def test_bilou_means_what_bioes_means() -> None:
+    assert spans_of(["U-A", "B-B", "I-B", "L-B", "O"]) == spans_of(["S-A", "B-B", "I-B", "E-B", "O"])
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+UD = (
+    "# sent_id = 1\n1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_\n1\tvamos\tir\tVERB\tV\t_\t0\troot\t_\t_\n"
+    "2\tnos\tnos\tPRON\tP\t_\t1\tobj\t_\t_\n2.1\te\t_\tAUX\t_\t_\t_\t_\t_\t_\n3\t10 000\t_\tNUM\tN\t_\t1\tobj\t_\t_\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns", "sentences"),
+    [
+        ("a.conll", "-DOCSTART- -X- O\n\nEU NNP B-ORG\n. . O\n\n", None, [(("EU", "."), ("B-ORG", "O"))]),
+        ("a.conll", "EU NNP B-ORG\n. . O", ("1", "2"), [(("EU", "."), ("NNP", "."))]),
+        ("a.txt", "# a comment\n# NN\n5 NN\n\n# 7 8\n5 CD\n", None, [(("#", "5"), ("NN", "NN")), (("5",), ("CD",))]),
+        ("a.tsv", "New York\tB\r\n is\tO\r\n", None, [(("New York", " is"), ("B", "O"))]),
+        ("a.conllu", UD, None, [(("vamos", "nos", "10 000"), ("VERB", "PRON", "NUM"))]),
+        ("a.conllu", UD, ("FORM", "DEPREL"), [(("vamos", "nos", "10 000"), ("root", "obj", "obj"))]),
+        ("a.jsonl", '{"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]}\n', None, [(("a", "b"), ("O", "B-X"))]),
+    ],
+)
+def test_columns(tmp_path: Path, name: str, text: str, columns: Any, sentences: list[Any]) -> None:
+    found = read_tagged(written(tmp_path / name, text), columns)
+    assert found == [TaggedSentence(*each) for each in sentences]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "columns", "message"),
+    [
+        ("a", "a X\nb X Y\n", None, r"a:2: All lines must have as many columns as line 1 \(2\), but this one has 3"),
+        ("a", "a\nb\n", None, "a:1: Each line needs a word and its tag, but this one has one column"),
+        ("a", "a\tX\n\tY\n", None, "a:2: Column 1 is empty"),
+        ("a", "a X\n", ("1", "3"), "Column 3 was asked for, but this line has 2"),
+        ("a", "a X\n", ("word", "tag"), "has no column `word`: its columns are numbers from 1 to 2"),
+        ("a", "\n\n", None, "a has no sentence|one column"),
+        ("a.jsonl", '{"tokens": ["a"], "ner_tags": [3]}\n', None, "needs lists of texts `tags`, but has ner_tags"),
+        ("a.jsonl", '{"words": ["a", "b"], "tags": ["O"]}\n', None, "a.jsonl:1: Each word needs one tag"),
+    ],
+)
+def test_bad_columns(tmp_path: Path, name: str, text: str, columns: Any, message: str) -> None:
+    with pytest.raises(TransduceError, match=message):
+        read_tagged(written(tmp_path / name, text), columns)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.target": ["x"]}, "holds words and tags, but `data.target` names x"),
+        ({"data.filters.max_pieces": 9}, "`data.filters` means nothing"),
+        ({"search.beam_size": 9}, "`search.beam_size` does nothing"),
+        ({"data.columns": ["1", "2"]}, "all words have the tag x"),
+    ],
+)
+def test_bad_settings_leave_no_run(
+    files: dict[str, Path], tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        transduce.train(
+            task="tagging",
+            source=files["train"],
+            out=tmp_path / "run",
+            settings={"training.steps": 1} | settings,
+            **COMPUTING,
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_sentences_are_not_among_those_to_learn_from(files: dict[str, Path]) -> None:
+    parts = _read_parts(DataSettings(source=(str(files["train"]),)))
+    assert 15 <= len(parts["dev"]) <= 60
+    assert len(parts["dev"]) + len(parts["training"]) == 200
+    assert not {each.words for each in parts["dev"]} & {each.words for each in parts["training"]}
