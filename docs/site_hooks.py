@@ -91,7 +91,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def _complete_navigation(config: Any, names: set[str]) -> None:
     """Drop pages that do not exist from the navigation, and append those that it does not list."""
-    titles = config.extra["sections"]
+    sections, titles = config.extra["sections"], config.extra.get("titles", {})
     navigation: list[Any] = []
     listed = set()
     for entry in config.nav:
@@ -102,13 +102,19 @@ def _complete_navigation(config: Any, names: set[str]) -> None:
             ((section, pages),) = entry.items()
             present = [page for page in pages if page in names]
             listed |= set(present)
-            navigation.append({titles[section]: present})
+            navigation.append({sections[section]: [_titled(page, titles) for page in present]})
     more = sorted(names - listed)
     for section, log in (("more", False), ("log", True)):
         pages = [name for name in more if name.startswith("log/") == log]
         if pages:
-            navigation.append({titles[section]: pages})
+            navigation.append({sections[section]: [_titled(page, titles) for page in pages]})
     config.nav = navigation
+
+
+def _titled(name: str, titles: dict[str, str]) -> str | dict[str, str]:
+    """Return an entry of the navigation, with a title if the page has one and is not in the site's language."""
+    is_translated = (ROOT / "docs" / "zh" / name).is_file()
+    return {titles[name]: name} if name in titles and not is_translated else name
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
