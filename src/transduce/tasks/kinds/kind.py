@@ -540,6 +540,11 @@ def pairs_of_files(data: DataSettings) -> TaskText:
     Raises:
         TransduceError: the settings name no text.
     """
+    if data.mix or any(corpus.run for corpus in data.corpora):
+        raise TransduceError(
+            "`data.mix` and `run` of a corpus name runs whose text only `transduce train` looks up: name its files "
+            "instead."
+        )
     if not data.source:
         raise TransduceError(
             "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."
