@@ -1,10 +1,12 @@
 """Map the tensors of safetensors files from disk, and write such files tensor by tensor.
 
 A mapped tensor costs no memory until it is read, and processes that map the same file share its pages. So a file that
-may be mapped is never changed in place: a new file is written under another name and renamed.
+may be mapped is never changed in place: a new file is written under another name and renamed. On Windows tensors are
+copied.
 """
 
 import hashlib
+import os
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -120,7 +122,9 @@ class MappedTensors:
         # Each tensor has a storage of its own, so that copying or pickling a tensor does not take the whole file along.
         data = len(self.header.content)
         part = self._bytes[data + start : data + stop]
-        return torch.asarray(part, dtype=torch.uint8).view(DTYPES[dtype]).view(shape)
+        tensor = torch.asarray(part, dtype=torch.uint8).view(DTYPES[dtype]).view(shape)
+        # Windows refuses to replace a file that is mapped, and a run replaces its weights while others use them.
+        return tensor.clone() if os.name == "nt" else tensor
 
 
 # --- writing ---
