@@ -138,13 +138,19 @@ CORPUS_CARD_NAME = "corpus.json"
 
 
 def held_out_pairs_name(file: int | None = None) -> str:
-    """Return the name of the held-out pairs of texts with line feeds; `file` is that of `held_out_names`."""
+    """Return the name of the JSON-lines file with the held-out pairs, which is written if texts have line feeds.
+
+    `file` is an index in a corpus of several language pairs; None: the corpus has one.
+    """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}jsonl"
 
 
 def held_out_names(file: int | None = None) -> tuple[str, str]:
-    """Return the names of the held-out source and target; `file` is an index in a corpus of several language pairs."""
+    """Return the names of the two text files with the sources and the targets of the held-out pairs.
+
+    `file` is an index in a corpus of several language pairs; None: the corpus has one.
+    """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}source.txt", f"held_out.{number}target.txt"
 

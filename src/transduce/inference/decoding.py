@@ -250,10 +250,10 @@ def find_compiled_search(
     generate: GenerateSettings | None = None,
     draw: Draw | None = None,
 ) -> CompiledSearch | None:
-    """Return a compiled search for a scorer at its first step; None if it has none, or for lack of memory.
+    """Return a compiled search for a scorer that has run no step; None if no kernel supports it or memory is short.
 
     Args:
-        scorer: the scorer, of a single model; it returns logits in a search as `generate` too.
+        scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
         bounds: start token, end token and maximum lengths.
         beam: the beam's size; 1: greedy search.
         rules: rules applied to the logits in turn.

@@ -297,7 +297,7 @@ class Service:
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
-    """Return the joined texts of a request by their script; those without letters, which may be any, have all texts."""
+    """Return a request's texts joined by script; the key None, for texts without letters, has all texts joined."""
     texts: dict[str | None, list[str]] = {None: []}
     for plan in plans:
         text = " ".join(plan.sentences)
@@ -478,7 +478,10 @@ def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
 
 
 def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
-    """Return the header that `warning_headers` has for the answers to these texts, before they are translated."""
+    """Return the header that warns of texts in another language than `source`, before these texts are translated.
+
+    The header equals that of `warning_headers` for the answers.
+    """
     wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
     return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
 

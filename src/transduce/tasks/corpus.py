@@ -262,7 +262,7 @@ def prepare_corpus(
     display: ProgressDisplay,
     tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
-    """Learn the vocabulary and tokenize the training text, both once.
+    """Learn the vocabulary from the training text, tokenize the text with it, and return the prepared corpus.
 
     Args:
         settings: the user's settings.

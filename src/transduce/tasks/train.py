@@ -314,7 +314,10 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
-    """Write the pairs to files, and set the files in the settings `content`; with `keep`, existing files stay."""
+    """Write each collection of pairs to a file, and name the files in the settings `content`.
+
+    If `keep` is set, a file that exists already is not written again.
+    """
     data = make_settings(content).data
     for name, pairs in objects.items():
         if pairs is None:

@@ -258,7 +258,7 @@ class PairReader:
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
     """Yield the pairs in the files' order, in constant memory.
 
-    ``notes`` counts what is read in another way than written. Lines of tables that are no pairs are left out. Errors
+    ``notes`` counts what is removed or replaced while reading. Lines of tables that are no pairs are left out. Errors
     are those of ``PairReader``.
     """
     for block in PairReader(files, notes):
@@ -569,7 +569,7 @@ def read_record(line: str, where: str) -> dict[str, object]:
 
 
 def _record_with_surrogates(line: str) -> dict[str, object] | None:
-    r"""Return the object if only lone surrogates (\\ud83d) or bytes that are not UTF-8 were invalid, else None."""
+    """Return the JSON object of a line whose only faults are lone surrogates or bytes that are not UTF-8, else None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

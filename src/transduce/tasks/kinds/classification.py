@@ -217,7 +217,7 @@ class Classification(TextKind):
         )
 
     def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
-        """Return that the classifier gets random weights if its labels differ from the base model's.
+        """Return the parameters with random initial values: the classifier's, if its labels are not the base model's.
 
         The base model may lack the classifier and the pooler.
         """

@@ -410,7 +410,7 @@ class TaskKind(ABC, Generic[C]):
         return config
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
-        """Return the weights that are not taken from the base model; by default, all are taken."""
+        """Return which parameters get random values instead of the base model's; by default, none."""
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
@@ -440,7 +440,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the dev set, which measures the quality of the model's weights."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how many validations take about as long as `finish`, which measures the best model in the end."""
+        """Return the time of `finish`, which measures the best model in the end, in units of one validation's time."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002

@@ -415,7 +415,7 @@ class Translation(TextKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
+        """Return the time of a beam search of the whole dev set, in units of one validation's time."""
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
