@@ -158,7 +158,7 @@ except ModuleNotFoundError as missing:
         raise AssertionError
 
     def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
-        """Convert a model to a dtype; there are no prepacked weights to make."""
+        """Convert a model to a dtype in place; prepacked weights need the kernels package."""
         model.to(dtype)
 
     @contextmanager

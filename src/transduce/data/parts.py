@@ -282,6 +282,12 @@ FORMAT_VERSION = 1
 CARD_NAME = "part.json"
 
 
+NEEDS_DEV_DOCUMENTS = (
+    "`data.context_before` needs a dev set of whole documents, as single sentences cannot be held out of them: pass "
+    "--dev-source and --dev-target."
+)
+
+
 class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A request to prepare a part: every n-th block for a machine's shard, and of these every m-th for one worker."""
 
@@ -296,6 +302,10 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Number and count of the shard, both from 1: (2, 4) is the second of four."""
     worker: tuple[int, int] = (1, 1)
     """Number and count of the worker within the shard, both from 1."""
+
+    def __post_init__(self) -> None:
+        if self.files.has_documents and self.hold_out is not None:
+            raise TransduceError(NEEDS_DEV_DOCUMENTS)
 
     def takes(self, block: int) -> bool:
         """Return whether the block of pairs with this number belongs to the part."""

@@ -34,7 +34,7 @@ def growth_limit(length: int, rate: float) -> int:
 
 
 class _Division(NamedTuple):
-    """A word's usual division into tokens."""
+    """A word's characters, and the number of BPE merges that turn them into the word's usual tokens."""
 
     characters: tuple[str, ...]
     merges: int
@@ -221,7 +221,7 @@ def sentence_samplers(
 
 
 class _BatchSource(Protocol):
-    """An interface of plans of batches."""
+    """An interface of plans that provide the batches of every epoch."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

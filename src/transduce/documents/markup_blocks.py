@@ -98,7 +98,7 @@ class Block(NamedTuple):
 
     @property
     def protected(self) -> list[Mark]:
-        """The protected elements, in order."""
+        """The text's protected elements, which translation copies unchanged, in order."""
         return [mark for mark in self.root.points() if mark.kind == "protected"]
 
     def located(self) -> list[Span]:
@@ -209,7 +209,7 @@ class _Builder:
 
     @property
     def text(self) -> str:
-        """The plain text."""
+        """The plain text that was collected so far, without tags."""
         return "".join(self._characters)
 
     def add(self, token: Token) -> None:

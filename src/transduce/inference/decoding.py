@@ -429,7 +429,7 @@ def start_search(
 def _greedy_search(
     scorer: Scorer, bounds: Bounds, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
 ) -> GreedySearch:
-    """Return a greedy search, or a search that draws tokens, step by step."""
+    """Return a `GreedySearch` that takes the most probable tokens or, with `draw`, samples tokens."""
     if draw is not None:
         return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
     divisor = length_penalty if search.generate is None else length_power

@@ -265,7 +265,7 @@ class PackedModel:
 
     @property
     def layout(self) -> str:
-        """A short hash of the layouts of all layers."""
+        """A short hash of the weight layouts of all prepacked layers."""
         layouts = "\n".join(f"{name} {layer.layout}" for name, layer in self._layers.items())
         return hashlib.sha256(layouts.encode()).hexdigest()[:16]
 

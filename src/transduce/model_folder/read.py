@@ -186,7 +186,7 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def _with_model(content: ModelFolder[Model], model: M) -> ModelFolder[M]:
-    """Return the content of a folder, typed by its model's class."""
+    """Return the content of a folder with this model, so that type checkers know the model's class."""
     return ModelFolder(
         model,
         content.tokenizer,
@@ -297,7 +297,7 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 
 class _Own(NamedTuple, Generic[Built]):
-    """A model and its files, as read from a folder that this package wrote."""
+    """A model with its manifest and mapped files, as read from a folder that this package wrote."""
 
     model: Built
     manifest: Manifest

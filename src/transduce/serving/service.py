@@ -379,14 +379,14 @@ class _Reporter:
         self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Report the progress of a plain sentence; of other lines, the tokens are not the translations' start."""
+        """Report the progress of a line that is one plain sentence; `report_text` reports other lines."""
         if self._is_plain[number]:
             # The last character may be incomplete, with only some of its byte tokens decoded.
             text, draft = (self._model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Report the progress of a line of several sentences or with layout."""
+        """Report the progress of a line that has several sentences, or layout around its text."""
         if not self._is_plain[number]:
             self._put(number, final, draft)
 

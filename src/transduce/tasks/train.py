@@ -83,7 +83,7 @@ def with_runs(request: RunRequest) -> RunRequest:
 
 
 def _mixed_run(text: str) -> dict[str, Any]:
-    """Return the corpus of an entry of `data.mix`."""
+    """Parse an entry of `data.mix`, such as `models/old:0.3`, and return the settings of the corpus that it names."""
     folder, colon, share = text.rpartition(":")
     try:
         value = float(share)

@@ -447,7 +447,7 @@ def _wrong_columns(where: str, count: int) -> TransduceError:
 
 
 class _Keys(NamedTuple):
-    """The keys of the JSON objects of a corpus."""
+    """The keys to read from the JSON objects of a corpus: of the texts, the weight and the document of each pair."""
 
     languages: tuple[str, str] | None
     weight: str | None
@@ -456,7 +456,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The keys that may stand beside those of the texts."""
+        """The keys, other than those of the texts, that JSON objects may have without being reported as unused."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 

@@ -7,6 +7,7 @@ import msgspec
 import torch
 
 from transduce.machine import peak_memory
+from transduce.text.files import count_noun
 from transduce.training.events import Durations, ValidationEvent, format_duration
 from transduce.training.learning_curves import FEWEST_STEPS, CurvePoint, ScoreForecast, forecast_score
 from transduce.training.schedule import default_interval
@@ -58,7 +59,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
             memory += f", {format_bytes(self.peak_gpu_memory)} on the GPU"
         return (
             f"about {format_duration(self.seconds)} for {self.steps:,} steps of {format_step(self.step_seconds)} and "
-            f"{self.validations} validations of {format_step(self.validation_seconds)}{memory}"
+            f"{count_noun(self.validations, 'validation')} of {format_step(self.validation_seconds)}{memory}"
         )
 
 

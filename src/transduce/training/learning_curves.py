@@ -2,7 +2,7 @@
 
 The forecast is a ridge regression on runs that `benchmarks/recorded_runs.py` recorded (`recorded_runs.json`). Each
 validation of a recorded run is an example: by how much BLEU rose to the end of the run, when chrF had just risen at a
-certain rate. The interval has the errors that the regression makes on corpora that it was not fitted to.
+certain rate. docs/forecasting.md reports how good the forecasts are.
 """
 
 import math
@@ -30,7 +30,7 @@ _LEAST_ERROR = 1.5  # BLEU; a score on some hundred sentences is no more certain
 
 
 class CurvePoint(NamedTuple):
-    """A validation during a run."""
+    """A point of a run's learning curve: the step of a validation, with its loss, BLEU and chrF."""
 
     step: int
     loss: float
@@ -102,17 +102,16 @@ def forecast_score(
 
 
 class _LearningCurves:
-    """A regression of the final BLEU on a validation before the end, and the errors that it made."""
+    """A regression of the final BLEU on two validations before the end, and the errors that it made."""
 
     def __init__(self, records: Sequence[RecordedRun]) -> None:
         self.examples = [each for run in records if not run.held_out for each in _examples(run)]
         self.coefficients = _fit(self.examples)
-        self.errors = np.zeros(len(self.examples))
-        for corpus in {each.corpus for each in self.examples}:
-            coefficients = _fit([each for each in self.examples if each.corpus != corpus])
-            for number, each in enumerate(self.examples):
-                if each.corpus == corpus:
-                    self.errors[number] = each.gain - float(each.features @ coefficients)
+        self.without = {
+            corpus: _fit([each for each in self.examples if each.corpus != corpus])
+            for corpus in sorted({each.corpus for each in self.examples})
+        }
+        """The coefficients of a fit without each corpus."""
 
     @staticmethod
     @cache
@@ -121,13 +120,24 @@ class _LearningCurves:
         return _LearningCurves(read_records())
 
     def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
-        """Return the forecast of a run's final BLEU."""
-        gain = float(_features(earlier, point, steps) @ self.coefficients)
-        here = _position(point, steps)
+        """Return the forecast of a run's final BLEU.
+
+        The interval is that of the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"): it has
+        the errors of fits without a corpus, on that corpus, and the differences between these fits.
+        """
+        features, here = _features(earlier, point, steps), _position(point, steps)
         distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
-        nearest = np.argsort(distances, kind="stable")[:_NEIGHBORS]
-        error = float(np.quantile(np.abs(self.errors[nearest]), _COVERAGE, method="higher"))
-        bleu, low, high = (_bleu(_logit(point.bleu) + gain + shift) for shift in (0.0, -error, error))
+        lows, highs = list[float](), list[float]()
+        for number in np.argsort(distances, kind="stable")[:_NEIGHBORS]:
+            each = self.examples[number]
+            coefficients = self.without[each.corpus]
+            gain, error = float(features @ coefficients), abs(each.gain - float(each.features @ coefficients))
+            lows.append(gain - error)
+            highs.append(gain + error)
+        gain = float(features @ self.coefficients)
+        low = min(gain, float(np.quantile(lows, 1.0 - _COVERAGE, method="lower")))
+        high = max(gain, float(np.quantile(highs, _COVERAGE, method="higher")))
+        bleu, low, high = (_bleu(_logit(point.bleu) + each) for each in (gain, low, high))
         low, high = max(0.0, min(low, bleu - _LEAST_ERROR)), min(100.0, max(high, bleu + _LEAST_ERROR))
         return ScoreForecast(bleu=bleu, low=low, high=high)
 

@@ -473,7 +473,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the parts of the model card that depend on the task: title, description, usage and so on."""
 
     def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
         """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
@@ -540,6 +540,11 @@ def pairs_of_files(data: DataSettings) -> TaskText:
     Raises:
         TransduceError: the settings name no text.
     """
+    if data.mix or any(corpus.run for corpus in data.corpora):
+        raise TransduceError(
+            "`data.mix` and `run` of a corpus name runs whose text only `transduce train` looks up: name its files "
+            "instead."
+        )
     if not data.source:
         raise TransduceError(
             "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."

@@ -419,7 +419,7 @@ def _dry_run(run: Run, *, is_resumed: bool) -> None:
 
 
 def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
-    """Take the first steps of a run in a temporary folder, validate, and print the run's forecast."""
+    """Take the first steps of a run in a temporary folder, validate twice, and print the run's forecast."""
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
@@ -429,7 +429,8 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
     else:
         seconds, most_steps = PROBE_SECONDS, min(PROBE_STEPS, most_steps)
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
-        durations, events = trainer.probe(seconds, most_steps, validations=2 if run.request.forecast else 1)
+        # The first of two validations compiles kernels, and a score is forecast from both.
+        durations, events = trainer.probe(seconds, most_steps, validations=2)
     assert run.validation is not None
     expected = _expected_validation(run, corpus, resolved, durations.step)
     validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
@@ -478,10 +479,11 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
             validated=False,
         )
         run.display.say(f"Forecast: {forecast}.")
-        for callback in run.request.callbacks if run.processes.is_first else ():
+        for callback in run.request.callbacks:
             callback.on_forecast(forecast)
 
-    trainer.after_first_steps = say_forecast
+    if run.processes.is_first:
+        trainer.after_first_steps = say_forecast
     with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         return trainer.run()
 
