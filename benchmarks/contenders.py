@@ -45,10 +45,13 @@ class Worker:
             text=True,
         )
         self.runs = False
+        self.opening: dict[str, Any] | None = None
+        """The seconds that the engine took to open its model, if it reports them."""
 
     def wait(self) -> None:
         """Wait until the process has opened its model or failed."""
-        self.runs = self._read() is not None
+        self.opening = self._read()
+        self.runs = self.opening is not None
 
     def run(self, order: Order) -> dict[str, Any] | None:
         """Return the result of a measurement, or None if the engine cannot run it."""

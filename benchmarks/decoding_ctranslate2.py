@@ -1,13 +1,13 @@
 """Run CTranslate2 as a worker of decoding_speed.py, in a separate environment without transduce."""
 
 import ctranslate2
-from decoding_worker import read_plan, resident_bytes, serve
+from decoding_worker import Clock, read_plan, resident_bytes, serve
 
 
 def main() -> None:
     """Open the model and decode as requested."""
     plan, sentences = read_plan()
-    bare = resident_bytes()
+    bare, opening = resident_bytes(), Clock()
     translator = ctranslate2.Translator(
         plan.folder, device=plan.device, compute_type=plan.form, intra_threads=plan.threads, inter_threads=plan.together
     )
@@ -23,7 +23,7 @@ def main() -> None:
         )
         return sum(len(result.hypotheses[0]) + 1 for result in found)
 
-    serve(decode, len(pieces), bare, plan.together)
+    serve(decode, len(pieces), bare, plan.together, opening=opening)
 
 
 if __name__ == "__main__":

@@ -74,13 +74,27 @@ def read_plan() -> tuple[Plan, dict[str, list[list[Any]]]]:
         return plan, json.load(file)
 
 
-def serve(decode: Decode, count: int, bare_bytes: int, together: int = 1) -> None:
+class Clock:
+    """The time since its creation, in seconds."""
+
+    def __init__(self) -> None:
+        self._wall, self._processor = time.monotonic(), time.process_time()
+
+    def figures(self) -> dict[str, float]:
+        """Return wall time and processor time by name."""
+        return {
+            "seconds": time.monotonic() - self._wall,
+            "processor_seconds": time.process_time() - self._processor,
+        }
+
+
+def serve(decode: Decode, count: int, bare_bytes: int, together: int = 1, *, opening: Clock | None = None) -> None:
     """Run measurements as standard input requests, with `together` concurrent batches.
 
-    `bare_bytes` is the memory after the engine's import, before opening the model. Concurrent batches have no
-    latencies.
+    `bare_bytes` is the memory after the engine's import, before opening the model; `opening` was started then.
+    Concurrent batches have no latencies.
     """
-    _send({"ready": True})
+    _send({"ready": True} if opening is None else opening.figures())
     pool = ThreadPoolExecutor(together)
     for line in sys.stdin:
         forget_peak()

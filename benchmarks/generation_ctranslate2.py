@@ -1,13 +1,13 @@
 """Run CTranslate2 as a worker of generation_speed.py, in a separate environment without transduce."""
 
 import ctranslate2
-from decoding_worker import read_plan, resident_bytes, serve
+from decoding_worker import Clock, read_plan, resident_bytes, serve
 
 
 def main() -> None:
     """Open the model and generate as requested."""
     plan, prompts = read_plan()
-    bare = resident_bytes()
+    bare, opening = resident_bytes(), Clock()
     generator = ctranslate2.Generator(
         plan.folder, device="cpu", compute_type=plan.form, intra_threads=plan.threads, inter_threads=1
     )
@@ -23,7 +23,7 @@ def main() -> None:
         )
         return sum(len(result.sequences_ids[0]) for result in found)
 
-    serve(decode, len(pieces), bare)
+    serve(decode, len(pieces), bare, opening=opening)
 
 
 if __name__ == "__main__":

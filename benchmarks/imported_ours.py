@@ -1,24 +1,31 @@
-"""Run transduce as a worker of imported_speed.py: a Hugging Face folder without a tokenizer, decoded by token ids."""
+"""Run transduce as a worker of imported_speed.py: import a Hugging Face folder, and decode by token ids."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
-from decoding_worker import read_plan, resident_bytes, serve
-from safetensors import safe_open
+from decoding_worker import Clock, read_plan, resident_bytes, serve
 
 from transduce.inference.decoding import Batch, find_compiled_search, start_search
 from transduce.inference.scorers import ContinuingScorer
 from transduce.interop.hugging_face.import_families import import_generation
 from transduce.interop.hugging_face.import_weights import StoredTensors, import_model
+from transduce.interop.hugging_face.imported_tokenizer import (
+    ImportedTokenizer,
+    ImportedTokenizerRecord,
+    ImportedVocabularyRecord,
+)
+from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.kernels.select import has_kernels
-from transduce.machine import detect_machine
-from transduce.model.build import build_model
 from transduce.model.decoder import Decoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.load import convert_to_precision
+from transduce.model_folder.load import load_model_at
+from transduce.model_folder.read import read_any_model_folder
+from transduce.model_folder.tensor_files import MappedTensors
+from transduce.model_folder.write import write_model_folder
 from transduce.search.beam import Beam
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Search, run
@@ -36,28 +43,36 @@ class NoVocabulary(Vocabulary):
         self.eos_id = eos_id
 
 
-def load(folder: Path, precision: str, threads: int) -> Transformer | Decoder:
-    """Import a model without its tokenizer, at a precision."""
-    machine = detect_machine("cpu", threads)
-    torch.set_num_threads(machine.threads)
+def bring_in(folder: Path, out: Path) -> None:
+    """Import a Hugging Face folder, which has no tokenizer, as a model folder with made-up words."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    with safe_open(folder / "model.safetensors", framework="pt") as file:
-        readers = {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
-        start = {"start_id": config["decoder_start_token_id"]} if config.get("is_encoder_decoder") else {}
-        found = import_model(config, StoredTensors(readers, str(folder)), start)
-        model = build_model(found.config)
-        model.load_state_dict(found.weights)
-    assert isinstance(model, Transformer | Decoder)
-    return convert_to_precision(model.eval(), precision, machine)
+    file = MappedTensors(folder, "model.safetensors", whole_numbers=None)
+    readers = {name: partial(file.tensor, name) for name in file.entries}
+    start = {"start_id": config["decoder_start_token_id"]} if config.get("is_encoder_decoder") else {}
+    found = import_model(config, StoredTensors(readers, str(folder)), start)
+    size, ids = found.config.target_vocabulary_size, (found.config.pad_id, found.config.eos_id)
+    words = {f"t{id}": id for id in range(size)}
+    record = ImportedVocabularyRecord(
+        cutting=WordListRecord(), ids=words, size=size, pad_id=ids[0], eos_id=ids[1], unk_id=3
+    )
+    write_model_folder(
+        out,
+        weights=found.weights,
+        config=found.config,
+        tokenizer=ImportedTokenizer(ImportedTokenizerRecord(source=record)),
+        languages=(None, None),
+        documents={},
+    )
 
 
 def main() -> None:
     """Open the model and decode as requested."""
     plan, sentences = read_plan()
     has_kernels()  # loads LLVM's library if installed, which other engines do during import
-    bare = resident_bytes()
     folder = Path(plan.folder)
-    model = load(folder, plan.form, plan.threads)
+    bare, opening = resident_bytes(), Clock()
+    own = folder.with_name("transduce")
+    model = load_model_at(read_any_model_folder, own, precision=plan.form, device="cpu", threads=plan.threads).model
     config, generation = (
         json.loads((folder / name).read_text(encoding="utf-8")) for name in ("config.json", "generation_config.json")
     )
@@ -88,8 +103,11 @@ def main() -> None:
         found = run(continuation(rows) if isinstance(model, Decoder) else translation(rows, beam_size))
         return sum(len(hypotheses[0].token_log_probabilities) for hypotheses in found)
 
-    serve(decode, len(ids), bare)
+    serve(decode, len(ids), bare, opening=opening)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "import":
+        bring_in(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        main()

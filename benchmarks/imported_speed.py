@@ -24,10 +24,11 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from contenders import Answers, Contender, measure, start_workers
-from decoding_speed import ISA, PEERS, best_latency, best_rate, memory_row, row_beside
+from decoding_speed import ISA, PEERS, Best, best_latency, best_rate, memory_row, row_beside
 from decoding_worker import Order, Plan
 from environments import peer_python, pinned
 from imported_shapes import LANGUAGE_MODELS, SHAPES
@@ -61,27 +62,49 @@ def write_ids(shape: str, path: Path) -> None:
     path.write_text(json.dumps({"ids": rows, "pieces": [[f"t{id}" for id in row] for row in rows]}), encoding="utf-8")
 
 
-def run_all(shape: str, args: Any, python: Path, environment: dict[str, str]) -> Answers:
-    """Measure all contenders on one shape."""
+def run_all(
+    shape: str, args: Any, python: Path, environment: dict[str, str]
+) -> tuple[Answers, dict[str, list[dict[str, float]]]]:
+    """Measure all contenders on one shape: decoding, and opening the model."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         script = Path(__file__).with_name("imported_shapes.py")
         subprocess.run([str(python), str(script), shape, str(folder)], check=True, stdout=sys.stderr)
+        ours = Path(__file__).with_name("imported_ours.py")
+        folders = str(folder / "hugging-face"), str(folder / "transduce")
+        subprocess.run([sys.executable, str(ours), "import", *folders], check=True, stdout=sys.stderr)
         write_ids(shape, folder / "ids.json")
         is_generator = shape in LANGUAGE_MODELS
         longest = LONGEST_CONTINUATION if is_generator else LONGEST_TRANSLATION
         plan = Plan(str(folder / "hugging-face"), str(folder / "ids.json"), "", args.threads, "cpu", longest, 1.0)
-        workers = start_workers(stack, contenders(shape), plan, folder / "ctranslate2", python, environment)
         rounds = 1 if args.quick else args.rounds
+        opened = measure_opening(shape, plan, python, environment, rounds)
+        workers = start_workers(stack, contenders(shape), plan, folder / "ctranslate2", python, environment)
         if is_generator:
             return {
                 found: rows
                 for order in (Order(1, 1, 2), Order(1, PROMPTS, PROMPTS))
                 for found, rows in measure(workers, [order], rounds).items()
-            }
+            }, opened
         many = SENTENCES // 2 if args.quick else SENTENCES
         orders = [Order(beam, batch, count) for beam in (1, 4) for batch, count in ((32, many), (1, 6))]
-        return measure(workers, orders, rounds)
+        return measure(workers, orders, rounds), opened
+
+
+def measure_opening(
+    shape: str, plan: Plan, python: Path, environment: dict[str, str], rounds: int
+) -> dict[str, list[dict[str, float]]]:
+    """Return the seconds that transduce and CTranslate2 take to open a model in int8, not counting the first time."""
+    opened: dict[str, list[dict[str, float]]] = {}
+    chosen = [each for each in contenders(shape) if each.form == "int8"]
+    for number in range(rounds + 1):
+        for contender in chosen:
+            with ExitStack() as stack:
+                converted = Path(plan.folder).with_name("ctranslate2")
+                (worker,) = start_workers(stack, [contender], plan, converted, python, environment)
+                if number and worker.opening is not None:
+                    opened.setdefault(contender.engine, []).append(worker.opening)
+    return opened
 
 
 def rows_of(name: str, shape: str, answers: Answers, clock: str, *, judged: bool) -> list[Row]:
@@ -124,8 +147,14 @@ def main() -> int:
     clock, rows = "processor_" if args.processor_time else "", []
     for shape in ["opus-mt"] if args.quick else args.shape:
         for isa in args.isa:
-            answers = run_all(shape, args, python, ISA[isa])
+            answers, opened = run_all(shape, args, python, ISA[isa])
             rows += rows_of(f"{shape}, {isa}", shape, answers, clock, judged=not args.quick)
+            ours, peer = (
+                Best(f"{engine} int8", median(each[f"{clock}seconds"] for each in opened[engine]))
+                for engine in ("transduce", "CTranslate2")
+            )
+            bound = None if args.quick else ("<=", 1.0)
+            rows.append(row_beside(f"{shape}, {isa}, opening again, without imports", "s", ours, peer, bound))
     return report(rows, args.json)
 
 

@@ -65,6 +65,8 @@ GROUPS = {
         "Classification",
         "Tagger",
         "Tagging",
+        "Embedder",
+        "TokenStates",
         "Parser",
         "Parse",
         "Forecaster",

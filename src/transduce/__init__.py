@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transduce.exchange.import_folder import import_model_folder as import_model
     from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.datastore import Datastore, build_datastore
+    from transduce.inference.embedder import Embedder, TokenStates
     from transduce.inference.evaluate import evaluate
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator, TextScore
@@ -99,6 +100,7 @@ __all__ = [
     "DoctorReport",
     "DoctorSubject",
     "DocumentSettings",
+    "Embedder",
     "ExperimentReport",
     "ExportReport",
     "Filler",
@@ -140,6 +142,7 @@ __all__ = [
     "TensorBoardTracker",
     "Term",
     "TextScore",
+    "TokenStates",
     "Tokenizer",
     "TokenizerReport",
     "Tracker",
@@ -222,6 +225,8 @@ _DEFINED_IN = {
     "DocumentSettings": "transduce.documents.units",
     "ExperimentReport": "transduce.inspection.experiments",
     "ExportReport": "transduce.exchange.export",
+    "Embedder": "transduce.inference.embedder",
+    "TokenStates": "transduce.inference.embedder",
     "Filler": "transduce.inference.mask_filler",
     "Filling": "transduce.inference.mask_filler",
     "Forecast": "transduce.inference.forecaster",

@@ -88,20 +88,20 @@ except ModuleNotFoundError as missing:
     _Model = TypeVar("_Model", bound=nn.Module)
 
     class PrepackedModel:  # type: ignore[no-redef]
-        """A placeholder type of models with prepacked weights, which do not exist without the kernels package."""
+        """A placeholder for the type of models with prepacked weights, which only the kernels package makes."""
 
     class PackedModel:  # type: ignore[no-redef]
-        """A placeholder type of the stored layers of such models."""
+        """A placeholder for the type of a model's prepacked layers, which only the kernels package makes."""
 
         layout: str
         needed: tuple[str, ...]
 
         def tensors(self) -> dict[str, Tensor]:
-            """Raise an error, since there is no such model."""
+            """Raise an error, since no model has prepacked layers without the kernels package."""
             raise AssertionError
 
         def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:  # noqa: ARG002
-            """Raise an error, since there is no such model."""
+            """Raise an error, since no model has prepacked layers without the kernels package."""
             raise AssertionError
 
     def packed_layers(model: nn.Module) -> PackedModel | None:  # noqa: ARG001
@@ -158,7 +158,7 @@ except ModuleNotFoundError as missing:
         raise AssertionError
 
     def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
-        """Convert a model to a dtype; there are no prepacked weights to make."""
+        """Convert a model to a dtype in place; prepacked weights need the kernels package."""
         model.to(dtype)
 
     @contextmanager

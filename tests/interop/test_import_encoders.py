@@ -13,6 +13,7 @@ from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.exchange.import_folder import import_model_folder
 from transduce.inference.classifier import Classifier, load_classifier
+from transduce.inference.embedder import load_embedder
 from transduce.inference.mask_filler import load_filler
 from transduce.inference.tagger import load_tagger
 from transduce.tasks.train import train
@@ -52,7 +53,7 @@ def make_folder(toy_corpus: Path, tmp_path: Path) -> MakeFolder:
         torch.manual_seed(1)
         size = trained.get_vocab_size() + 3  # some ids have no token
         model = kind._from_config(
-            kind.config_class(**SIZES, vocab_size=size, max_position_embeddings=40, **more | settings)
+            kind.config_class(**SIZES | more | settings, vocab_size=size, max_position_embeddings=40)
         )
         with torch.no_grad():
             for parameter in model.parameters():
@@ -133,6 +134,93 @@ def test_hidden_words_are_found_as_transformers_finds_them(
     assert [word in (each, "\ufffd") for word, each in zip(words, shown, strict=True)] == [True] * 5
     with pytest.raises(TransduceError, match=f"nothing to fill in .*: put .{mask[1:]} where a token is"):
         filler("I like tea.")
+
+
+def make_sentence_transformer(folder: Path, pooling: str, **files: Any) -> None:
+    """Write the files that sentence-transformers adds to a folder of a BERT."""
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    modules = [
+        {"path": f"{n}_{kind}" * bool(n), "type": f"sentence_transformers.models.{kind}"}
+        for n, kind in enumerate(kinds)
+    ]
+    modes = {
+        f"pooling_mode_{each}": each == pooling for each in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
+    }
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    contents: dict[str, Any] = {
+        "modules": modules,
+        "1_Pooling/config": {"word_embedding_dimension": 64} | modes,
+        "sentence_bert_config": {"max_seq_length": 9, "do_lower_case": False},
+        "config_sentence_transformers": {"prompts": {}, "default_prompt_name": None},
+    }
+    for name, content in (contents | files).items():
+        (folder / f"{name}.json").write_text(json.dumps(content), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling"), [("Bert", "mean_tokens"), ("Bert", "cls_token"), ("Roberta", "max_tokens")]
+)
+def test_sentence_vectors_are_those_of_sentence_transformers(
+    family: str, pooling: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    wide = {"hidden_size": 64, "intermediate_size": 128}
+    folder = make_folder(f"{family}Model", **wide)
+    make_sentence_transformer(folder, pooling)
+    tokenizer, model = (getattr(peers(), kind).from_pretrained(folder) for kind in ("AutoTokenizer", "AutoModel"))
+    encoded = tokenizer(TEXTS, padding=True, truncation=True, max_length=9, return_tensors="pt")
+    mask = encoded["attention_mask"][..., None].bool()
+    with torch.inference_mode():
+        states = model(**encoded).last_hidden_state
+    vectors = {
+        "mean_tokens": (states * mask).sum(1) / mask.sum(1),
+        "cls_token": states[:, 0],
+        "max_tokens": states.masked_fill(~mask, -1e9).amax(1),
+    }[pooling]
+    expected = torch.nn.functional.normalize(vectors)
+    import_model_folder(folder, tmp_path / "ours")
+    for place in (folder, tmp_path / "ours"):
+        embedder = transduce.load(place, precision="fp32", device="cpu", threads=1)
+        assert isinstance(embedder, transduce.Embedder)
+        assert torch.allclose(embedder(TEXTS), expected, atol=1e-5)
+        assert torch.equal(embedder(TEXTS[1]), embedder(TEXTS)[1])
+        for found, row, own in zip(embedder.token_states(TEXTS), states, mask[..., 0], strict=True):
+            assert torch.allclose(found.states, row[own], atol=1e-4)
+            assert len(found.tokens) == len(found.states)
+    rounded = transduce.load(tmp_path / "ours", precision="int8", device="cpu", threads=1, task="embedding")
+    assert torch.cosine_similarity(rounded(TEXTS), expected).min() > 0.995
+
+
+def test_any_encoder_gives_vectors_if_asked_to(make_folder: MakeFolder) -> None:
+    folder = make_folder("BertForMaskedLM")
+    embedder = transduce.load(folder, task="embedding", device="cpu", threads=1)
+    assert (embedder.pooling, embedder.normalizes, embedder.length) == ("mean", False, 40)
+    assert embedder(TEXTS).shape == (len(TEXTS), SIZES["hidden_size"])
+    assert embedder([]).shape == (0, SIZES["hidden_size"])
+    with pytest.raises(TransduceError, match="`pooling` must be one of mean, first, max, but is `median`"):
+        load_embedder(folder, device="cpu", threads=1, pooling="median")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"modules": [{"type": "sentence_transformers.models.Dense"}]}, "must consist of Transformer, Pooling.*Dense"),
+        (
+            {"1_Pooling/config": {"pooling_mode_lasttoken": True}},
+            "pooling must be one of mean_tokens.* but is lasttoken",
+        ),
+        ({"1_Pooling/config": {}}, "pooling must be one of"),
+        ({"sentence_bert_config": {"do_lower_case": True}}, "`do_lower_case` is True, which changes texts"),
+        ({"config_sentence_transformers": {"default_prompt_name": "query"}}, "`default_prompt_name` is 'query'"),
+    ],
+    ids=str,
+)
+def test_sentence_transformers_with_other_parts_are_refused(
+    files: dict[str, Any], message: str, make_folder: MakeFolder
+) -> None:
+    folder = make_folder("BertModel")
+    make_sentence_transformer(folder, "mean_tokens", **files)
+    with pytest.raises(TransduceError, match=message):
+        transduce.load(folder, device="cpu", threads=1)
 
 
 def test_pretraining_does_not_begin_with_a_model_that_has_no_head(

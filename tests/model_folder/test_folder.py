@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
+from transduce.interop.hugging_face.import_weights import LazyTensors
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import read_model_folder
@@ -298,6 +300,28 @@ def test_whoever_may_read_the_configuration_may_read_the_weights(trained: Path) 
     for folder, readable in ((trained, "config.json"), (newest, "state.json")):
         modes = {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".safetensors"}
         assert modes == {(folder / readable).stat().st_mode & 0o777}
+
+
+def test_weights_that_cannot_be_computed_leave_no_part_of_a_folder(translator: Translator, tmp_path: Path) -> None:
+    model = Transformer(make_config(translator.tokenizer.source.size))
+
+    def fail() -> Tensor:
+        raise TransduceError("damaged")
+
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    functions = {
+        name: fail if name == "decoder_norm.weight" else partial(weights.__getitem__, name) for name in weights
+    }
+    with pytest.raises(TransduceError, match="damaged"):
+        write_model_folder(
+            tmp_path / "m",
+            weights=LazyTensors(functions, weights),
+            config=model.config,
+            tokenizer=translator.tokenizer,
+            languages=("zh", None),
+            documents={},
+        )
+    assert list((tmp_path / "m").iterdir()) == []
 
 
 def test_weights_for_which_there_is_no_room_are_told(

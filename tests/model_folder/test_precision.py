@@ -49,7 +49,9 @@ def test_8_bits_are_refused_where_they_cannot_be_had() -> None:
         model = Recurrent(ModelConfig(kind="recurrent", **sizes))  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="`int8` is for CPUs, but the device is `cuda`: use `bf16` there"):
         quantize_to_int8(model, "cuda")
-    refusal = "`int8` is for Transformers that generate text, but this model is of the kind `recurrent`: use `fp32`."
+    refusal = (
+        "`int8` is for Transformers that read or write text, but this model is of the kind `recurrent`: use `fp32`."
+    )
     with pytest.raises(TransduceError, match=re.escape(refusal)):
         quantize_to_int8(model, "cpu")
 

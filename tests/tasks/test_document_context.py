@@ -219,6 +219,28 @@ def test_a_run_with_context_resumes_exactly(files: dict[str, str], tmp_path: Pat
     assert losses(tmp_path / "parts", 4, resume=True) == losses(tmp_path / "whole", 4)
 
 
+def test_a_prepared_corpus_keeps_documents(files: dict[str, str], tmp_path: Path) -> None:
+    def prepare_in(folder: Path, settings: dict[str, Any]) -> Path:
+        transduce.prepare(**files, out=folder, settings=settings | {"tokenizer.vocabulary_size": 320})
+        return folder
+
+    filters = {"data.filters.max_length_ratio": 20.0}
+    whole = train(files, tmp_path / "whole", "source", steps=1)
+    folder = prepare_in(tmp_path / "with", filters | {"data.context_before": 1})
+    dev = {name: path for name, path in files.items() if name.startswith("dev")}
+    options: dict[str, Any] = {"steps": 1, "settings": SETTINGS | {"data.prepared": str(folder)}, "context_before": 1}
+    transduce.train(**dev, out=tmp_path / "prepared", threads=1, precision="fp32", **options)
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+        for run in (whole, tmp_path / "prepared")
+    ]
+    assert losses[0] == losses[1]
+    folder = prepare_in(tmp_path / "without", filters)
+    options["settings"] = SETTINGS | {"data.prepared": str(folder)}
+    with pytest.raises(TransduceError, match=r"lacks the token <sep>|was prepared without"):
+        transduce.train(**dev, out=tmp_path / "refused", **options)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -12,6 +12,7 @@ from transduce.commands.main import main
 from transduce.data.batches import Batch
 from transduce.data.text_noise import NoisyPlan, TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
+from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -208,6 +209,8 @@ def test_noise_trains_and_resumes_exactly(text: dict[str, tuple[str, str]], tmp_
     }
     whole = train(tmp_path / "whole", steps=4, **options)
     train(tmp_path / "parts", steps=2, **options)
+    # The vocabulary has tokens for capitals, which are in no line of the text.
+    assert "S" in load_tokenizer(tmp_path / "whole").source.pieces(range(320))
     transduce.train(out=tmp_path / "parts", steps=4, resume=True, threads=1, precision="fp32")
     assert losses(tmp_path / "parts") == whole
     assert whole != train(tmp_path / "without", steps=4, **(options | {"settings": {}}))

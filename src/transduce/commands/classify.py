@@ -44,7 +44,7 @@ def _number_of_labels(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a label for each text, or a report."""
+    """Print a label for each text or, if the correct labels are known, a report of scores."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
     if options.json and not options.labels:
         raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str]) -> None:
-    """Write labels to a file, and score them if the correct labels are known."""
+    """Classify all texts, write the labels to a file if requested, and print scores if the right labels are known."""
     labels = list(read_lines(options.labels)) if options.labels else None
     if labels is not None:
         place = options.text or "standard input"

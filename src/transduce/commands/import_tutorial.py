@@ -124,7 +124,10 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
-    """Return the words and ids of a list, with usual names of the symbols that the options name."""
+    """Return the words of a vocabulary file with their ids; the start, end and padding symbols get their usual names.
+
+    The options name these symbols as the file spells them.
+    """
     with name_path_in_errors(file):
         text = Path(file).read_text("utf-8-sig")
     if text.lstrip().startswith(("[", "{")):

@@ -67,13 +67,13 @@ def add_columns(add: Callable[..., object]) -> None:
 def add_computing(parser: argparse.ArgumentParser, *, int8: bool = True) -> None:
     """Add the group of options for where and how to compute: --device, --threads, --precision.
 
-    int8 is offered for models that generate text.
+    int8 is offered for models that read or write text.
     """
     add_device(
         parser,
         precisions=("auto", "fp32", "bf16", "int8") if int8 else ("auto", "fp32", "bf16"),
         precision_help="auto: bf16 if the hardware multiplies it faster"
-        + ("; int8: 8-bit weights, for decoding on a CPU" if int8 else ""),
+        + ("; int8: 8-bit weights, for a CPU" if int8 else ""),
     )
 
 

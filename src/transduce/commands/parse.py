@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a tree for each sentence, or a report."""
+    """Print a tree for each sentence or, given a treebank, a report of bracket scores."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
     if options.json and not options.reference:
         raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
@@ -97,7 +97,7 @@ def _shown(parse: Parse, options: argparse.Namespace) -> str:
 
 
 def _report(options: argparse.Namespace, parser: Parser) -> ParsingReport:
-    """Parse a treebank's sentences and score brackets."""
+    """Parse a treebank's sentences, write the trees to a file if requested, and return the bracket scores."""
     references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
     parses = list(_parsed(parser, [reference.words() for reference in references]))
     if options.output:

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--output", metavar="FILE", type=file_or_stream, help="write the tags here (default: standard output)")
     add("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
-    add_computing(parser, int8=False)
+    add_computing(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -225,7 +225,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _ForecastKeeper(Callback):
-    """A callback that keeps the forecast of a run."""
+    """A callback that stores the run's forecast, which the command reports after a dry run."""
 
     forecast: RunForecast | None = None
 

@@ -180,7 +180,7 @@ class _Block(NamedTuple):
 
 
 class Plan(Protocol):
-    """A plan of batches of sentence pairs."""
+    """An interface of plans that provide the batches of sentence pairs of every epoch."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

@@ -152,9 +152,10 @@ def choose_held_out(
 
 
 def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
-    """Return the first candidates, at least one and at most `count`, whose holding out drops few other pairs.
+    """Return the first candidates that can be held out without dropping many other pairs: 1 to `count` of them.
 
-    Pairs are dropped if their source equals a held-out one; together, at most `most_further` pairs are dropped.
+    A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If every
+    candidate exceeds this limit, the one that drops the fewest pairs is returned.
     """
     if not candidates:
         return []

@@ -277,7 +277,7 @@ class _Merging:
                     write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
 
     def _write_held_out_pairs(self, folder: Path) -> None:
-        """Write held-out pairs whose texts have line feeds as JSON lines, a file for each language pair."""
+        """Write the held-out pairs as JSON lines, which can hold line feeds; one file for each language pair."""
         files: list[int | None] = [*range(self._request.files.grouped_files)] or [None]
         for file in files:
             held = self._held if file is None else self._held_of(file)
@@ -319,7 +319,7 @@ def _sum_reports(parts: Sequence[Part]) -> FilterReport:
 
 
 def _target_of(source: str, files: CorpusFiles) -> str:
-    """Return the target file that belongs to a source file; a file of pairs itself."""
+    """Return the target file that corresponds to a source file, or the file itself if it holds pairs."""
     return dict(zip(files.source, files.target, strict=False)).get(source, source)
 
 

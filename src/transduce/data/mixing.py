@@ -34,7 +34,10 @@ Schedule = tuple[tuple[float, float], ...]
 
 
 def share_at(schedule: Schedule, fraction: float) -> float:
-    """Return a corpus's share at a fraction of the run, from 0 to 1; outside its points it stays as it is there."""
+    """Return a corpus's share of the batches at a fraction (0 to 1) of the run, interpolated between the given points.
+
+    Before the first point and after the last one, the share is constant.
+    """
     if fraction >= schedule[-1][0]:
         return schedule[-1][1]
     # Of several points at one fraction, the last one holds from there on.
@@ -120,7 +123,7 @@ class _Pass(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _pass(corpus: int, pairs: Run, seed: int, number: int) -> _Pass:
-    """Return the order of the chunks of a corpus, whose pairs are a range, in its pass of this number."""
+    """Return the random order of a corpus's chunks in pass `number`; `pairs` is the range of the corpus's pairs."""
     start, stop = pairs
     starts = np.arange(start, stop, _CHUNK)[permutation(-(-(stop - start) // _CHUNK), seed, _STREAM, corpus, number)]
     return _Pass(starts, np.cumsum(np.minimum(_CHUNK, stop - starts)))

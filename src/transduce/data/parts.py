@@ -138,13 +138,19 @@ CORPUS_CARD_NAME = "corpus.json"
 
 
 def held_out_pairs_name(file: int | None = None) -> str:
-    """Return the name of the held-out pairs of texts with line feeds; `file` is that of `held_out_names`."""
+    """Return the name of the JSON-lines file with the held-out pairs, which is written if texts have line feeds.
+
+    `file` is an index in a corpus of several language pairs; None: the corpus has one.
+    """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}jsonl"
 
 
 def held_out_names(file: int | None = None) -> tuple[str, str]:
-    """Return the names of the held-out source and target; `file` is an index in a corpus of several language pairs."""
+    """Return the names of the two text files with the sources and the targets of the held-out pairs.
+
+    `file` is an index in a corpus of several language pairs; None: the corpus has one.
+    """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}source.txt", f"held_out.{number}target.txt"
 
@@ -276,6 +282,12 @@ FORMAT_VERSION = 1
 CARD_NAME = "part.json"
 
 
+NEEDS_DEV_DOCUMENTS = (
+    "`data.context_before` needs a dev set of whole documents, as single sentences cannot be held out of them: pass "
+    "--dev-source and --dev-target."
+)
+
+
 class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A request to prepare a part: every n-th block for a machine's shard, and of these every m-th for one worker."""
 
@@ -290,6 +302,10 @@ class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Number and count of the shard, both from 1: (2, 4) is the second of four."""
     worker: tuple[int, int] = (1, 1)
     """Number and count of the worker within the shard, both from 1."""
+
+    def __post_init__(self) -> None:
+        if self.files.has_documents and self.hold_out is not None:
+            raise TransduceError(NEEDS_DEV_DOCUMENTS)
 
     def takes(self, block: int) -> bool:
         """Return whether the block of pairs with this number belongs to the part."""

@@ -310,7 +310,10 @@ def _edge(
     operation: str,
     generator: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return where in both sides a placeholder is put at the start or the end, before or after the last punctuation."""
+    """Return the position in each side at which a placeholder is inserted: at the start, or at the end of the sentence.
+
+    At the end, the placeholder comes before or after the final punctuation, at random.
+    """
     if operation == "start":
         return 0, 0
     before_punctuation = generator.random() < 0.5

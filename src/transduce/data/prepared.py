@@ -42,10 +42,11 @@ _REPEATS = 6
 
 
 def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> CorpusFiles:
-    """Write ``most`` of the corpus's ``pairs`` as JSON lines in their order, and return a description of the file.
+    """Write an evenly spread sample of `most` pairs as JSON lines in corpus order; return a description of the file.
 
-    Every block of the corpus contributes its share, to within one pair. Which of its pairs are taken depends on the
-    block's number and a fixed seed, so periodic patterns in a corpus do not bias the sample.
+    `pairs` is the number of pairs in the corpus, to whose sample every block contributes its share, to within one pair.
+    Which pairs of a block are taken depends on the block's number and a fixed seed, so periodic patterns in a corpus do
+    not bias the sample.
     """
     encoder = msgspec.json.Encoder()
     before = 0
@@ -258,11 +259,11 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs with the pairs before them that may be their context."""
+        """Return the runs, each begun earlier by the number of context sentences, so that all context is read too."""
         return [(max(0, start - self.settings.before), stop) for start, stop in runs]
 
     def _rows(self, runs: Sequence[Run]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each pair of the runs, its row among the pairs of the extended runs, and its context's size."""
+        """Return, for each pair of the runs, its row in the data of `_extended(runs)` and the size of its context."""
         extended = self._extended(runs)
         continues = self.card.columns["documents"].read_runs(self.folder, "documents", extended).astype(bool)
         sizes = [stop - start for start, stop in extended]

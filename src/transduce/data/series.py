@@ -129,7 +129,7 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of each line, from 1, and its cells."""
+    """Yield the line number, from 1, and the cells of each line of a table."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     delimiter = "\t" if ".tsv" in suffixes[-2:] else ","
     blank = 0

@@ -34,7 +34,7 @@ def growth_limit(length: int, rate: float) -> int:
 
 
 class _Division(NamedTuple):
-    """A word's usual division into tokens."""
+    """A word's characters, and the number of BPE merges that turn them into the word's usual tokens."""
 
     characters: tuple[str, ...]
     merges: int
@@ -77,7 +77,10 @@ class BpeDropout(WordSampler):
         return _Division(characters, len(characters) - len(word))
 
     def _merge(self, parts: list[str], before: int, random: Random) -> list[str]:
-        """Return the parts of a word after all merges, of which the first after `before` others is dropped."""
+        """Return a word's tokens after BPE merges, some of which are dropped.
+
+        The first `before` merges are kept and the next one is dropped; later ones are dropped at random.
+        """
         while True:
             candidates = [
                 (-score, position)
@@ -119,7 +122,11 @@ class UnigramSampler(WordSampler):
         return tokens[::-1]
 
     def _build(self, word: tuple[int, ...]) -> tuple[str, list[list[float]], list[list[int]]]:
-        """Return the word's text, and for each end of a token where it may start, with cumulated probabilities."""
+        """Return a word's text and, for each end position, the possible starts of a token that ends there.
+
+        Returns:
+            The text; for each end position, the cumulated relative probabilities of these starts; and the starts.
+        """
         text = "".join(self._texts[id] for id in word)
         forward = [0.0] + [-math.inf] * len(text)
         cumulated, starts = [list[float]()], [list[int]()]
@@ -137,7 +144,10 @@ class UnigramSampler(WordSampler):
 
 
 def _tokens_of_text(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[str, int]]:
-    """Return the text of each ordinary token, and the reverse; symbols, bytes and special tokens are left out."""
+    """Return two tables of a vocabulary's ordinary tokens: from id to text, and from text to id.
+
+    Symbols, byte tokens and special tokens are left out.
+    """
     pieces = read_pieces(vocabulary.model_bytes)
     texts = {id: piece.text for id, piece in enumerate(pieces) if piece.type is PieceType.NORMAL}
     return texts, {text: id for id, text in texts.items()}
@@ -211,7 +221,7 @@ def sentence_samplers(
 
 
 class _BatchSource(Protocol):
-    """An interface of plans of batches."""
+    """An interface of plans that provide the batches of every epoch."""
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

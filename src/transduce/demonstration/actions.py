@@ -215,14 +215,14 @@ def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
 
 
 def statement(random: Random) -> Phrase:
-    """Return a random sentence such as 昨天我吃了苹果."""
+    """Return a random statement in both languages, such as 昨天我吃了苹果 / I ate apples yesterday."""
     (frame,) = random.choices(FRAMES, cum_weights=_FRAME_WEIGHTS)
     subject = a_subject(random)
     return declarative(subject, frame, an_action(random, subject, frame), a_time(random, frame), early(random))
 
 
 def scene(random: Random) -> Phrase:
-    """Return a random sentence such as 昨天他在公司工作."""
+    """Return a random sentence in both languages, such as 他在公司工作 / he was working at the office."""
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING
@@ -230,7 +230,7 @@ def scene(random: Random) -> Phrase:
 
 
 def experience(random: Random) -> Phrase:
-    """Return a random sentence such as 我吃过饺子, 我没去过北京."""
+    """Return a random sentence about an experience in both languages, such as 我吃过饺子 / I have eaten dumplings."""
     frame = random.choice((clauses.HAS_DONE, clauses.HAS_NEVER))
     return declarative(a_subject(random), frame, an_experience(random))
 
@@ -243,7 +243,7 @@ def an_experience(random: Random) -> Action:
 
 
 def skill(random: Random) -> Phrase:
-    """Return a random sentence such as 他会游泳, 你会说中文吗."""
+    """Return a random sentence about a skill in both languages, such as 他会游泳 / he can swim."""
     action = a_skill(random)
     if random.random() < 0.3:
         return whether(asked(random), clauses.KNOWS_HOW_ONE, action)
@@ -257,7 +257,7 @@ def a_skill(random: Random) -> Action:
 
 
 def animal(random: Random) -> Phrase:
-    """Return a random sentence such as 我的猫喜欢吃鱼."""
+    """Return a random sentence about an animal in both languages, such as 我的猫喜欢吃鱼 / my cat likes to eat fish."""
     subject = definite(random, NOUNS[random.choice(ANIMALS.split()[:2])])
     frame = random.choice((clauses.LIKES, clauses.DOES_NOT_LIKE, clauses.DID, clauses.IS_DOING, clauses.DOES_NOT))
     verb, noun = random.choice(_ANIMAL_ACTIVITIES)
@@ -272,7 +272,7 @@ def destination(place: Place) -> Phrase:
 
 
 def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -> Action:
-    """Return a random phrase such as 去北京, 坐火车去北京, 去商店买苹果."""
+    """Return a random action of going somewhere, such as 去北京 / go to Beijing, with a means or purpose."""
     kind = random.random()
     if kind < 0.45 and not frame.aspect:
         verb, noun, place = random.choice(_ERRANDS)
@@ -287,14 +287,14 @@ def a_journey(random: Random, frame: Frame | Question, time: Phrase = NOTHING) -
 
 
 def going(random: Random) -> Phrase:
-    """Return a random sentence such as 我每天坐公交车去学校, 明天我想去商店买苹果."""
+    """Return a random sentence about going somewhere in both languages: 我想去北京 / I want to go to Beijing."""
     frame = random.choice(_GOING_FRAMES)
     time = a_time(random, frame)
     return declarative(a_subject(random), frame, a_journey(random, frame, time), time, early(random))
 
 
 def errand(random: Random) -> Phrase:
-    """Return a random sentence such as 昨天我去商店买了苹果."""
+    """Return a random sentence about an errand: 他去商店买了茶 / he went to the shop and bought tea."""
     verb, noun, place = random.choice(_ERRANDS)
     bought = clauses.verb_phrase(verb, PAST, "了") + a_thing(random, noun, clauses.DID, WHO)
     action = Action(GO, destination(place) + phrase("", "and") + bought)
@@ -303,7 +303,7 @@ def errand(random: Random) -> Phrase:
 
 
 def giving(random: Random) -> Phrase:
-    """Return a random sentence such as 他给了我一本书, 老师正在教我们中文."""
+    """Return a random sentence about giving or teaching in both languages: 他给了我一本书 / he gave me a book."""
     subject = a_subject(random)
     receiver = somebody(random, subject).object
     if random.random() < 0.65:
@@ -369,7 +369,7 @@ _WHO_FRAMES = (
 
 
 def going_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你想去哪里, 你怎么去学校, 你去过北京吗."""
+    """Return a random question about going somewhere in both languages: 你想去哪里 / where do you want to go."""
     subject, kind = asked(random), random.random()
     if kind < 0.3:
         question = random.choice((clauses.WANTS_ONE, clauses.DID_ONE, clauses.WILL_ONE))
@@ -386,7 +386,7 @@ def going_question(random: Random) -> Phrase:
 
 
 def yes_no_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你昨天吃了苹果吗."""
+    """Return a random yes/no question in both languages, such as 你昨天吃了苹果吗 / did you eat apples yesterday."""
     question, subject = random.choice(_QUESTIONS), asked(random)
     if question is clauses.MAY_ONE:
         subject = random.choice((ME, WE))
@@ -394,7 +394,7 @@ def yes_no_question(random: Random) -> Phrase:
 
 
 def what_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你喜欢吃什么."""
+    """Return a random question about an object in both languages, such as 你喜欢吃什么 / what do you like to eat."""
     question, subject = random.choice(_OPEN_QUESTIONS), asked(random)
     verb, _ = random.choice(_ASKED)
     action = with_adjuncts(random, subject, question, Action(verb))
@@ -402,21 +402,21 @@ def what_question(random: Random) -> Phrase:
 
 
 def how_many_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你买了几本书."""
+    """Return a random question about a number in both languages: 你买了几本书 / how many books did you buy."""
     question, subject = random.choice((clauses.DID_ONE, clauses.DID_ONE, clauses.WANTS_ONE)), asked(random)
     verb, noun = random.choice(_COUNTED)
     return what(how_many(noun), subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def whom_question(random: Random) -> Phrase:
-    """Return a random sentence such as 他正在等谁."""
+    """Return a random question about the object in both languages: 他在等谁 / who is he waiting for."""
     question, subject = random.choice((clauses.IS_ONE, clauses.WANTS_ONE, clauses.WILL_ONE)), asked(random)
     verb = random.choice(HELPING_VERBS)
     return what(WHO.object, subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def where_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你想在哪里吃饭."""
+    """Return a random question about a place: 你想在哪里吃饭 / where do you want to eat."""
     question, subject = random.choice(_WHERE_QUESTIONS), asked(random)
     if random.random() < 0.3 and not question.aspect:
         action = Action(random.choice(INTRANSITIVE_VERBS))
@@ -427,20 +427,20 @@ def where_question(random: Random) -> Phrase:
 
 
 def why_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你为什么没吃苹果."""
+    """Return a random question about a reason: 你为什么没吃苹果 / why did you not eat apples."""
     (question, negation), subject = random.choice(_WHY_QUESTIONS), asked(random)
     action = an_action(random, subject, question)
     return why(phrase("为什么", "why"), subject, question, action, negation)
 
 
 def who_question(random: Random) -> Phrase:
-    """Return a random sentence such as 谁吃了我的苹果."""
+    """Return a random question about the subject in both languages, such as 谁吃了我的苹果 / who ate my apples."""
     frame = random.choice(_WHO_FRAMES)
     return declarative(WHO, frame, an_action(random, WHO, frame), a_time(random, frame), early=False) + QUESTION_MARK
 
 
 def request(random: Random) -> Phrase:
-    """Return a random sentence such as 请给我一杯茶, 别看电视, 我们去公园吧."""
+    """Return a random request in both languages, such as 请给我茶 / please give me tea."""
     kind = random.random()
     if kind < 0.3:
         return phrase("请", "please") + _please(random).phrase(BASE)

@@ -123,7 +123,7 @@ _PRESENT_DAYS = (("今天", "today", ""), ("现在", "now", ""))
 
 
 def feeling(random: Random) -> Phrase:
-    """Return a random sentence such as 我爱你, 他不喜欢茶, 我们都认识她."""
+    """Return a random sentence about a feeling in both languages, such as 他不喜欢茶 / he does not like tea."""
     subject = a_subject(random)
     action = _feeling(random, subject)
     if action.verb.source in _VERY_MUCH and random.random() < 0.2:
@@ -136,7 +136,7 @@ def feeling(random: Random) -> Phrase:
 
 
 def feeling_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你喜欢他吗, 你为什么喜欢他, 谁喜欢你, 你喜欢谁."""
+    """Return a random question about a feeling in both languages, such as 你喜欢他吗 / do you like him."""
     kind, subject = random.random(), asked(random)
     action = _feeling(random, subject)
     if kind < 0.45:
@@ -172,7 +172,7 @@ def _related(first: Nominal, second: Nominal) -> bool:
 
 
 def quality(random: Random) -> Phrase:
-    """Return a random sentence such as 这本书很贵, 她不忙, 昨天我很累."""
+    """Return a random sentence about a quality in both languages, such as 这本书很贵 / this book is expensive."""
     subject, adjective = _thing_with_quality(random)
     if adjective.source in MOODS and random.random() < 0.4:
         return _mood(random, subject, adjective)
@@ -180,7 +180,7 @@ def quality(random: Random) -> Phrase:
 
 
 def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
-    """Return a random sentence such as 昨天我很累 / I was tired yesterday."""
+    """Return a random sentence about a mood in both languages, such as 昨天我很累 / I was tired yesterday."""
     past = random.random() < 0.6
     time = random.choice(PAST_TIMES if past else _PRESENT_DAYS)
     be = (WAS if past else BE)[subject.agreement]
@@ -190,7 +190,7 @@ def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
-    """Return a random person or thing of which a quality can be stated."""
+    """Return a random person or thing, and an adjective that can describe it."""
     if random.random() < 0.45:
         return a_subject(random), random.choice(PERSON_ADJECTIVES)
     adjective, noun = random.choice(_QUALITIES)
@@ -224,7 +224,7 @@ def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
 
 
 def quality_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你忙吗, 这本书贵吗, 他比你高吗."""
+    """Return a random question about a quality in both languages, such as 他比你高吗 / is he taller than you."""
     while True:
         subject, wanted = _comparison(random) if random.random() < 0.3 else _quality(random)
         if subject.agreement != FIRST:
@@ -237,7 +237,7 @@ def _quality(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def comparison(random: Random) -> Phrase:
-    """Return a random sentence such as 他比我高, 苹果比香蕉便宜, 她和我一样忙."""
+    """Return a random comparison in both languages, such as 她和我一样忙 / she is as busy as me."""
     subject, compared = _comparison(random)
     return subject.subject + phrase("", BE[subject.agreement]) + compared
 
@@ -285,7 +285,7 @@ _IS = phrase("是", "is")
 
 
 def identity(random: Random) -> Phrase:
-    """Return a random sentence such as 他是老师, 我妈妈不是医生, 这是我的书."""
+    """Return a random sentence about who or what something is in both languages, such as 他是老师 / he is a teacher."""
     if random.random() < 0.2:
         return random.choice(_THIS) + _copula(random, "is") + _property(random)
     subject = _known(random)
@@ -302,7 +302,7 @@ def _known(random: Random) -> Nominal:
 
 
 def _role(random: Random, subject: Nominal) -> Phrase:
-    """Return a random phrase such as 老师 / a teacher, 我 的 朋友 / my friends."""
+    """Return a random description of what a person is, such as 老师 / a teacher, 我 的 朋友 / my friends."""
     if random.random() < 0.6:
         noun = random.choice(OCCUPATIONS)
         return phrase(noun.source, noun.many if subject.plural else f"{article(noun.one)} {noun.one}")
@@ -321,7 +321,7 @@ def _owned_noun(random: Random) -> Noun:
 
 
 def identity_question(random: Random) -> Phrase:
-    """Return a random sentence such as 他是老师吗, 她是谁, 这是谁的书."""
+    """Return a random question about who or what something is in both languages, such as 她是谁 / who is she."""
     kind = random.random()
     if kind < 0.6:
         subject = asked(random) if kind < 0.2 else random.choice(RELATIVES)
@@ -341,7 +341,7 @@ def identity_question(random: Random) -> Phrase:
 
 
 def location(random: Random) -> Phrase:
-    """Return a random sentence such as 他在学校, 我不在家, 我的书在桌子上."""
+    """Return a random sentence about a location in both languages, such as 他在学校 / he is at school."""
     subject, be_there = _located(random)
     return subject.subject + be_there
 
@@ -369,7 +369,7 @@ def _placed_thing(random: Random) -> tuple[Nominal, Phrase]:
 
 
 def location_question(random: Random) -> Phrase:
-    """Return a random sentence such as 他在哪里, 你的手机在哪里, 他在家吗."""
+    """Return a random question about a location in both languages, such as 他在哪里 / where is he."""
     kind = random.random()
     if kind < 0.5:
         subject = asked(random)
@@ -404,7 +404,7 @@ _ADDRESSED = (*(phrase(*name) for name in NAMES), *(phrase(noun.source, noun.one
 
 
 def greeting(random: Random) -> Phrase:
-    """Return a random greeting, thanks or apology: 你好, 再见玛丽, 谢谢你的书, 你妈妈好吗, 早上好，他是老师."""
+    """Return a random greeting, thanks or apology in both languages, such as 再见玛丽 / goodbye Mary."""
     words, kind = random.choice(_GREETINGS), random.random()
     if kind < 0.05:
         return words
@@ -419,7 +419,7 @@ def greeting(random: Random) -> Phrase:
 
 
 def existence(random: Random) -> Phrase:
-    """Return a random sentence about what exists at a place: 桌子上有三本书, "there are three books on the table"."""
+    """Return a random sentence about what exists at a place: 桌子上有三本书 / there are three books on the table."""
     source, english, links, nouns = random.choice(SPOTS)
     spot, noun = phrase(source, english, links), NOUNS[random.choice(nouns.split())]
     kind = random.random()
@@ -438,7 +438,7 @@ def existence(random: Random) -> Phrase:
 
 
 def possession(random: Random) -> Phrase:
-    """Return a random sentence such as 我有一只猫, 他没有钱, 她想要一杯茶."""
+    """Return a random sentence about possession in both languages, such as 我有一只猫 / I have a cat."""
     subject, kind = a_subject(random), random.random()
     if kind < 0.2:
         return declarative(subject, clauses.HAS_NOT, Action(HAVE, _goods(random)))
@@ -456,7 +456,7 @@ def _goods(random: Random) -> Phrase:
 
 
 def possession_question(random: Random) -> Phrase:
-    """Return a random sentence such as 你有时间吗, 你有妹妹吗, 你有几本书."""
+    """Return a random question about possession in both languages, such as 你有几本书 / how many books do you have."""
     subject, kind = asked(random), random.random()
     if kind < 0.35:
         return whether(subject, clauses.DOES_ONE, Action(HAVE, _goods(random)))
@@ -473,7 +473,7 @@ def possession_question(random: Random) -> Phrase:
 
 
 def thought(random: Random) -> Phrase:
-    """Return a random sentence such as 我觉得这本书很贵, 你知道他是谁吗."""
+    """Return a random sentence about a thought in both languages, such as 我觉得他很忙 / I think he is busy."""
     verb, rule = random.choice(((THINK, quality), (KNOW, _known_fact), (KNOW, _unknown_fact)))
     clause = rule(random)
     # "Also" would need a preceding sentence.
@@ -486,12 +486,12 @@ def thought(random: Random) -> Phrase:
 
 
 def _known_fact(random: Random) -> Phrase:
-    """Return a random sentence such as 他是老师, 他在学校."""
+    """Return a random fact as a sentence in both languages, such as 他是老师 / he is a teacher."""
     return random.choice((identity, location))(random)
 
 
 def _unknown_fact(random: Random) -> Phrase:
-    """Return a random phrase such as 他是谁 / who he is, 他在哪里 / where he is."""
+    """Return a random indirect question in both languages, such as 他是谁 / who he is, 他在哪里 / where he is."""
     subject = random.choice((*PRONOMINALS[2:4], *STRANGERS, *NAMED))
     be = BE[subject.agreement]
     if random.random() < 0.5:

@@ -116,7 +116,7 @@ class Nominal(msgspec.Struct, frozen=True):
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return a thing as a nominal, whose subject and object forms are equal."""
+    """Return words for a thing as a noun phrase (`Nominal`), whose subject and object forms are equal."""
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
 
@@ -147,19 +147,19 @@ def owner_phrase(source: str) -> Phrase:
 
 
 def _relative(owner: str, noun: Noun) -> Nominal:
-    """Return a phrase such as 我妈妈, 汤姆的妈妈."""
+    """Return a relative of a person in both languages, such as 我 妈妈 / my mother."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     possessor = phrase(owner, pronouns[owner]) if owner in pronouns else owner_phrase(owner)
     return _person(possessor + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
 def _companion(owner: str, noun: Noun) -> Nominal:
-    """Return a phrase such as 我的朋友, 汤姆的朋友."""
+    """Return an acquaintance of a person in both languages, such as 汤姆 的 朋友 / Tom's friend."""
     return _person(owner_phrase(owner) + phrase(noun.source, noun.one), owner + noun.source, owner)
 
 
 def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
-    """Return a phrase such as 这位老师, 那位老师, 这些老师."""
+    """Return three noun phrases, such as 这 位 老师 / this teacher, with "this", "that" and "these"."""
     near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
     far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
     these = phrase("这些", "these") + phrase(noun.source, noun.many)
@@ -168,7 +168,7 @@ def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
 
 
 def _together(first: Nominal, second: Nominal) -> Nominal:
-    """Return a phrase such as 汤姆 和 玛丽."""
+    """Return two people as one noun phrase in both languages, such as 汤姆 和 玛丽 / Tom and Mary."""
     words = first.subject + phrase("和", "and") + second.subject
     return Nominal(words, words, OTHER, plural=True, referents=first.referents | second.referents)
 

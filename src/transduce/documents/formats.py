@@ -12,7 +12,7 @@ from transduce.errors import TransduceError
 
 
 class Source(NamedTuple):
-    """The content of a document to read."""
+    """A document to read: its bytes, the settings for its texts, and limits on its size."""
 
     content: bytes
     settings: DocumentSettings
@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A document format."""
+    """A document format: its names, file suffixes and media type, and the function that reads it."""
 
     name: str
     """Its name, as in `--format`."""

@@ -81,7 +81,7 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """The names of all files, in order."""
+        """The names of all files in the archive, in order."""
         return list(self._entries)
 
     def _check(self, limits: Limits) -> None:

@@ -45,7 +45,7 @@ _MAX_NESTED_ROWS = 8
 
 
 class Assemble(Protocol):
-    """A function that makes the translated document."""
+    """A protocol for functions that make the translated document from the translations of its texts."""
 
     def __call__(
         self,
@@ -317,7 +317,7 @@ def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 class _Assembly:
-    """The assembly of one translated document."""
+    """A writer of one translated document, given the translations of its texts and the spans of their tags."""
 
     def __init__(
         self,

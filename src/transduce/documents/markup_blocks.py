@@ -98,7 +98,7 @@ class Block(NamedTuple):
 
     @property
     def protected(self) -> list[Mark]:
-        """The protected elements, in order."""
+        """The text's protected elements, which translation copies unchanged, in order."""
         return [mark for mark in self.root.points() if mark.kind == "protected"]
 
     def located(self) -> list[Span]:
@@ -209,7 +209,7 @@ class _Builder:
 
     @property
     def text(self) -> str:
-        """The plain text."""
+        """The plain text that was collected so far, without tags."""
         return "".join(self._characters)
 
     def add(self, token: Token) -> None:
@@ -238,7 +238,10 @@ class _Builder:
                 mark.space_after = True
 
     def _put(self, character: str) -> None:
-        """Append a character, after a space if the source has one there that does not only wrap a line."""
+        """Append a character, preceded by a space if white space in the source separates words there.
+
+        A line end between letters of a script without spaces only wraps the line, and adds no space.
+        """
         last = self._characters[-1] if self._characters else ""
         is_wrap = "\n" in self._space and last and _is_unspaced(last) and _is_unspaced(character)
         if self._space and last and not is_wrap:

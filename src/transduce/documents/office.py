@@ -267,7 +267,7 @@ class _Paragraph:
                 self.element.append(child)
 
     def _append_tag(self, tag: Tag, holders: list[Any], runs: list[Any]) -> None:
-        """Append what a tag stands for to the innermost holder.
+        """Append the element that a tag stands for, or begin or end the tag's container or formatting.
 
         Args:
             tag: the tag.

@@ -326,7 +326,10 @@ _OFFSET = 1000  # between the numbers of tags of consecutive cues
 
 
 def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
-    """Return the parts of a segment with numbers of tags that no other segment of the group has."""
+    """Return a segment's parts with tag numbers that no other segment of its group uses.
+
+    `index` is the index of the segment in the group.
+    """
     return [part._replace(id=part.id + _OFFSET * index) if isinstance(part, Tag) else part for part in parts]
 
 
@@ -379,7 +382,7 @@ def cut_points(text: str, widths: Sequence[int]) -> list[int] | None:
 
 
 def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
-    """Return parts in pieces, cut at positions of their text; white space at the cuts is removed.
+    """Divide a text with tags at positions of the text; return the parts of each piece, without outer white space.
 
     A span that is cut is closed before the cut and opened again after it.
     """

@@ -109,7 +109,10 @@ def portions(units: Sequence[Unit]) -> Iterator[list[Unit]]:
 
 
 def translate_units(units: Sequence[Unit], translate: TranslateTexts) -> list[str]:
-    """Return the translation of each unit; equal units are translated once, unless the model reads those before."""
+    """Return each unit's translation.
+
+    Equal units are translated only once, unless the model reads earlier text as context.
+    """
     if isinstance(translate, ModelTexts) and translate.reads_context:
         return [
             text

@@ -116,7 +116,7 @@ class InlineText:
 
     @property
     def unit(self) -> Unit:
-        """The unit to translate."""
+        """The text as one unit to translate: XML if inline tags stand between words, otherwise plain text."""
         if any(isinstance(part, Tag) for part in self.core):
             return Unit("".join(map(_write_part, self.core)), "xml")
         return Unit(self.plain)

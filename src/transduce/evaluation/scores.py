@@ -305,7 +305,7 @@ def check_line_counts(lines: Mapping[str, Sequence[str]]) -> None:
 
 
 def _named(name: str, count: int) -> str:
-    """Return the name of lines, which begins with a plural noun, in the singular if `count` is 1, for messages."""
+    """Return a noun phrase for a message, such as "references", with its first word in the singular if `count` is 1."""
     first, space, rest = name.partition(" ")
     return (_SINGULARS.get(first, first) if count == 1 else first) + space + rest
 

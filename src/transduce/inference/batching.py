@@ -129,7 +129,7 @@ class DocumentMemory:
         self._targets: list[list[int]] = []
 
     def forget(self) -> None:
-        """Begin another document."""
+        """Forget the sentences of the document, because another document begins."""
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:

@@ -250,10 +250,10 @@ def find_compiled_search(
     generate: GenerateSettings | None = None,
     draw: Draw | None = None,
 ) -> CompiledSearch | None:
-    """Return a compiled search for a scorer at its first step; None if it has none, or for lack of memory.
+    """Return a compiled search for a scorer that has run no step; None if no kernel supports it or memory is short.
 
     Args:
-        scorer: the scorer, of a single model; it returns logits in a search as `generate` too.
+        scorer: the scorer of a single model, which returns logits, although `GenerateSearch` takes log-probabilities.
         bounds: start token, end token and maximum lengths.
         beam: the beam's size; 1: greedy search.
         rules: rules applied to the logits in turn.
@@ -429,7 +429,7 @@ def start_search(
 def _greedy_search(
     scorer: Scorer, bounds: Bounds, search: SearchSettings, rules: Sequence[Rule], draw: Draw | None
 ) -> GreedySearch:
-    """Return a greedy search, or a search that draws tokens, step by step."""
+    """Return a `GreedySearch` that takes the most probable tokens or, with `draw`, samples tokens."""
     if draw is not None:
         return GreedySearch(scorer, bounds, draw, width=search.n_best, rules=rules)
     divisor = length_penalty if search.generate is None else length_power

@@ -19,6 +19,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import DocumentContext
 from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.decoding import read_max_source_tokens, read_search_settings
+from transduce.inference.embedder import Embedder, load_embedder
 from transduce.inference.forecaster import Forecaster, load_forecaster
 from transduce.inference.generator import Generator, load_generator
 from transduce.inference.mask_filler import Filler, load_filler
@@ -125,16 +126,18 @@ Task = Literal[
     "tagging",
     "parsing",
     "time-series",
+    "embedding",
 ]
 """The task of a loaded model."""
 
-_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Parser | Forecaster]] = {
+_LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder]] = {
     "language-model": load_generator,
     "masked-language-model": load_filler,
     "classification": load_classifier,
     "tagging": load_tagger,
     "parsing": load_parser,
     "time-series": load_forecaster,
+    "embedding": load_embedder,
 }
 
 
@@ -173,9 +176,11 @@ def load(folder: str | Path, *, task: Literal["parsing"], **options: Unpack[Load
 @overload
 def load(folder: str | Path, *, task: Literal["time-series"], **options: Unpack[LoadOptions]) -> Forecaster: ...
 @overload
+def load(folder: str | Path, *, task: Literal["embedding"], **options: Unpack[LoadOptions]) -> Embedder: ...
+@overload
 def load(
     folder: Folders, *, task: Task | None = ..., **options: Unpack[TranslatorOptions]
-) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster: ...
+) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder: ...
 @renamed_arguments(examples="datastore")
 def load(
     folder: str | Path | Sequence[str | Path],
@@ -188,18 +193,19 @@ def load(
     target_language: str | None = None,
     datastore: str | Path | None = None,
     tag: str | None = None,
-) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster:
+) -> Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder:
     """Load a model folder for the task that the model was trained for.
 
     Translation models give a `Translator`, language models a `Generator`, and masked language models a `Filler`. The
-    other tasks give a `Classifier`, a `Tagger`, a `Parser` or a `Forecaster`.
+    other tasks give a `Classifier`, a `Tagger`, a `Parser`, a `Forecaster` or an `Embedder`. Every encoder of text can
+    also be loaded with the task "embedding".
 
     Args:
         folder: a folder that `transduce train` or `transduce import` wrote, or a Hugging Face folder. Several folders
             of translation models form an ensemble; they must have the same vocabulary.
         task: the expected task; a folder for another task is refused. With `task`, type checkers know the result's
             type: `load(folder, task="translation")` is a `Translator`.
-        precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for translators also "int8".
+        precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster; for a CPU also "int8".
         device: "cpu", "cuda", or "auto": a GPU if there is one.
         threads: number of compute threads in the whole process; None: $OMP_NUM_THREADS, or all usable cores.
         source_language: source language, for models with language tags (NLLB, mBART, M2M100).
@@ -216,7 +222,11 @@ def load(
     if task is not None and task not in get_args(Task):
         raise TransduceError(f"`task` must be one of {', '.join(get_args(Task))}, but is `{task}`.")
     folders = as_paths(folder, "A model's folder")
-    model_task = task_of(folders[0]) if isinstance(folder, str | Path) else "translation"
+    is_one = isinstance(folder, str | Path)
+    if is_one and task == "embedding" and model_kind(folders[0]) == "encoder":
+        model_task: Task = "embedding"
+    else:
+        model_task = task_of(folders[0]) if is_one else "translation"
     if task is not None and task != model_task:
         raise TransduceError(
             f"`task` is `{task}`, but the model in {folder} is for `{model_task}`: name another folder."
@@ -253,7 +263,7 @@ def task_of(folder: Path) -> Task:
     if kind == "encoder":
         raise TransduceError(
             f"The model in {folder} is an encoder, and the folder does not specify its task: train it with `--task "
-            "classification`, or open it with `transduce.model_folder.read.read_any_model_folder`."
+            'classification`, or load it with `task="embedding"` for vectors of texts.'
         )
     return "language-model" if kind == "decoder" else "translation"
 

@@ -140,7 +140,7 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _day_and_year(parts: Sequence[str]) -> tuple[list[int], str]:
-    """Return day and month in ascending order, and the year."""
+    """Return the day and month of a date as numbers in ascending order, and the year's digits."""
     year = next((part for part in parts if len(part) == 4), parts[-1])
     rest = [part for part in parts if part is not year]
     return sorted(map(int, rest)), _digits(year)

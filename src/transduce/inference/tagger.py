@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_path, as_texts
 from transduce.data.labelled import WordTokens
 from transduce.errors import TransduceError
@@ -114,7 +115,7 @@ class Tagger:
     def _probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the probability of each tag at each token, (B, S, C), float32 on the CPU."""
         config = self.model.config
-        states, _ = self.model.encode(pad(rows, config.pad_id, self.model.source_weight.device))
+        states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
         return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
 
 
@@ -161,7 +162,7 @@ def load_tagger(
 
     Args:
         folder: the model folder.
-        precision: "fp32", "bf16" or "auto".
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
         device: "cpu", "cuda" or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 

@@ -84,7 +84,10 @@ class _Histories:
         """True if a sentence needs the translations of the sentences before it."""
 
     def with_history(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts with the sentences before them, unless these must be translated first."""
+        """Return the parts, each with the preceding sentences of its document as context.
+
+        The parts are unchanged if the model also needs translations of these sentences, which must be made first.
+        """
         memory = self._memory
         if memory is None or self.is_sequential:
             return list(parts)

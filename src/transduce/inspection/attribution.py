@@ -299,10 +299,12 @@ def recorded_attention(model: nn.Module) -> Iterator[list[AttentionRecord]]:
 
 
 def _contributions(record: AttentionRecord) -> Tensor:
-    """Return the share of each position's moved vector in the sum of attention and residual connection, (Q, L).
+    """Return each position's share in the output of an attention module with its residual connection, (Q, L).
 
-    The share is how much nearer the vector brings the others to the sum, in the L1 norm. For cross-attention the last
-    column, L + 1, is the residual connection; in self-attention it belongs to the query's own position.
+    A position's vector is its projected value, times the attention weight; the output is the sum of all vectors. The
+    share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For
+    cross-attention the last column, L + 1, is the residual connection; in self-attention it belongs to the query's own
+    position.
     """
     module, inputs = record.module, record.x if record.memory is None else record.memory
     first = module.widths[0] + module.widths[1]

@@ -11,8 +11,12 @@ import msgspec
 import torch
 
 from transduce.acceleration import forecast_decoder, select_decoder, why_no_triton
+from transduce.inference.classifier import Classifier
+from transduce.inference.embedder import Embedder
 from transduce.inference.generator import Generator
 from transduce.inference.load import load
+from transduce.inference.mask_filler import Filler
+from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
 from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
@@ -66,10 +70,10 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     """The model's kind and size, precision and device."""
     decoding: BackendChoice | None
-    """The backend that decodes the model; None for a model that does not generate text."""
+    """The backend that decodes, or encodes with, the model; None for a model without a choice of backends."""
 
     def __str__(self) -> str:
-        shown = self.decoding or "this kind of model does not generate text, so no decoder is selected"
+        shown = self.decoding or "this kind of model has no choice of backends"
         return f"{self.description}: {shown}"
 
 
@@ -224,11 +228,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _model_status(folder: str | Path, precision: str, device: str, threads: int | None) -> ModelStatus:
     loaded = load(folder, precision=precision, device=device, threads=threads)
     decoding = None
-    if isinstance(loaded, Translator | Generator):
+    if isinstance(loaded, Translator | Generator | Classifier | Tagger | Filler | Embedder):
         decoding = BackendChoice(*_selection(loaded))
     return ModelStatus(folder=str(folder), description=repr(loaded), decoding=decoding)
 
 
-def _selection(loaded: Translator | Generator) -> tuple[str, str, dict[str, str]]:
+def _selection(
+    loaded: Translator | Generator | Classifier | Tagger | Filler | Embedder,
+) -> tuple[str, str, dict[str, str]]:
     backend, refused = select_decoder(loaded.model)
     return backend, "", refused

@@ -59,7 +59,10 @@ _FEED_FORWARD_LIST = {
 
 
 def _separate(ours: str, theirs: str) -> _Layer:
-    """Return the names of an attention with one layer for each projection, W_Q, W_K, W_V, and with a norm inside."""
+    """Return the names of an attention's weights if W_Q, W_K and W_V are separate layers and the norm is inside.
+
+    The keys are this package's names, which start with `ours`; the values are the tutorial's.
+    """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_Q", "W_K", "W_V")),
         f"{ours}.output.{{p}}": (f"{theirs}.fc.{{p}}",),
@@ -68,7 +71,10 @@ def _separate(ours: str, theirs: str) -> _Layer:
 
 
 def _block(ours: str, theirs: str, norm: str) -> _Layer:
-    """Return the names of an attention and its norm in models whose layers are called blocks."""
+    """Return the names of an attention's weights if its norm belongs to a block around the attention.
+
+    The keys are this package's names, which start with `ours`; the values are the tutorial's.
+    """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_q", "W_k", "W_v")),
         f"{ours}.output.{{p}}": (f"{theirs}.W_o.{{p}}",),

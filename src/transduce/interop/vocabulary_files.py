@@ -62,7 +62,7 @@ _MEANINGS = {"pad": "padding", "eos": "the end of a text", "unk": "unknown words
 
 
 class OpenedVocabulary(NamedTuple):
-    """A tokenizer made of vocabularies of one's own, and what was added or mapped."""
+    """A tokenizer made of the user's own vocabularies, with notes on special tokens that were added or mapped."""
 
     tokenizer: Tokenizer
     notes: list[str]
@@ -485,9 +485,9 @@ def _special_already(symbol: str) -> TransduceError:
 
 
 def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return for each token that a vocabulary has in addition to `base` the ids with which `base` spells its text.
+    """Return, for each token that `vocabulary` adds to `base`, the ids with which `base` spells the token's text.
 
-    A space in front of them is left out; a line feed, which `base` may be unable to spell, has the ids of a space.
+    A space token at the start is left out. A line feed, which `base` may be unable to spell, has the ids of a space.
     """
     space = base.id(_SPACE)
     rows = []

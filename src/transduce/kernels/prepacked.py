@@ -265,7 +265,7 @@ class PackedModel:
 
     @property
     def layout(self) -> str:
-        """A short hash of the layouts of all layers."""
+        """A short hash of the weight layouts of all prepacked layers."""
         layouts = "\n".join(f"{name} {layer.layout}" for name, layer in self._layers.items())
         return hashlib.sha256(layouts.encode()).hexdigest()[:16]
 
@@ -309,7 +309,9 @@ def packed_layers(model: nn.Module) -> PackedModel | None:
 
 
 def outline_quantized(model: nn.Module, make: MakeLinear) -> PackedModel | None:
-    """Return what a model with 8-bit weights consists of; None if there is none, or if its layers cannot be stored.
+    """Return the layers that a model would have with 8-bit weights, without data; None if they could not be stored.
+
+    The result is None, too, if the model cannot be prepacked.
 
     Args:
         model: on the meta device; it must not be used afterwards.
@@ -341,7 +343,10 @@ class InferenceCopy:
         self._record_weights(model)
 
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
-        """Return the prepacked copy of a model as it is now; `graph` is its layer graph, all of it in `PREPACKABLE`."""
+        """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
+
+        `graph` is the model's layer graph, whose components are all in `PREPACKABLE`.
+        """
         weights = self._weights
         if graph != self._graph or any(
             holder.get(name) is not parameter or _version(parameter) != version

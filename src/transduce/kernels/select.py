@@ -149,7 +149,7 @@ class Selection(NamedTuple):
 
 
 def select_decoder(model: nn.Module) -> Selection:
-    """Return which backend decodes a model as it is now.
+    """Return which backend decodes, or encodes with, a model as it is now.
 
     Hooks and replaced modules take effect at the next call.
     """
@@ -177,12 +177,6 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
 
         return GpuState(cast(Transformer, model), source_ids)
     return model.start(source_ids)
-
-
-def select_encoder(model: Encoder) -> Selection:
-    """Return which backend computes the states of an encoder-only model as it is now."""
-    compiled = _find_compiled(model)
-    return Selection("reference", {"compiled": compiled}) if isinstance(compiled, str) else Selection("compiled", {})
 
 
 def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:

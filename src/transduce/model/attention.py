@@ -553,7 +553,7 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of some blocks in attention within a window, from the mask of existing positions."""
+    """Return the mask of blocks of attention within a window, with the relative bias if the model has one."""
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.relative is None:

@@ -328,7 +328,7 @@ def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
 
 
 def known_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return the class of a module without wrappers; None if the class is unknown or something was added to it."""
+    """Return the class of an unmodified module of a known class, without wrappers; None for any other module."""
     try:
         for _ in check_module("", module):
             pass

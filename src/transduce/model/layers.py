@@ -208,7 +208,11 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine a mask and a window mask without the first keys, which no query reaches; also return their number."""
+    """Combine a mask with a window mask, without the leading keys that no query reaches.
+
+    Returns:
+        The mask, and the number of keys that were left out.
+    """
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())
     allowed = near.allowed[..., first:]

@@ -1,31 +1,40 @@
 """Describe what a folder's model was trained for: its task, and the time series of a forecaster."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from transduce.data.series import SeriesScale
 from transduce.errors import TransduceError
 from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
-from transduce.model_folder.safety import read_json
+from transduce.model_folder.safety import file_inside, read_json
 
 # --- tasks ---
 
 
 TASK_CARD = "task.json"
+Pooling = Literal["mean", "first", "max"]
+"""The mean or the maximum of the states of all tokens, or the state of the first token."""
+POOLINGS = ("mean", "first", "max")
+"""The values of `Pooling`."""
 
 
-class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The task that a model was trained for, as stored in task.json."""
 
-    kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series"]
+    kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series", "embedding"]
     """The task."""
     labels: tuple[str, ...] = ()
     """Names of the classes, or of the tags of words, in the model's order."""
     length: int = 512
     """Maximum number of tokens that an encoder reads from a text, including special tokens."""
+    pooling: Pooling | None = None
+    """How an embedding model makes one vector of a text's states; only embedding models have it."""
+    normalizes: bool = False
+    """Whether an embedding model divides each vector by its norm."""
 
     def text(self) -> str:
         """Return the card as JSON text."""
@@ -49,10 +58,70 @@ def find_task_card(folder: Path) -> TaskCard | None:
     heads = hugging_face_heads(folder) if is_hugging_face_folder(folder) else None
     if heads is None:
         return None
+    if (card := _sentence_transformer_card(folder, heads.length)) is not None:
+        return card
     if heads.masked_language:
         return TaskCard(kind="masked-language-model", length=heads.length)
     kind: Literal["tagging", "classification"] = "tagging" if heads.labels_tokens else "classification"
     return TaskCard(kind=kind, labels=heads.labels, length=heads.length) if heads.labels else None
+
+
+_MODULES = "modules.json"  # of sentence-transformers
+_MODULE_TYPES = re.compile(r"sentence_transformers\.(?:[\w.]+\.)?(Transformer|Pooling|Normalize)")
+_POOLINGS: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "max_tokens": "max"}
+
+
+def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
+    """Return the card of an embedding model of sentence-transformers; None if the folder holds no such model.
+
+    Args:
+        folder: the folder.
+        length: the number of positions of the model.
+
+    Raises:
+        TransduceError: the model has a module or a pooling that is not supported.
+    """
+    if not (folder / _MODULES).is_file():
+        return None
+    modules = read_json(folder, _MODULES, list[dict[str, Any]])
+    found = [(_MODULE_TYPES.fullmatch(str(each.get("type"))), each) for each in modules]
+    unknown = next((each.get("type") for match, each in found if match is None), None)
+    kinds = [match[1] for match, _ in found if match is not None]
+    if unknown is not None or kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise TransduceError(
+            f"{folder / _MODULES}: an embedding model must consist of Transformer, Pooling and perhaps Normalize, but "
+            f"this one has {unknown or ', '.join(kinds)}: it cannot be imported."
+        )
+    part = file_inside(folder, str(modules[1].get("path", "")))
+    pooling = read_json(part, "config.json", dict[str, Any])
+    modes = [key.removeprefix("pooling_mode_") for key, value in pooling.items() if value is True and "mode" in key]
+    mode = _POOLINGS.get(modes[0]) if len(modes) == 1 else None
+    if mode is None:
+        raise TransduceError(
+            f"{part / 'config.json'}: pooling must be one of {', '.join(_POOLINGS)}, but is {', '.join(modes)}: the "
+            "model cannot be imported."
+        )
+    for file, setting in _CHANGES_TEXTS:
+        if (value := _setting(folder, file, setting)) is not None:
+            raise TransduceError(
+                f"{folder / file}: `{setting}` is {value!r}, which changes texts before they are read and is not "
+                "supported: the model cannot be imported."
+            )
+    limit = _setting(folder, "sentence_bert_config.json", "max_seq_length")
+    if isinstance(limit, int) and limit > 2:
+        length = min(length, limit)
+    return TaskCard(kind="embedding", length=length, pooling=mode, normalizes="Normalize" in kinds)
+
+
+_CHANGES_TEXTS = (
+    ("sentence_bert_config.json", "do_lower_case"),
+    ("config_sentence_transformers.json", "default_prompt_name"),
+)
+
+
+def _setting(folder: Path, file: str, setting: str) -> Any:
+    """Return a setting of a JSON file in a folder; None if it is false or empty, or if there is no such file."""
+    return (read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}).get(setting) or None
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import torch
@@ -16,6 +16,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache
 from transduce.process_environment import release_freed_memory
 from transduce.text.tokenizer import Tokenizer
@@ -45,31 +46,36 @@ def precision_of(model: Model) -> str:
     return {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def convert_to_precision(model: _Model, precision: str, machine: Machine) -> _Model:
+def convert_to_precision(
+    model: _Model, precision: str, machine: Machine, files: Sequence[MappedTensors] = ()
+) -> _Model:
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster.
 
-    The model is converted in place, except for "int8".
+    The model is converted in place, except for "int8". `files` are those that the model's weights are mapped from.
 
     Raises:
         TransduceError: `precision` is "int8" and the model or the device does not support it.
     """
     if precision == "int8":
         return cast(
-            _Model, quantize_to_int8(model, machine.device)
+            _Model, quantize_to_int8(model, machine.device, files)
         )  # quantize returns an instance of the model's class
     dtype = DTYPES[machine.precision if precision == "auto" else precision]
     if machine.device == "cpu":
         make_inference_copy(model, dtype)
     model.to(device=machine.device, dtype=dtype)
+    if machine.device == "cpu":
+        release_freed_memory()  # packing leaves as much behind as it makes
     return model
 
 
-def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder | Encoder:
+def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] = ()) -> Transformer | Decoder | Encoder:
     """Return the model with 8-bit weights; the original model must not be used afterwards.
 
     Args:
         model: the model in float32.
         device: the device that the model will run on.
+        files: the files that the weights are mapped from; their memory is released while other weights are quantized.
 
     Raises:
         TransduceError: the device is a GPU, the model is not a Transformer of tokens, or PyTorch has no 8-bit matrix
@@ -82,9 +88,21 @@ def quantize_to_int8(model: Model, device: str) -> Transformer | Decoder | Encod
             "Precision `int8` is for Transformers that read or write text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
-    quantized = quantize(model, make=int8_linear_maker())
+    quantized = quantize(model, make=_releasing(int8_linear_maker(), files))
     release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
     return quantized
+
+
+def _releasing(make: Any, files: Sequence[MappedTensors]) -> Any:
+    """Return a maker of linear layers that releases the memory of mapped files after each layer."""
+
+    def make_and_release(*arguments: Any) -> Any:
+        layer = make(*arguments)
+        for file in files:
+            file.release()
+        return layer
+
+    return make_and_release if files else make
 
 
 # --- loading to a device ---
@@ -146,7 +164,7 @@ def read_at_precision(
     content = read(folder, packed=packed)
     if isinstance(content.model, PrepackedModel):
         return content
-    model = convert_to_precision(content.model, precision, machine)
+    model = convert_to_precision(content.model, precision, machine, content.files)
     for file in content.files:
         file.release()
     layers = packed_layers(model) if packed is not None and content.source else None
@@ -155,7 +173,9 @@ def read_at_precision(
         if cache.store(layers, always=always_store) is not None:
             stored = read(folder, packed=packed)
             if isinstance(stored.model, PrepackedModel):
-                return stored  # its weights are mapped
+                del content, model, layers
+                release_freed_memory()  # the stored model's weights are mapped
+                return stored
     return msgspec.structs.replace(content, model=model)
 
 
@@ -211,7 +231,10 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
 
 
 def _with_direction(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
-    """Return a model of several language pairs for one of them, or for a pair of languages it knows from others."""
+    """Select the languages of a model that was trained on several language pairs, and return the model.
+
+    The pair may be new if the model knows the source language and the target language from other pairs.
+    """
     targets = dict.fromkeys(target_language for _, target_language in content.directions)
     if target is None and len(targets) > 1:
         raise TransduceError(

@@ -186,7 +186,7 @@ def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def _with_model(content: ModelFolder[Model], model: M) -> ModelFolder[M]:
-    """Return the content of a folder, typed by its model's class."""
+    """Return the content of a folder with this model, so that type checkers know the model's class."""
     return ModelFolder(
         model,
         content.tokenizer,
@@ -297,7 +297,7 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 
 class _Own(NamedTuple, Generic[Built]):
-    """A model and its files, as read from a folder that this package wrote."""
+    """A model with its manifest and mapped files, as read from a folder that this package wrote."""
 
     model: Built
     manifest: Manifest
@@ -331,9 +331,10 @@ def _read_own(
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
 ) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model whose linear layers are in a cache, or return None if the cache does not have them.
+    """Read a model whose prepacked layers are in a cache; return None if the cache lacks these layers.
 
-    The model comes with the file of its other weights and that of these layers.
+    Returns:
+        The model, the file with its other weights, and the file with its prepacked layers.
     """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
@@ -358,7 +359,7 @@ def _read_model(
     file = _map_weights(folder, stored)
     weights = _read_weights(file, stored, config, stored)
     if verified is None or not verified.is_finite(file.path, file.version):
-        _check_finite(file.path, weights)
+        _check_finite(file, weights)
         if verified is not None:
             verified.record_finite(file.path, file.version)
     model.load_state_dict(weights, assign=True)
@@ -383,9 +384,9 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
 
 
 def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
-    """Read a Hugging Face folder but for its weights: the model is on the meta device, and weights are read on access.
+    """Read a Hugging Face folder without its weights: the model is on the meta device, and weights are read on access.
 
-    While the weights are read one after the other, the memory of those before is released.
+    Reading a weight releases the memory of the weights that were read before.
 
     Raises:
         TransduceError: a file is missing or damaged, or the model is not supported.
@@ -560,7 +561,11 @@ def _check_shapes(path: Path, weights: Mapping[str, Tensor], outline: Mapping[st
             )
 
 
-def _check_finite(path: Path, weights: Mapping[str, Tensor]) -> None:
+def _check_finite(file: MappedTensors, weights: Mapping[str, Tensor]) -> None:
+    """Check that all weights that were mapped from a file are finite, and release their memory."""
     for name, tensor in weights.items():
         if not all_finite(tensor):
-            raise TransduceError(f"{path}: {name} has values that are not finite (NaN or infinite): train it again.")
+            raise TransduceError(
+                f"{file.path}: {name} has values that are not finite (NaN or infinite): train it again."
+            )
+        file.release()

@@ -1,10 +1,12 @@
 """Map the tensors of safetensors files from disk, and write such files tensor by tensor.
 
 A mapped tensor costs no memory until it is read, and processes that map the same file share its pages. So a file that
-may be mapped is never changed in place: a new file is written under another name and renamed.
+may be mapped is never changed in place: a new file is written under another name and renamed. On Windows tensors are
+copied.
 """
 
 import hashlib
+import os
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -95,7 +97,7 @@ class MappedTensors:
         return self._view(*entry.data_offsets, entry.dtype, entry.shape)
 
     def rows(self, names: Iterable[str]) -> Tensor | None:
-        """Return tensors that the file holds one behind the other, concatenated by rows and mapped; else None."""
+        """Return adjacent tensors of the file as one mapped tensor, joined by rows; None if they are not adjacent."""
         first, *others = (self.entries[name] for name in names)
         end, rows = first.data_offsets[1], first.shape[0] if first.shape else 0
         for entry in others:
@@ -120,7 +122,9 @@ class MappedTensors:
         # Each tensor has a storage of its own, so that copying or pickling a tensor does not take the whole file along.
         data = len(self.header.content)
         part = self._bytes[data + start : data + stop]
-        return torch.asarray(part, dtype=torch.uint8).view(DTYPES[dtype]).view(shape)
+        tensor = torch.asarray(part, dtype=torch.uint8).view(DTYPES[dtype]).view(shape)
+        # Windows refuses to replace a file that is mapped, and a run replaces its weights while others use them.
+        return tensor.clone() if os.name == "nt" else tensor
 
 
 # --- writing ---

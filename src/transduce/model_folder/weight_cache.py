@@ -182,7 +182,7 @@ class PrepackedCache:
         self._source = source
 
     def has_files(self) -> bool:
-        """Return whether there is a file for the precision, whatever its layout and source."""
+        """Return whether the cache has a file for the precision, even one for other kernels or from older weights."""
         return any(next(place.glob(f"{self._precision}-*.safetensors"), None) for place in cache_folders(self._folder))
 
     def load(self, packed: PackedModel) -> MappedTensors | None:
@@ -201,7 +201,7 @@ class PrepackedCache:
         return f"{self._precision}-{packed.layout}.safetensors"
 
     def _map(self, place: Path, packed: PackedModel) -> MappedTensors | None:
-        """Map the prepacked weights in one folder; None if they are not those of the model."""
+        """Map the prepacked weights in a cache folder; None if there is no file, or it was made from another model."""
         name, outline = self._name(packed), packed.tensors()
         if not (place / name).is_file():
             return None
@@ -211,14 +211,14 @@ class PrepackedCache:
         return file if file.header.content == expected else None
 
     def _metadata(self, data: str) -> dict[str, str]:
-        """Return the metadata of a file whose data have this digest."""
+        """Return the header's metadata for a cache file; `data` is the digest of the file's tensor data."""
         return {"format": _FORMAT, "source": self._source, "data": data}
 
     def store(self, packed: PackedModel, *, always: bool = False) -> Path | None:
-        """Write prepacked weights, and return the file; None if they are small, or if nothing could be written.
+        """Write prepacked weights to a file and return its path; None if they are small or could not be written.
 
-        If no folder can be written to, or the disk is full, a warning says so. Another process that writes the same
-        file goes on alone.
+        If no folder can be written to, or the disk is full, a warning says so. Nothing is written while another process
+        writes the same file.
 
         Args:
             packed: the model with prepacked weights.

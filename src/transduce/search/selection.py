@@ -81,7 +81,7 @@ def argmax_token(logits: Tensor) -> Tensor:
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` greatest logits of each row and their indices, best first: (…, V) to twice (…, k).
+    """Return the `count` greatest logits of each row, best first, and their indices: (…, V) to two tensors (…, k).
 
     Only the `count` blocks with the greatest maxima, and the logits after the last complete block, can hold them.
     """

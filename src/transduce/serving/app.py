@@ -152,13 +152,13 @@ class Application:
         return Response(self.views.page(self.service.page_settings()), headers=_PAGE_HEADERS, media_type="text/html")
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /health`."""
+        """Answer `GET /health` with the status `ok`, or with an error if the server cannot translate any more."""
         if not self.service.engine.workers.all_alive:
             raise RequestError(503, "The server cannot translate any more: start it again.")
         return json_response(Health())
 
     async def metrics(self, request: Request) -> Response:
-        """Answer `GET /metrics`."""
+        """Answer `GET /metrics` with the server's counters and gauges, as Prometheus reads them."""
         self.checks.check_key(request)
         batcher = self.service.engine.batcher
         gauges = {

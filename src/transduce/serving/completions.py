@@ -311,7 +311,7 @@ class _StoppingReport:
 
 
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
-    """Return the choices for one translated prompt."""
+    """Return the completions of a prompt: its translations, cut at a stop sequence or at the maximum length."""
     choices = []
     for whole in (answer.text, *answer.alternatives):
         reason: FinishReason = "stop" if answer.is_complete else "length"
@@ -365,7 +365,7 @@ def _longest_start(text: str, max_tokens: int, model: Model) -> str:
 
 
 def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice:
-    """Return the choice for one generated text."""
+    """Return a language model's continuation as a completion, cut at a stop sequence."""
     position = _find_stop(continuation.text, request.stop)
     tokens = token_probabilities([continuation])
     if position is None:

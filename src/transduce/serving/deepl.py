@@ -40,7 +40,7 @@ Tags = Annotated[str | list[str], Meta(description="Names of tags, as a list or 
 
 
 class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /v2/translate`."""
+    """The body of `POST /v2/translate`: texts to translate, their languages, and options."""
 
     text: Annotated[str | list[str], Meta(description="A text, or several.")]
     target_lang: str
@@ -75,7 +75,7 @@ class DeepLRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
 
 class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
-    """The translation of one text."""
+    """The translation of one text in the response of `POST /v2/translate`."""
 
     detected_source_language: str
     text: str
@@ -83,19 +83,19 @@ class DeepLTranslation(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLResponse(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `POST /v2/translate`."""
+    """The response of `POST /v2/translate`: a translation for each text."""
 
     translations: list[DeepLTranslation]
 
 
 class DeepLLanguagesRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The parameters of `/v2/languages`."""
+    """The parameters of `/v2/languages`: whether source or target languages are requested."""
 
     type: Literal["source", "target"] = "source"
 
 
 class DeepLLanguage(msgspec.Struct, kw_only=True, frozen=True):
-    """A language of `/v2/languages`."""
+    """A language in the response of `/v2/languages`."""
 
     language: str
     name: str
@@ -103,7 +103,10 @@ class DeepLLanguage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLUsage(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `/v2/usage`. There is no quota, so the limit is a number that no client reaches."""
+    """The response of `/v2/usage`: the number of characters translated since the server's start.
+
+    There is no quota, so the limit is a number that no client reaches.
+    """
 
     character_count: int
     character_limit: int
@@ -117,13 +120,13 @@ class DeepLGlossaryPair(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLGlossaryPairs(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /v2/glossary-language-pairs`."""
+    """The response of `GET /v2/glossary-language-pairs`: the language pairs that glossaries may have."""
 
     supported_languages: list[DeepLGlossaryPair]
 
 
 class DeepLGlossaryRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /v2/glossaries`."""
+    """The body of `POST /v2/glossaries`: the name, the languages and the terms of a new glossary."""
 
     name: str
     source_lang: str
@@ -133,7 +136,7 @@ class DeepLGlossaryRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unk
 
 
 class DeepLGlossary(msgspec.Struct, kw_only=True, frozen=True):
-    """A glossary that a client created."""
+    """A description, without the terms, of a glossary that a client created."""
 
     glossary_id: str
     name: str
@@ -146,13 +149,13 @@ class DeepLGlossary(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLGlossaries(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /v2/glossaries`."""
+    """The response of `GET /v2/glossaries`: descriptions of the client's glossaries."""
 
     glossaries: list[DeepLGlossary]
 
 
 class DeepLDocumentRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The multipart form of `POST /v2/document`."""
+    """The multipart form of `POST /v2/document`: a document to translate, its languages, and options."""
 
     file: UploadedFile
     target_lang: str
@@ -178,14 +181,14 @@ class DeepLDocumentHandle(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeepLDocumentKey(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /v2/document/{id}` and `POST /v2/document/{id}/result`."""
+    """The body of `POST /v2/document/{id}` and `POST /v2/document/{id}/result`: the document's secret key."""
 
     document_key: str
     auth_key: str | None = None
 
 
 class DeepLDocumentStatus(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `POST /v2/document/{id}`."""
+    """The response of `POST /v2/document/{id}`: the state of the document's translation."""
 
     document_id: str
     status: DocumentState
@@ -249,7 +252,7 @@ class DeepLHandlers:
     # --- texts ---
 
     async def translate(self, request: Request) -> Response:
-        """Answer `POST /v2/translate`."""
+        """Answer `POST /v2/translate` with the translation of each text."""
         message = await self.checks.read(request, DeepLRequest)
         owner = self.checks.check_key(request, message.auth_key)
         _refuse(message, ("style_id", "translation_memory_id", "custom_instructions"))
@@ -279,10 +282,10 @@ class DeepLHandlers:
         return json_response(DeepLResponse(translations=translations), headers=warning_headers(answers))
 
     def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
-        """Return the stored glossary that a request names, or None.
+        """Return the stored glossary that a request names, or None if it names none.
 
         Raises:
-            RequestError: it does not exist, or is for other languages.
+            RequestError: the glossary does not exist or is for other languages, or the request names several.
         """
         ids = _split(message.glossary_ids) or ([message.glossary_id] if message.glossary_id else [])
         if not ids:
@@ -300,7 +303,10 @@ class DeepLHandlers:
         return self.service.glossaries.glossary(stored)
 
     async def languages(self, request: Request) -> Response:
-        """Answer `GET` or `POST /v2/languages`; DeepL's official client sends a GET with a form as its body."""
+        """Answer `GET` or `POST /v2/languages` with the source languages or the target languages.
+
+        DeepL's official client sends a GET with a form as its body.
+        """
         message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
         if message.type == "source":
@@ -315,7 +321,7 @@ class DeepLHandlers:
         )
 
     async def usage(self, request: Request) -> Response:
-        """Answer `GET` or `POST /v2/usage`."""
+        """Answer `GET` or `POST /v2/usage` with the number of characters translated since the server's start."""
         self.checks.check_key(request)
         count = int(self.service.metrics.value("transduce_characters_total"))
         return json_response(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
@@ -323,7 +329,7 @@ class DeepLHandlers:
     # --- glossaries ---
 
     async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /v2/glossary-language-pairs`."""
+        """Answer `GET /v2/glossary-language-pairs` with the language pairs that glossaries may have."""
         pairs = sorted({(base(source), base(target)) for source, target in self.service.routes.pairs})
         return json_response(
             DeepLGlossaryPairs(
@@ -358,7 +364,7 @@ class DeepLHandlers:
         return json_response(_describe(stored), 201)
 
     async def glossary(self, request: Request) -> Response:
-        """Answer `GET` or `DELETE /v2/glossaries/{id}`."""
+        """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it."""
         owner, id = self.checks.check_key(request), request.path_params["id"]
         if request.method == "DELETE":
             self.service.glossaries.delete(id, owner)
@@ -366,7 +372,7 @@ class DeepLHandlers:
         return json_response(_describe(self.service.glossaries.get(id, owner)))
 
     async def glossary_entries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}/entries` with tab-separated lines."""
+        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms as tab-separated lines."""
         owner = self.checks.check_key(request)
         stored = self.service.glossaries.get(request.path_params["id"], owner)
         return Response(entries_as_tsv(stored), media_type="text/tab-separated-values")

@@ -64,7 +64,7 @@ class InspectionHandlers:
         self.views = views
 
     async def inspect(self, request: Request) -> Response:
-        """Answer `POST /inspect`."""
+        """Answer `POST /inspect` with a sentence's translation, and how the model and the search produced it."""
         message = await self.checks.read(request, InspectRequest)
         self.checks.check_key(request, message.api_key)
         model, search = self._select_model(message)

@@ -76,7 +76,7 @@ class LibreTranslateHandlers:
         self.documents = documents
 
     async def translate(self, request: Request) -> Response:
-        """Answer `POST /translate`."""
+        """Answer `POST /translate` with translations, or with a stream of events if the client asks for one."""
         message = await self.checks.read(request, TranslateRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q", "source", "target"))
@@ -120,7 +120,7 @@ class LibreTranslateHandlers:
         )
 
     async def detect(self, request: Request) -> Response:
-        """Answer `POST /detect`."""
+        """Answer `POST /detect` with the languages that a text may be in, likeliest first."""
         message = await self.checks.read(request, DetectRequest)
         self.checks.check_key(request, message.api_key)
         _check_set(message, ("q",))
@@ -134,7 +134,7 @@ class LibreTranslateHandlers:
         return json_response([_with_own_code(language, self.service.routes) for language in detected])
 
     async def languages(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /languages`."""
+        """Answer `GET /languages` with the source languages and the target languages of each."""
         routes = self.service.routes
         return json_response(
             [
@@ -148,7 +148,7 @@ class LibreTranslateHandlers:
         )
 
     async def frontend_settings(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /frontend/settings`."""
+        """Answer `GET /frontend/settings` with the limits and features that LibreTranslate's web page reads."""
         keys = self.service.keys.are_required
         source, target = self.service.routes.default_pair
         return json_response(
@@ -197,7 +197,7 @@ class LibreTranslateHandlers:
         return response
 
     async def suggest(self, request: Request) -> Response:
-        """Answer `POST /suggest` by appending the suggestion to the file of suggestions."""
+        """Answer `POST /suggest` by appending a user's better translation to the file of suggestions."""
         self.checks.take_from_rate(request)
         message = await self.checks.read_message(request, SuggestRequest)
         _check_set(message, ("q", "s", "source", "target"))

@@ -29,7 +29,7 @@ class UploadedFile(msgspec.Struct, frozen=True):
 
 
 class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /translate`."""
+    """The body of `POST /translate`: texts to translate, their languages, and options."""
 
     q: Annotated[str | list[str], Meta(description="A text, or several; lines are translated one by one.")]
     source: Annotated[str, Meta(description="A language code, or `auto`.", examples=["auto"])]
@@ -66,7 +66,7 @@ class DetectedLanguage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """The response of `POST /translate`; its fields are lists if `q` was a list."""
+    """The response of `POST /translate`: the translations; each field is a list if `q` was a list."""
 
     translated_text: str | list[str]
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
@@ -93,14 +93,14 @@ class Progress(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DetectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /detect`."""
+    """The body of `POST /detect`: the text whose language is to be detected."""
 
     q: str
     api_key: str | None = None
 
 
 class Language(msgspec.Struct, kw_only=True, frozen=True):
-    """An entry of the response of `GET /languages`."""
+    """A source language in the response of `GET /languages`, with the languages that it can be translated to."""
 
     code: str
     name: str
@@ -109,7 +109,7 @@ class Language(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The multipart form of `POST /translate_file`."""
+    """The multipart form of `POST /translate_file`: a document to translate, and its languages."""
 
     file: Annotated[UploadedFile, Meta(description="The document; its suffix names the format.")]
     source: Annotated[str, Meta(description="A language code, or `auto`.")]
@@ -118,7 +118,7 @@ class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TranslateFileResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """The response of `POST /translate_file`."""
+    """The response of `POST /translate_file`: the address of the translated document."""
 
     translated_file_url: str
     """Address of the translated document, which is kept for some minutes."""
@@ -141,21 +141,21 @@ class SuggestResponse(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class LanguageChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """The language that a page selects at first."""
+    """A language that the web page selects by default."""
 
     code: str
     name: str
 
 
 class LanguageChoices(msgspec.Struct, kw_only=True, frozen=True):
-    """The source and target language that a page selects at first."""
+    """The source and target language that the web page selects by default."""
 
     source: LanguageChoice
     target: LanguageChoice
 
 
 class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
-    """The response of `GET /frontend/settings`: settings for a web page."""
+    """The response of `GET /frontend/settings`: the server's limits and features, for LibreTranslate's web page."""
 
     char_limit: int
     frontend_timeout: int
@@ -169,7 +169,7 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
 
 
 class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /inspect`."""
+    """The body of `POST /inspect`: a sentence whose translation is to be inspected, with its languages and options."""
 
     q: Annotated[str, Meta(description="One sentence, without line breaks.")]
     source: Annotated[str, Meta(description="The language of the sentence.")]
@@ -214,7 +214,7 @@ class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
 
 
 class Health(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /health` while the server can translate."""
+    """The response of `GET /health`, the status `ok`, while the server can translate."""
 
     status: Literal["ok"] = "ok"
 
@@ -232,7 +232,7 @@ class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OpenAIFault(msgspec.Struct, kw_only=True, frozen=True):
-    """The reason why a request failed."""
+    """The reason why a request under `/v1` failed, in OpenAI's format."""
 
     message: str
     """One sentence that describes the error."""

@@ -26,7 +26,7 @@ Stop = str | Annotated[list[str], Meta(max_length=16)]
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Options of a completion; those that are not listed are accepted without effect."""
+    """Options of a completion, such as its length and sampling; unlisted options are accepted without effect."""
 
     num_predict: Annotated[int, Meta(description="Maximum number of tokens; not positive: no limit.")] | None = None
     stop: Stop | None = None
@@ -38,7 +38,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
-    """A message of the conversation."""
+    """A message of a conversation in the body of `POST /api/chat`."""
 
     images: Annotated[list[Any] | None, Meta(description="Refused unless empty.")] = None
     tool_calls: Ignored = None
@@ -60,14 +60,14 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
-    """The body of `POST /api/chat`."""
+    """The body of `POST /api/chat`: the model, the messages of a conversation, and options."""
 
     messages: list[OllamaMessage]
     tools: Refused = None
 
 
 class OllamaGenerateRequest(_SharedFields, kw_only=True, frozen=True):
-    """The body of `POST /api/generate`."""
+    """The body of `POST /api/generate`: the model, a text to translate or continue, and options."""
 
     prompt: str = ""
     suffix: Refused = None
@@ -106,7 +106,7 @@ class OllamaResponse(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaDetails(msgspec.Struct, kw_only=True, frozen=True):
-    """Technical details of a model."""
+    """Technical details of a model in Ollama's format; those that do not apply here are empty."""
 
     format: str = "transduce"
     family: str = "transformer"
@@ -117,7 +117,7 @@ class OllamaDetails(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True, frozen=True):
-    """An entry of `GET /api/tags`."""
+    """A model in the response of `GET /api/tags` and `GET /api/ps`."""
 
     name: str
     model: str
@@ -128,13 +128,13 @@ class OllamaModel(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaModels(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /api/tags` and `GET /api/ps`."""
+    """The response of `GET /api/tags` and `GET /api/ps`: all models of the server."""
 
     models: list[OllamaModel]
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /api/show`."""
+    """The body of `POST /api/show`: the name of the model to describe."""
 
     model: str = ""
     name: Annotated[str, Meta(description="An older name of `model`.")] = ""
@@ -142,7 +142,7 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaShown(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `POST /api/show`."""
+    """The response of `POST /api/show`: a description of the model."""
 
     modified_at: str
     details: OllamaDetails = OllamaDetails()
@@ -155,7 +155,7 @@ class OllamaShown(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OllamaVersion(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /api/version`."""
+    """The response of `GET /api/version`: the version of transduce."""
 
     version: str
 
@@ -202,7 +202,10 @@ class OllamaHandlers:
         self._started_at = _now()
 
     async def chat(self, request: Request) -> Response:
-        """Answer `POST /api/chat`."""
+        """Answer `POST /api/chat` with the next message of a conversation.
+
+        A translation model translates the user's last message; a language model continues the conversation.
+        """
         message = await self.checks.read(request, OllamaChatRequest)
         self.checks.check_key(request)
         if any(each.images for each in message.messages):
@@ -212,7 +215,7 @@ class OllamaHandlers:
         return await self._answer(request, message, prompt, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
-        """Answer `POST /api/generate`."""
+        """Answer `POST /api/generate` with the translation of a text, or a language model's continuation."""
         message = await self.checks.read(request, OllamaGenerateRequest)
         self.checks.check_key(request)
         return await self._answer(request, message, message.prompt, is_chat=False)
@@ -261,7 +264,7 @@ class OllamaHandlers:
         )
 
     async def show(self, request: Request) -> Response:
-        """Answer `POST /api/show`."""
+        """Answer `POST /api/show` with a description of the model."""
         message = await self.checks.read_message(request, OllamaShowRequest)
         wanted = message.model or message.name
         if not wanted:
@@ -270,7 +273,7 @@ class OllamaHandlers:
         return json_response(OllamaShown(modified_at=self._started_at, model_info={"general.name": name}))
 
     async def version(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /api/version`."""
+        """Answer `GET /api/version` with the version of transduce."""
         return json_response(OllamaVersion(version=version("transduce")))
 
 
@@ -309,7 +312,7 @@ class _LineFormatter(EventFormatter):
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:
-        """Return the JSON object that ends an answer; it contains this text."""
+        """Return the JSON object that ends an answer; its text field holds `text`."""
         duration = time.monotonic_ns() - self._started_at
         return msgspec.structs.replace(
             self._response(text, done=True),

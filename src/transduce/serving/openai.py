@@ -41,14 +41,14 @@ Refused = Annotated[Any, Meta(description="Refused unless it has its default val
 
 
 class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
-    """A part of a message with several parts."""
+    """A part of a chat message whose content is a list of parts."""
 
     type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
     text: str = ""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """A message of the conversation."""
+    """A message of a conversation in the body of `POST /v1/chat/completions`."""
 
     role: Annotated[str, Meta(max_length=64, description="The last message of a `user` is translated.")]
     content: str | list[ChatPart] | None = None
@@ -97,7 +97,10 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatRequest(_SharedFields, kw_only=True, frozen=True):
-    """The body of `POST /v1/chat/completions`; fields that OpenAI does not document are ignored."""
+    """The body of `POST /v1/chat/completions`: the model, the messages of a conversation, and options.
+
+    Fields that OpenAI does not document are ignored.
+    """
 
     messages: list[ChatMessage]
     max_completion_tokens: MaxTokens | None = None
@@ -126,7 +129,7 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
 
 
 class CompletionsRequest(_SharedFields, kw_only=True, frozen=True):
-    """The body of `POST /v1/completions`."""
+    """The body of `POST /v1/completions`: the model, one or several texts to translate or continue, and options."""
 
     prompt: Annotated[str | list[str], Meta(description="A text, or several.")]
     logprobs: Annotated[int, Meta(ge=0, description="0: return each token's log-probability; refused above.")] | (
@@ -170,7 +173,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """One of the returned completions."""
+    """A completion in the response of `POST /v1/chat/completions`."""
 
     index: int
     message: ChatAnswer
@@ -200,7 +203,7 @@ class TextLogProbabilities(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TextChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """One of the returned texts."""
+    """A completion in the response of `POST /v1/completions`."""
 
     index: int
     text: str
@@ -220,7 +223,10 @@ class TextCompletion(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OpenAIModel(msgspec.Struct, kw_only=True, frozen=True):
-    """An entry of `GET /v1/models`; the id of a translation model contains the source and the target language."""
+    """A model in the response of `GET /v1/models`.
+
+    The id of a translation model contains the source and the target language.
+    """
 
     id: str
     created: int
@@ -230,7 +236,7 @@ class OpenAIModel(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OpenAIModels(msgspec.Struct, kw_only=True, frozen=True):
-    """The response of `GET /v1/models`."""
+    """The response of `GET /v1/models`: all models of the server."""
 
     data: list[OpenAIModel]
     object: Literal["list"] = "list"
@@ -289,7 +295,10 @@ class OpenAIHandlers:
         self._started_at = int(time.time())
 
     async def chat(self, request: Request) -> Response:
-        """Answer `POST /v1/chat/completions`."""
+        """Answer `POST /v1/chat/completions` with completions of a conversation.
+
+        A translation model translates the user's last message; a language model continues the conversation.
+        """
         message = await self.checks.read(request, ChatRequest)
         self.checks.check_key(request)
         is_generator = self.completions.find(message.model) in self.completions.service.generators
@@ -303,7 +312,7 @@ class OpenAIHandlers:
         return await self._answer(request, order, message, "chatcmpl", _chat_completion)
 
     async def text(self, request: Request) -> Response:
-        """Answer `POST /v1/completions`."""
+        """Answer `POST /v1/completions` with the translations of texts, or a language model's continuations."""
         message = await self.checks.read(request, CompletionsRequest)
         self.checks.check_key(request)
         if message.logprobs:
@@ -321,7 +330,7 @@ class OpenAIHandlers:
     def _order(
         self, message: _SharedFields, prompts: list[str], *, max_tokens: int | None, with_tokens: bool
     ) -> CompletionRequest:
-        """Return the protocol-independent form of a request.
+        """Convert a request of OpenAI's API to a `CompletionRequest`.
 
         Raises:
             RequestError: a field is set that would change the result and is not supported.
@@ -371,11 +380,11 @@ class OpenAIHandlers:
         return json_response(content, headers=completion.headers)
 
     async def models(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /v1/models`."""
+        """Answer `GET /v1/models` with all models of the server."""
         return json_response(OpenAIModels(data=[self._describe(name) for name in self.completions.names]))
 
     async def model(self, request: Request) -> Response:
-        """Answer `GET /v1/models/{id}`."""
+        """Answer `GET /v1/models/{id}` with a description of the model."""
         return json_response(self._describe(self.completions.find(request.path_params["id"])))
 
     def _describe(self, name: str) -> OpenAIModel:

@@ -297,7 +297,7 @@ class Service:
 
 
 def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
-    """Return the joined texts of a request by their script; those without letters, which may be any, have all texts."""
+    """Return a request's texts joined by script; the key None, for texts without letters, has all texts joined."""
     texts: dict[str | None, list[str]] = {None: []}
     for plan in plans:
         text = " ".join(plan.sentences)
@@ -379,14 +379,14 @@ class _Reporter:
         self._is_plain = [model.is_plain_sentence(line, text_settings) for line in lines.values()]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
-        """Report the progress of a plain sentence; of other lines, the tokens are not the translations' start."""
+        """Report the progress of a line that is one plain sentence; `report_text` reports other lines."""
         if self._is_plain[number]:
             # The last character may be incomplete, with only some of its byte tokens decoded.
             text, draft = (self._model.decode(part).rstrip("\ufffd") for part in (ids[:certain], ids))
             self._put(number, text, draft)
 
     def report_text(self, number: int, final: str, draft: str) -> None:
-        """Report the progress of a line of several sentences or with layout."""
+        """Report the progress of a line that has several sentences, or layout around its text."""
         if not self._is_plain[number]:
             self._put(number, final, draft)
 
@@ -478,7 +478,10 @@ def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
 
 
 def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
-    """Return the header that `warning_headers` has for the answers to these texts, before they are translated."""
+    """Return the header that warns of texts in another language than `source`, before these texts are translated.
+
+    The header equals that of `warning_headers` for the answers.
+    """
     wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
     return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
 

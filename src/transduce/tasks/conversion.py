@@ -74,7 +74,7 @@ def _are_languages(names: tuple[str, str]) -> bool:
 
 
 def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
-    """Return the path from which a file's pairs are read: of the JSON lines made from the file, or its own path."""
+    """Convert a file of pairs to JSON lines if necessary, and return the path to read the pairs from."""
     if path == STANDARD_INPUT:
         path = _store_standard_input(out, data.format) if overwrite else path
     more = {"weight": data.weight_column, "document": data.document_column}

@@ -169,7 +169,10 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
     """True if the target side is text, False if it is labels."""
 
     def with_line_feeds(self, *, keeps: bool) -> "TaskText":
-        """Return the text with line feeds in it or, if they have no token, with spaces in their place."""
+        """Return this text with its line feeds kept, if `keeps`, or read as spaces.
+
+        Line feeds can be kept if the vocabulary has a token for them.
+        """
         files = msgspec.structs.replace(self.files, line_feeds=keeps)
         dev = None if self.dev is None else msgspec.structs.replace(self.dev, line_feeds=keeps)
         return msgspec.structs.replace(self, files=files, dev=dev)
@@ -262,7 +265,7 @@ def prepare_corpus(
     display: ProgressDisplay,
     tokenizer: Tokenizer | None = None,
 ) -> TaskCorpus:
-    """Learn the vocabulary and tokenize the training text, both once.
+    """Learn the vocabulary from the training text, tokenize the text with it, and return the prepared corpus.
 
     Args:
         settings: the user's settings.

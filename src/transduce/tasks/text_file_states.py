@@ -72,7 +72,7 @@ class StoredTextFiles:
         return content_sha256(new) == state.sha256
 
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
-        """Return a run's settings with the absolute paths of files that are not where relative paths lead now.
+        """Return a run's settings, with absolute paths for text files that their relative paths no longer lead to.
 
         Args:
             settings: the run's settings.
@@ -135,7 +135,7 @@ class StoredTextFiles:
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return settings of several corpora with other paths of their files, which are those of all corpora in order."""
+    """Return data settings with new paths in each corpus; `paths` lists the files of all corpora in order."""
     left = {name: iter(files) for name, files in paths.items()}
     corpora = tuple(
         msgspec.structs.replace(

@@ -83,7 +83,7 @@ def with_runs(request: RunRequest) -> RunRequest:
 
 
 def _mixed_run(text: str) -> dict[str, Any]:
-    """Return the corpus of an entry of `data.mix`."""
+    """Parse an entry of `data.mix`, such as `models/old:0.3`, and return the settings of the corpus that it names."""
     folder, colon, share = text.rpartition(":")
     try:
         value = float(share)
@@ -314,7 +314,10 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
-    """Write the pairs to files, and set the files in the settings `content`; with `keep`, existing files stay."""
+    """Write each collection of pairs to a file, and name the files in the settings `content`.
+
+    If `keep` is set, a file that exists already is not written again.
+    """
     data = make_settings(content).data
     for name, pairs in objects.items():
         if pairs is None:

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from random import Random
 
 import msgspec
 
 from transduce.data.prepared import write_sample
+from transduce.data.text_noise import TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
 from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary
 from transduce.tasks.prepared_folder import check_vocabulary, tokenizer_settings_of
@@ -62,7 +64,7 @@ def learn_tokenizer(
     sample = folder / ".sample.jsonl"
     try:
         text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
-        read = partial(_vocabulary_text, text, settings.tokenizer.text)
+        read = partial(_vocabulary_text, text, settings.tokenizer.text, settings.data.noise)
         tokenizer = (
             _learn_words(read, tokenizer_settings)
             if tokenizer_settings.kind == "word"
@@ -157,10 +159,13 @@ def extend_base_tokenizer(
     return extended
 
 
-def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...]) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus, and the files of further text."""
-    alone = files.is_text_alone
+def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
+    """Yield the text that a vocabulary is learned from: the corpus with its noise, and the files of further text."""
+    alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):
+        if noise.is_active:
+            source, target = noise_pair(pair.source, pair.target, noise, random.random)
+            pair = pair._replace(source=source, target=target)
         yield Pair(pair.source, "", pair.line, pair.path) if alone else pair
     for path in more:
         for line, text in enumerate(read_lines(path, keep_undecodable=True), 1):

@@ -258,7 +258,7 @@ class PairReader:
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
     """Yield the pairs in the files' order, in constant memory.
 
-    ``notes`` counts what is read in another way than written. Lines of tables that are no pairs are left out. Errors
+    ``notes`` counts what is removed or replaced while reading. Lines of tables that are no pairs are left out. Errors
     are those of ``PairReader``.
     """
     for block in PairReader(files, notes):
@@ -447,7 +447,7 @@ def _wrong_columns(where: str, count: int) -> TransduceError:
 
 
 class _Keys(NamedTuple):
-    """The keys of the JSON objects of a corpus."""
+    """The keys to read from the JSON objects of a corpus: of the texts, the weight and the document of each pair."""
 
     languages: tuple[str, str] | None
     weight: str | None
@@ -456,7 +456,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The keys that may stand beside those of the texts."""
+        """The keys, other than those of the texts, that JSON objects may have without being reported as unused."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 
@@ -569,7 +569,7 @@ def read_record(line: str, where: str) -> dict[str, object]:
 
 
 def _record_with_surrogates(line: str) -> dict[str, object] | None:
-    r"""Return the object if only lone surrogates (\\ud83d) or bytes that are not UTF-8 were invalid, else None."""
+    """Return the JSON object of a line whose only faults are lone surrogates or bytes that are not UTF-8, else None."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -554,7 +554,7 @@ def _other_profile(words: list[str], expected: str) -> str | None:
 
 
 def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:
-    """Return how many words are frequent in a language and in the expected one, without those frequent in both."""
+    """Count the words that are frequent only in a language, and those that are frequent only in the expected one."""
     found, expected_found = (words & FREQUENT_WORDS.get(code, frozenset()) for code in (language, expected))
     return len(found - expected_found), len(expected_found - found)
 

@@ -350,7 +350,7 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text in a language, whose code may be more or less specific: de for de-DE."""
+    """Return the text of a language; if its code is missing, of any code with the same language: de for de-DE."""
     code = language.casefold().replace("_", "-")
     if code in texts:
         return texts[code]

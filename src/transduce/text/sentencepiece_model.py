@@ -104,7 +104,10 @@ def replaces_characters(model_bytes: bytes) -> bool:
 
 
 def is_plain(model_bytes: bytes) -> bool:
-    """Return whether a model tokenizes as our own do: it escapes spaces, puts them before words, and has no words."""
+    """Return whether a model rewrites no characters, puts ▁ before words, and is not a list of whole words.
+
+    The models that this package trains are plain in this sense.
+    """
     normalizer, trainer = _part(model_bytes, _MODEL_NORMALIZER), _part(model_bytes, _MODEL_TRAINER)
     return (
         not replaces_characters(model_bytes)

@@ -145,7 +145,7 @@ def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def _sample(pairs: Iterable[Pair], count: int, most: int) -> Iterator[Pair]:
-    """Yield ``most`` of the ``count`` pairs, evenly spaced, or all if there are no more."""
+    """Yield an evenly spaced sample of `most` pairs out of `count`, or all pairs if there are no more than that."""
     for index, pair in enumerate(pairs):
         if count <= most or (index + 1) * most // count > index * most // count:
             yield pair

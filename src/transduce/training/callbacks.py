@@ -61,22 +61,22 @@ class Callback:
     """
 
     def on_start(self, event: RunStart) -> bool | None:
-        """Follow the start of a run, before its first step."""
+        """Receive the event at the start of a run, before its first step."""
 
     def on_forecast(self, event: "RunForecast") -> None:
-        """Follow the forecast of a run, after its first steps, or of a dry run, which calls no other method."""
+        """Receive the forecast of a run after its first steps, or of a dry run, which calls no other method."""
 
     def on_report(self, event: TrainEvent) -> bool | None:
-        """Follow a report on the last steps, every `training.report_every` steps."""
+        """Receive a report on the last steps, every `training.report_every` steps."""
 
     def on_validation(self, event: ValidationEvent) -> bool | None:
-        """Follow a validation on the dev set."""
+        """Receive the scores of a validation on the dev set."""
 
     def on_checkpoint(self, event: CheckpointEvent) -> bool | None:
-        """Follow a checkpoint."""
+        """Receive the event after a checkpoint was written."""
 
     def on_end(self, event: RunEnd) -> bool | None:
-        """Follow the end of a run, before the best model is scored."""
+        """Receive the event at the end of a run, before the best model is scored."""
 
 
 # --- trackers ---
@@ -130,19 +130,19 @@ class Tracker(Callback):
         self._log("dev", event)
 
     def on_end(self, event: RunEnd) -> None:
-        """End the tracker's run."""
+        """End the run in the experiment tracker."""
         self._try(lambda: self.finish(event))
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run with the tracker's package."""
+        """Start a run in the experiment tracker, whose package is `module`."""
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers by name at a step."""
+        """Log numbers by name to the experiment tracker, at a training step."""
         raise NotImplementedError
 
     def finish(self, event: RunEnd) -> None:
-        """End the run."""
+        """End the run in the experiment tracker."""
         raise NotImplementedError
 
     def _log(self, kind: str, event: TrainEvent | ValidationEvent) -> None:
@@ -177,16 +177,16 @@ class WandbTracker(Tracker):
         self._run: Any = None
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run whose name is that of the run's folder."""
+        """Start a run in Weights & Biases that has the name of the run's folder."""
         named = {"name": event.folder.name, "config": dict(event.settings)}
         self._run = module.init(**named | self._options)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers at a step."""
+        """Log numbers by name to Weights & Biases, at a training step."""
         self._run.log(numbers, step=step)
 
     def finish(self, event: RunEnd) -> None:
-        """Store the best step and the reason, and end the run."""
+        """Store the best validation's step and value in Weights & Biases, and end the run there."""
         self._run.summary.update({"best_step": event.best_step, "best_value": event.best_value})
         self._run.finish()
 
@@ -197,20 +197,20 @@ class TrackioTracker(Tracker):
     package = "trackio"
 
     def __init__(self, project: str = "transduce", say: Callable[[str], None] | None = None, **options: Any) -> None:
-        """Create a tracker; `options` are passed to `trackio.init`."""
+        """Create a tracker that logs to trackio; `options` are passed to `trackio.init`."""
         super().__init__(say)
         self._options = {"project": project} | options
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run whose name is that of the run's folder."""
+        """Start a run in trackio that has the name of the run's folder."""
         module.init(**{"name": event.folder.name, "config": dict(event.settings), "embed": False} | self._options)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers at a step."""
+        """Log numbers by name to trackio, at a training step."""
         self._module.log(numbers, step=step)
 
     def finish(self, event: RunEnd) -> None:  # noqa: ARG002
-        """End the run."""
+        """End the run in trackio."""
         self._module.finish()
 
 
@@ -227,7 +227,7 @@ class MlflowTracker(Tracker):
         self._experiment, self._tracking_uri = experiment, tracking_uri
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run whose name is that of the run's folder."""
+        """Start a run in MLflow that has the name of the run's folder."""
         if self._tracking_uri is not None:
             module.set_tracking_uri(self._tracking_uri)
         module.set_experiment(self._experiment)
@@ -235,11 +235,11 @@ class MlflowTracker(Tracker):
         module.log_params({name: str(value)[:250] for name, value in event.settings.items() if value is not None})
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Log numbers at a step."""
+        """Log numbers by name to MLflow, at a training step."""
         self._module.log_metrics(numbers, step=step)
 
     def finish(self, event: RunEnd) -> None:
-        """End the run; a signal marks it as killed."""
+        """End the run in MLflow; a run that a signal stopped is marked as killed."""
         self._module.end_run("KILLED" if event.reason.startswith("SIG") else "FINISHED")
 
 
@@ -249,22 +249,22 @@ class TensorBoardTracker(Tracker):
     package = "transduce"
 
     def __init__(self, folder: str | Path, say: Callable[[str], None] | None = None) -> None:
-        """Create a tracker; `folder` is the folder that TensorBoard shows."""
+        """Create a tracker that links runs into `folder`, the folder that TensorBoard shows."""
         super().__init__(say)
         self._folder = Path(folder)
 
     def begin(self, module: Any, event: RunStart) -> None:  # noqa: ARG002
-        """Link the folder `tensorboard` of the run under the run's name."""
+        """Link the run's folder `tensorboard` into the common folder, under the run's name."""
         self._folder.mkdir(parents=True, exist_ok=True)
         link = self._folder / event.folder.name
         if not link.exists():
             os.symlink((event.folder / "tensorboard").absolute(), link, target_is_directory=True)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
-        """Do nothing, since the run writes its own files."""
+        """Log nothing, since a run writes TensorBoard's files itself."""
 
     def finish(self, event: RunEnd) -> None:
-        """Do nothing, since the run closes its own files."""
+        """Do nothing, since a run closes TensorBoard's files itself."""
 
 
 TRACKERS: dict[str, type[Tracker]] = {"wandb": WandbTracker, "mlflow": MlflowTracker, "trackio": TrackioTracker}

@@ -451,7 +451,7 @@ def format_duration(seconds: float) -> str:
 
 
 class Sums(Protocol):
-    """The sums of one step: `StepTotals` of the training engine."""
+    """An interface of the sums over one training step, which `engine.StepTotals` implements."""
 
     @property
     def tokens(self) -> int:

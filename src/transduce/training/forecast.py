@@ -112,7 +112,7 @@ def forecast_run(
 
 
 def _due(step: int, steps: int, every: int | None) -> int:
-    """Return how many validations, or checkpoints, are due after `step`; the last of `steps` always has one."""
+    """Return how many validations, or checkpoints, are due between `step` and the last step, which always has one."""
     every = every or default_interval(steps)
     return math.ceil(steps / every) - step // every
 

@@ -30,7 +30,7 @@ _LEAST_ERROR = 1.5  # BLEU; a score on some hundred sentences is no more certain
 
 
 class CurvePoint(NamedTuple):
-    """A validation during a run."""
+    """A point of a run's learning curve: the step of a validation, with its loss, BLEU and chrF."""
 
     step: int
     loss: float

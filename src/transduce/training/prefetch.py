@@ -24,7 +24,7 @@ from transduce.training.loss import Loss, row_cross_entropy
 
 
 class Batches(Protocol):
-    """A source of micro-batches by position: a pure function of the corpus and the seed."""
+    """An interface of sources of micro-batches by position, which depend only on the corpus and the seed."""
 
     def __len__(self) -> int:
         """Return the number of micro-batches in an epoch."""

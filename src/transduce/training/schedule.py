@@ -155,9 +155,9 @@ def default_interval(steps: int) -> int:
 
 
 def provisional_steps(steps: int) -> int:
-    """Return how many steps a run took, in earlier versions, before its learning rate followed the number of steps.
+    """Return how many steps earlier versions took before they planned the length of a run with a time budget.
 
-    Those versions stored no plan for a run with a time budget.
+    Those versions stored no plan of the clock.
     """
     return max(11, steps // 12)
 

@@ -128,7 +128,7 @@ def generation_config(config: ModelConfig, unk_id: int) -> dict[str, Any] | None
 
 
 def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of `model.safetensors` under their names there, and take each weight only when it is the next.
+    """Yield the names and tensors of `model.safetensors` in order; `weights` are accessed one at a time, when due.
 
     If the Hugging Face class lacks any parameter or buffer, all tensors keep this package's names. The tensors that
     make up a parameter follow one another, so that a reader can map the parameter as one tensor.

@@ -584,7 +584,7 @@ class Rules:
     """The rules that apply to the next token of one hypothesis."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, sentence: Value, row: Value) -> None:
-        """Describe the rules for hypothesis `row` of the batch, which is one of a sentence of the batch."""
+        """Describe the rules for one hypothesis, given its row in the batch and the index of its sentence."""
         self.k = k
         self.fields = Fields(k, k.pointer(args.rules), RuleArguments._fields)
         self.eos_id = args.eos_id

@@ -127,7 +127,7 @@ class _SortedRow:
     """The tokens of a row in the order of their probability, of which as many are taken as a draw needs."""
 
     def __init__(self, place: _Row, line: LogitsRow) -> None:
-        """Emit the softmax's denominator; `line` has its maxima."""
+        """Emit the computation of the softmax's denominator from a row of logits, whose maxima are known."""
         k = place.k
         self.k, self.place, self.line = k, place, line
         self.factor = k.float_from_bits(place.draw.get("inverse_temperature"))

@@ -217,7 +217,7 @@ class Classification(TextKind):
         )
 
     def reinitialized(self, corpus: TaskCorpus) -> Reinitialized:
-        """Return that the classifier gets random weights if its labels differ from the base model's.
+        """Return the parameters with random initial values: the classifier's, if its labels are not the base model's.
 
         The base model may lack the classifier and the pooler.
         """
@@ -315,7 +315,7 @@ class Classification(TextKind):
         return {TASK_CARD: TaskCard(kind="classification", labels=class_names(corpus), length=length).text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card that are specific to classifiers."""
         model = resolved.model
         return CardTexts(
             "A classifier",

@@ -141,7 +141,7 @@ class Denoising(TextKind):
         return count_noun(corpus.pairs, "line")
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card that are specific to denoising."""
         model = resolved.model
         return CardTexts(
             "A pretrained model",

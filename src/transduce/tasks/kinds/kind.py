@@ -410,7 +410,7 @@ class TaskKind(ABC, Generic[C]):
         return config
 
     def reinitialized(self, corpus: C) -> Reinitialized:  # noqa: ARG002
-        """Return the weights that are not taken from the base model; by default, all are taken."""
+        """Return which parameters get random values instead of the base model's; by default, none."""
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
@@ -440,7 +440,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the dev set, which measures the quality of the model's weights."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return how many validations take about as long as `finish`, which measures the best model in the end."""
+        """Return the time of `finish`, which measures the best model in the end, in units of one validation's time."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
@@ -473,7 +473,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the parts of the model card that depend on the task: title, description, usage and so on."""
 
     def card(self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None) -> str:
         """Return the model card, README.md; `report` is the final quality on the dev set, None during training."""
@@ -540,6 +540,11 @@ def pairs_of_files(data: DataSettings) -> TaskText:
     Raises:
         TransduceError: the settings name no text.
     """
+    if data.mix or any(corpus.run for corpus in data.corpora):
+        raise TransduceError(
+            "`data.mix` and `run` of a corpus name runs whose text only `transduce train` looks up: name its files "
+            "instead."
+        )
     if not data.source:
         raise TransduceError(
             "There is no text to learn from: name it with --source and --target, or in `data.source` of the settings."

@@ -247,7 +247,7 @@ class LanguageModel(TextKind):
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card for a language model."""
         model = resolved.model
         return CardTexts(
             "A language model",

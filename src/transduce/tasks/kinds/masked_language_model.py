@@ -332,7 +332,7 @@ class MaskedLanguageModel(TextKind):
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card for a masked language model."""
         model = resolved.model
         return CardTexts(
             "A masked language model",

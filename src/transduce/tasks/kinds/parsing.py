@@ -177,7 +177,7 @@ class Parsing(Translation):
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card that are specific to parsers."""
         model = resolved.model
         return CardTexts(
             "A constituency parser",

@@ -27,7 +27,7 @@ from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
-from transduce.tasks.corpus import learn_tokenizer, measure_corpus, store_text_file_states, vocabulary_notices
+from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.encoders import (
     BERT,
     DEFAULT_CONTEXT,
@@ -51,6 +51,8 @@ from transduce.tasks.kinds.kind import (
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.tasks.text_file_states import store_text_file_states
+from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
@@ -333,9 +335,10 @@ class WordTagging(TaskKind[TaggedCorpus]):
             )
         else:
             special_tokens_of(request.tokenizer.source)
-            tokenizer_settings = tokenizer_settings_of(request.tokenizer)
-            request.tokenizer.save(folder)
-            for line in vocabulary_notices(request.tokenizer, files, str(settings.init_from), both=False):
+            tokenizer = extend_base_tokenizer(request.tokenizer, settings, SPECIAL_TOKENS, request.display)
+            tokenizer_settings = tokenizer_settings_of(tokenizer)
+            tokenizer.save(folder)
+            for line in vocabulary_notices(tokenizer, files, str(settings.init_from), both=False):
                 request.display.say(line)
         store_text_file_states(folder, settings.data, None)
         card = _StoredCard(digests, tokenizer_settings)

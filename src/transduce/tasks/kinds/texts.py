@@ -54,7 +54,7 @@ def holds_texts(path: str, chosen: Format) -> bool:
 
 
 def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
-    """Return the path of a file's text, one line per text line."""
+    """Convert a file of texts in JSON lines to a file of lines if necessary, and return the path of the lines."""
     if not holds_texts(path, chosen):
         return path
     if overwrite or not out.exists():

@@ -432,7 +432,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
         }
 
     def card_texts(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card that are specific to forecasters."""
         model = resolved.model
         return CardTexts(
             "A forecaster",

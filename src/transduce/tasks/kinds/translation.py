@@ -22,6 +22,7 @@ from transduce.acceleration import temporary_inference_copy
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.id_files import IdRun
 from transduce.data.mixing import MixedPlan
+from transduce.data.parts import NEEDS_DEV_DOCUMENTS
 from transduce.data.placeholders import MAX_GROWTH, PlaceholderMasker, PlaceholderPlan
 from transduce.data.prepared import PreparedCorpus, RepeatedCorpus
 from transduce.data.subword_sampling import SampledPlan, grown_batch, sentence_samplers
@@ -43,6 +44,7 @@ from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     CardTexts,
     Outcome,
+    Preparation,
     RunPlacement,
     Share,
     TextKind,
@@ -295,18 +297,19 @@ class Translation(TextKind):
     uses_placeholders = True
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return the files of both sides; some pairs are held out if there is no dev set.
+        """Return the files of both sides; some pairs are held out if there is no dev set."""
+        return pairs_of_files(data)
+
+    def prepare(self, request: Preparation) -> TaskCorpus:
+        """Prepare the corpus of a new run.
 
         Raises:
-            TransduceError: the settings name no text, or documents without a dev set.
+            TransduceError: files are missing or invalid, or documents have no dev set.
         """
-        text = pairs_of_files(data)
-        if data.context_before and text.dev is None and data.prepared is None:
-            raise TransduceError(
-                "`data.context_before` needs a dev set of whole documents, as single sentences cannot be held out of "
-                "them: pass --dev-source and --dev-target."
-            )
-        return text
+        data = request.settings.data
+        if data.context_before and not data.dev_source:
+            raise TransduceError(NEEDS_DEV_DOCUMENTS)
+        return super().prepare(request)
 
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Return the text to prepare, with the tokens of target languages and of back-translated sources.
@@ -415,7 +418,7 @@ class Translation(TextKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many validations, with their greedy searches, take as long as beam search of the dev set."""
+        """Return the time of a beam search of the whole dev set, in units of one validation's time."""
         sentences = len(corpus.dev_sources)
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
@@ -436,7 +439,7 @@ class Translation(TextKind):
         return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
     def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card for a translation model."""
         model, (source, target) = resolved.model, corpus.languages
         name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
         variant = model.recurrent_cell.upper() if model.kind == "recurrent" else f"{model.norm_order}-norm"
@@ -518,7 +521,7 @@ def _longest_sentence(config: ModelConfig) -> int | None:
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the option with which `transduce translate` uses a model of several directions; else an empty text."""
+    """Return the option that selects a target language in a command; an empty text for a model of one language pair."""
     return f" --target-language {data.directions[0][1]}" if data.directions else ""
 
 

@@ -225,12 +225,12 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
 
 
 def _has_generate_ranking(fields: Fields) -> Value:
-    """Return whether hypotheses are ranked as Hugging Face's `generate` ranks them."""
+    """Return the condition, an LLVM value, that hypotheses are ranked as Hugging Face's `generate` ranks them."""
     return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
 def _is_sampling(fields: Fields) -> Value:
-    """Return whether tokens are drawn."""
+    """Return the condition, an LLVM value, that the search draws tokens at random instead of ranking them."""
     return fields.k.build.icmp_signed("==", fields.get("ranking"), fields.k.int64(RANKINGS.index("sample")))
 
 

@@ -104,7 +104,7 @@ class UpdateEmitter:
         self.k = k
 
     def write(self) -> None:
-        """Emit the optimizer kernels (such as `adam` and `apply`) that the attribute `names` lists."""
+        """Emit the three optimizer kernels: `adam`, `apply` and `momentum`."""
         k = self.k
         for name, work in (("adam", self._adam), ("apply", self._take)):
             with kernel(k, name, len(UpdateArguments._fields)) as (numbers, thread, threads):

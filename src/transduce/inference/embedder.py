@@ -1,0 +1,158 @@
+"""Embed texts with an encoder: one vector for each text, or one for each token.
+
+Legend: B texts, L tokens of a text, D model width.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from transduce.acceleration import encode_fast
+from transduce.argument_checks import as_path, as_texts
+from transduce.errors import TransduceError
+from transduce.inference.batching import batches_by_length, pad
+from transduce.machine import Precision
+from transduce.model.encoder import Encoder
+from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
+from transduce.model_folder.load import load_encoder_at, summary
+from transduce.text.special_tokens import special_tokens_of
+from transduce.text.tokenizer import Tokenizer
+
+_BATCH_TOKENS = 8_192
+
+
+class TokenStates(msgspec.Struct, frozen=True):
+    """The tokens of a text, special tokens included, with the encoder's state of each."""
+
+    tokens: tuple[str, ...]
+    """The tokens as the vocabulary spells them."""
+    states: Tensor
+    """The output of the encoder's last layer, (L, D), float32 on the CPU."""
+
+
+class Embedder:
+    """An encoder that maps texts to vectors. Call it with a text or a list of texts."""
+
+    def __init__(
+        self,
+        model: Encoder,
+        tokenizer: Tokenizer,
+        *,
+        length: int,
+        pooling: Pooling | str = "mean",
+        normalizes: bool = False,
+    ) -> None:
+        """Create an embedder.
+
+        Args:
+            model: an encoder.
+            tokenizer: the tokenizer that the model was trained with.
+            length: maximum number of tokens read from a text, including special tokens; longer texts are truncated.
+            pooling: how the states of a text's tokens become one vector: their "mean", their greatest values ("max"),
+                or the state of the "first" token, [CLS].
+            normalizes: divide each vector by its norm, so that the dot product of two vectors is their cosine.
+
+        Raises:
+            TransduceError: the pooling is unknown, or the vocabulary lacks the special tokens.
+        """
+        if pooling not in POOLINGS:
+            raise TransduceError(f"`pooling` must be one of {', '.join(POOLINGS)}, but is `{pooling}`.")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.length = length
+        self.pooling = pooling
+        self.normalizes = normalizes
+        self._marks = special_tokens_of(tokenizer.source)
+
+    def __repr__(self) -> str:
+        return summary("Embedder", self.model, f"{self.pooling} pooling", f"{self.length} tokens at most")
+
+    @overload
+    def __call__(self, text: str) -> Tensor: ...
+    @overload
+    def __call__(self, text: list[str] | tuple[str, ...]) -> Tensor: ...
+    def __call__(self, text: str | list[str] | tuple[str, ...]) -> Tensor:
+        """Return the vector of a text, (D,), or of each text in a list, (B, D); float32 on the CPU."""
+        texts = as_texts(text)
+        vectors = torch.empty(len(texts), self.model.config.d_model)
+        for batch, ids, states in self._each_batch(self.encode(texts)):
+            vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
+        return vectors[0] if isinstance(text, str) else vectors
+
+    def token_states(self, texts: Sequence[str]) -> list[TokenStates]:
+        """Return the tokens of each text with the encoder's state of each token."""
+        texts = as_texts(texts)
+        rows, found = self.encode(texts), dict[int, TokenStates]()
+        for batch, _, states in self._each_batch(rows):
+            for index, row in zip(batch, states, strict=True):
+                tokens = tuple(self.tokenizer.source.pieces(rows[index]))
+                found[index] = TokenStates(tokens, row[: len(tokens)].clone())
+        return [found[index] for index in range(len(texts))]
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids that the model reads for each text, with special tokens."""
+        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
+
+    @torch.inference_mode()
+    def _encoded(self, ids: Tensor) -> Tensor:
+        """Return the states of padded token ids, (B, S) to (B, S, D), float32 on the CPU."""
+        return encode_fast(self.model, ids.to(self.model.source_weight.device)).float().cpu()
+
+    def _each_batch(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
+        """Return batches of texts of similar lengths: their indices, their padded ids (B, S), and the states."""
+        found = []
+        for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
+            ids = pad([rows[index] for index in batch], self.model.config.pad_id, torch.device("cpu"))
+            found.append((batch, ids, self._encoded(ids)))
+        return found
+
+    def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
+        """Return one vector for each text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""
+        if self.pooling == "first":
+            vectors = states[:, 0]
+        elif self.pooling == "max":
+            vectors = states.masked_fill(~present[..., None], float("-inf")).amax(dim=1)
+        else:
+            vectors = states.masked_fill(~present[..., None], 0.0).sum(dim=1) / present.sum(dim=1, keepdim=True)
+        return F.normalize(vectors, dim=-1) if self.normalizes else vectors
+
+
+def load_embedder(
+    folder: str | Path,
+    *,
+    precision: Precision | str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    pooling: Pooling | str | None = None,
+    normalizes: bool | None = None,
+) -> Embedder:
+    """Load an encoder for embedding texts: a model of sentence-transformers, or any other BERT or RoBERTa.
+
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16", "int8" (8-bit weights, for a CPU) or "auto".
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+        pooling: how token states become one vector: "mean", "first" or "max"; None: as the folder specifies, or mean.
+        normalizes: divide each vector by its norm; None: as the folder specifies, or not.
+
+    Raises:
+        TransduceError: the folder holds no encoder, or an option is invalid.
+    """
+    folder = as_path(folder, "A model's folder")
+    card = find_task_card(folder) if folder.is_dir() else None
+    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
+    length = model.config.max_positions if card is None else card.length
+    own_pooling = "mean" if card is None or card.pooling is None else card.pooling
+    return Embedder(
+        model,
+        tokenizer,
+        length=length,
+        pooling=own_pooling if pooling is None else pooling,
+        normalizes=(card is not None and card.normalizes) if normalizes is None else normalizes,
+    )
