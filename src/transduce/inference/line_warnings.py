@@ -7,7 +7,8 @@ from pathlib import Path
 from transduce.inference.bulk_files import Portion
 from transduce.inference.quality_estimation import describe_wrong_language, plural
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
-from transduce.model_folder.read import MANIFEST, Manifest
+from transduce.model_folder.hugging_face import is_hugging_face_folder
+from transduce.model_folder.read import MANIFEST, Manifest, outline_imported
 from transduce.model_folder.safety import read_json
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
@@ -140,4 +141,6 @@ def unknown_characters_of(folder: Path) -> Callable[[str], str]:
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.
     """
-    return load_tokenizer(folder).source.unknown_characters
+    is_imported_on_use = is_hugging_face_folder(folder)
+    tokenizer = outline_imported(folder)[0].tokenizer if is_imported_on_use else load_tokenizer(folder)
+    return tokenizer.source.unknown_characters

@@ -173,7 +173,9 @@ def read_at_precision(
         if cache.store(layers, always=always_store) is not None:
             stored = read(folder, packed=packed)
             if isinstance(stored.model, PrepackedModel):
-                return stored  # its weights are mapped
+                del content, model, layers
+                release_freed_memory()  # the stored model's weights are mapped
+                return stored
     return msgspec.structs.replace(content, model=model)
 
 
