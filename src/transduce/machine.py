@@ -66,7 +66,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def operations_per_second(self) -> float:
-        """A rough estimate of multiply-add operations per second in training on such a machine."""
+        """A rough estimate of multiply-add operations per second when a machine of this kind trains."""
         if self.device.startswith("cuda"):
             return 1e14
         return self.threads * (3e11 if self.amx else 1e11 if self.avx512_bf16 else 4e10)

@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _is_classifier(model: str) -> bool:
-    """Return whether a folder holds a classifier.
+    """Return whether a folder holds a text classifier.
 
     Raises:
         TransduceError: the folder holds a tagger, which another command measures.

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line `word TAB tag` for each word and an empty line after each sentence, or a report."""
+    """Print a line `word TAB tag` for each word, with an empty line after each sentence, or a report of scores."""
     check_writable(options.output, report=options.json, inputs=[options.model, options.text])
     if options.json and not options.score:
         raise TransduceError("`--json` writes the report of `--score`: pass that too, or leave it out.")
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
-    """Return the words of each sentence of the text."""
+    """Return the sentences of the input, each as a list of words."""
     if not options.text:
         return (line.split() for line in stdin_lines())
     suffix = uncompressed_name(options.text).suffix.lower()
@@ -80,7 +80,7 @@ def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
 
 
 def _report(options: argparse.Namespace, tagger: Tagger) -> None:
-    """Tag the sentences of a file, write the tags if an output is named, and compare them with those of the file."""
+    """Tag the sentences of a tagged file, compare the tags with those of the file, and print a report."""
     sentences = read_tagged(options.text, options.columns)
     tags = {tag for sentence in sentences for tag in sentence.tags}
     unknown = sorted(tags - set(tagger.tags))

@@ -235,7 +235,7 @@ class _ForecastKeeper(Callback):
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:
-    """Return the run that the options of `add_run` define."""
+    """Return the `RunRequest` that the options of `add_run` describe."""
     content = read_settings(Path(options.settings) if options.settings else None, options.set)
     for option, name in _SETTINGS.items():
         value = getattr(options, option)

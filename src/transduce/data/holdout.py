@@ -72,9 +72,9 @@ class HoldOut:
 
         Args:
             block: the block of the pairs.
-            rows: rows of the block whose text passes the filters, in order.
-            keys: keys of their sources.
-            kept: whether their lengths pass the filters too.
+            rows: the rows of the block, in order, whose texts pass the filters.
+            keys: the hash key of the source in each of these rows.
+            kept: whether the lengths of the pair in each of these rows pass the filters, too.
         """
         for index in np.flatnonzero(keys <= self._limit()).tolist():
             key, row = int(keys[index]), rows[index]

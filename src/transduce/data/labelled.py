@@ -89,10 +89,15 @@ class WordTokens(NamedTuple):
 
 
 class TaggedTexts(LabeledTexts):
-    """Tokenized sentences with their special tokens, and the label of each word at the word's first token."""
+    """Tokenized sentences with special tokens, in which the first token of each word has the word's label."""
 
     def __init__(self, rows: Sequence[WordTokens], labels: Sequence[Sequence[int]]) -> None:
-        """Store the sentences; `labels` are those of each sentence's words, to which the rows refer."""
+        """Store tokenized sentences with the labels of their words.
+
+        Args:
+            rows: the tokens of each sentence, or of a part of a long one.
+            labels: the labels of the words of each sentence.
+        """
         self.rows = rows
         self.lengths = np.array([len(row.ids) for row in rows], np.int64)
         offsets = np.concatenate(([0], np.cumsum(self.lengths)))
@@ -106,7 +111,7 @@ class TaggedTexts(LabeledTexts):
         self._shifted = IdRun(shifted, offsets)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return the sentences with these indices as a batch, padded at the right; the target is (B, S)."""
+        """Return the sentences with these indices and their labels, (B, S) each, as a batch padded at the right."""
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         shifted, _ = self._shifted.padded(numbers, 0)
         labels = shifted + NO_LABEL  # (B, S)

@@ -124,7 +124,7 @@ class PreparedCorpus:
         return self
 
     def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """Yield the language pair of each file of a corpus of several, with the range of its pairs."""
+        """Yield the language pair and the range of pairs of each file, in a corpus of several language pairs."""
         start = 0
         for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=False):
             yield direction, start, start + pairs

@@ -254,8 +254,8 @@ class SentencePairPlan:
     """A plan of all batches of all epochs with random access.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
-    row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Left out are
-    only the surplus of rows whose last sentence does not fit, and the text that segments from elsewhere replace; both
+    row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
+    text are left out: the surplus of rows whose last sentence does not fit, and text that random segments replace. Both
     differ from epoch to epoch. Batches are grouped by length, so that there is little padding, and every batch has
     about equally many tokens.
     """

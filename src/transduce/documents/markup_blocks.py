@@ -308,7 +308,7 @@ def _find_neighbors(parent: Mark, text: str) -> None:
 
 
 def _join_overlapping(marks: Sequence[Mark]) -> None:
-    """Give tags without words whose neighboring words overlap the same neighbor: all of these words."""
+    """Let tags without words share one neighbor, all of their neighboring words, if these words overlap."""
     spans = list(dict.fromkeys(mark.neighbor.span for mark in marks if mark.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:

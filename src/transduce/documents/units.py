@@ -304,11 +304,11 @@ class TextFile:
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
-        """Return the document with these edits, which are disjoint and in order.
+        """Return the document that results from these edits, which are disjoint and in order.
 
         Args:
             edits: the spans to replace.
-            always: replace spans even if the translations equal the source, as when it is kept above them.
+            always: replace spans even if the translations equal the source, as when the output keeps the source text.
         """
         edits = list(edits)
         units = [unit for edit in edits for unit in edit.units]

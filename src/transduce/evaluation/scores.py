@@ -534,7 +534,10 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagCounts(NamedTuple):
-    """The counts from which accuracy and span F1 of sentences follow; they add up over sentences."""
+    """Counts of right words and spans in a sentence, from which accuracy and span F1 are computed.
+
+    The counts of several sentences can be added up.
+    """
 
     words: int
     right: int
@@ -543,7 +546,7 @@ class TagCounts(NamedTuple):
     predicted: int
     """Predicted spans."""
     wanted: int
-    """Right spans."""
+    """Spans of the reference."""
 
 
 def count_tags(predicted: Sequence[str], right: Sequence[str]) -> TagCounts:

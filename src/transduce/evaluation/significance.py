@@ -79,9 +79,10 @@ def p_value(difference: float, chance_differences: Floats) -> float:
 def bootstrap_mean_differences(
     systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
-    """Return the differences B - A of mean scores over several systems each, on R test sets drawn with replacement.
+    """Return the differences B - A of mean scores on R test sets that are drawn with replacement.
 
-    The counts of each system are (N, K), such as those of runs with different seeds; the result is (R,).
+    Each group, A and B, has several systems, such as runs with different seeds, whose scores are averaged. The counts
+    of each system are (N, K); the result is (R,).
     """
     generator = np.random.default_rng(seed)
     sentences, width = systems_a[0].shape
@@ -101,11 +102,11 @@ _MAX_DIVISIONS = 20_000
 
 
 def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *, seed: int = 12345) -> float:
-    """Return the p value of a difference of means between two groups of runs, by a permutation test.
+    """Return the p value of the difference between the means of two groups of runs, by a permutation test.
 
-    It is the share of all divisions of the runs into groups of these sizes whose means differ at least as much, in
-    either direction. The test assumes nothing about the distribution (Fisher 1935). The smallest possible value is
-    that of `least_p_value`.
+    The p value is the share of all divisions of the runs into groups of these sizes whose means differ at least as
+    much, in either direction. The test assumes nothing about the distribution (Fisher 1935). The smallest possible
+    value is that of `least_p_value`.
     """
     values = np.array([*values_a, *values_b])
     size, total = len(values_a), len(values)

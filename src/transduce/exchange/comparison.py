@@ -546,7 +546,7 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return the texts that the exported tokenizer must split as ours does.
+    """Return the texts that the exported tokenizer must split as the model's own tokenizer does.
 
     Some tokenizers read the spelling of a special token in a text as that token; all may do so if the text has unknown
     characters. Such texts are left out.

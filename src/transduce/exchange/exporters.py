@@ -359,7 +359,7 @@ class HuggingFaceExporter:
         """Load the export with transformers and check its tokenizer.
 
         Raises:
-            TransduceError: the tokenizer splits a text into other tokens than ours.
+            TransduceError: the tokenizer splits a text into other tokens than the model's own tokenizer.
         """
         model = self._opened(folder)
         if isinstance(self.original.tokenizer, ImportedTokenizer):

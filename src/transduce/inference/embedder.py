@@ -27,7 +27,7 @@ _BATCH_TOKENS = 8_192
 
 
 class TokenStates(msgspec.Struct, frozen=True):
-    """The tokens of a text, special tokens included, with the encoder's state of each."""
+    """The tokens of a text, including special tokens, with the encoder's output vector (state) for each token."""
 
     tokens: tuple[str, ...]
     """The tokens as the vocabulary spells them."""
@@ -104,7 +104,7 @@ class Embedder:
         return encode_fast(self.model, ids.to(self.model.source_weight.device)).float().cpu()
 
     def _each_batch(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
-        """Return batches of texts of similar lengths: their indices, their padded ids (B, S), and the states."""
+        """Return the texts in batches of similar lengths: their indices, padded token ids (B, S), and token states."""
         found = []
         for batch in batches_by_length([len(row) for row in rows], _BATCH_TOKENS):
             ids = pad([rows[index] for index in batch], self.model.config.pad_id, torch.device("cpu"))
@@ -112,7 +112,7 @@ class Embedder:
         return found
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
-        """Return one vector for each text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""
+        """Pool token states to a vector for each text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""
         if self.pooling == "first":
             vectors = states[:, 0]
         elif self.pooling == "max":

@@ -114,7 +114,7 @@ def evaluate_labels(classifier: Classifier, texts: Sequence[str], labels: Sequen
 
 
 def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> None:
-    """Refuse right labels of which the classifier knows none; `where` names their file or argument.
+    """Refuse a test set if the classifier knows none of its labels; `where` names their file or argument.
 
     Raises:
         TransduceError: the classifier knows none of the labels.

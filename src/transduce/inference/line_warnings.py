@@ -34,7 +34,7 @@ class LineWarnings:
             source_language: language code of the source; None: unknown.
             target_language: language code of the target; None: unknown.
             unknown_characters: returns the characters of a text that the model's vocabulary lacks; None: not checked.
-            noun: what is counted.
+            noun: the word for a line in the warnings.
         """
         self._noun = noun
         self._unknown_characters = unknown_characters

@@ -538,8 +538,9 @@ def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
 def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: SpanModel) -> Iterator[int]:
     """Yield the offset in the translation for each request.
 
-    A run before the first word or after the last word of the source is put there in the translation. Any other run
-    follows the translation of the word before it, which came closer to references than the word after it, or both.
+    A run before the first word or after the last word of the source is put at the same end of the translation. Any
+    other run follows the translation of the word before it. In references, runs were found closer to this position than
+    to the start of the next word's translation.
     """
     words = [_words(each.source, tokenizer.source) for each in requests]
     before = [[span for span in spans if span.end <= each.offset] for spans, each in zip(words, requests, strict=True)]

@@ -425,7 +425,7 @@ class _Collector:
         return Gap(text, start)
 
     def _with_narrow_marks(self, start: int, end: int) -> str:
-        """Return a part of the source whose wide marks outside protected spans are those of a spaced language."""
+        """Return a part of the source with full-width punctuation made narrow, except in protected spans."""
         spans = spans_between(self.protected, start, end)
         edges = [start, *(edge for span in spans for edge in span), end]
         parts = [self._source[slice(*edge)] for edge in pairwise(edges)]

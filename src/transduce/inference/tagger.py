@@ -113,7 +113,7 @@ class Tagger:
 
     @torch.inference_mode()
     def _probabilities(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Return the probability of each tag at each token, (B, S, C), float32 on the CPU."""
+        """Return the probability of each tag at each token of rows of token ids, (B, S, C), float32 on the CPU."""
         config = self.model.config
         states = encode_fast(self.model, pad(rows, config.pad_id, self.model.source_weight.device))
         return self.model.label_tokens(states).float().softmax(dim=-1).cpu()
@@ -145,9 +145,10 @@ def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], len
 
 
 def _word_prefix(vocabulary: Vocabulary) -> str:
-    """Return what must precede a word that is tokenized alone, so that its tokens are those inside a sentence.
+    """Return the space, or empty text, to put before a word that is tokenized alone.
 
-    Some vocabularies write a space at the start of a text by themselves; those of characters and of RoBERTa do not.
+    With this prefix, the word's tokens are those inside a sentence. Some vocabularies add a space to a text by
+    themselves; those of characters and of RoBERTa do not.
     """
     both = vocabulary.encode("x x")
     return next(

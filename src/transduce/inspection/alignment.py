@@ -454,7 +454,10 @@ def _link_probabilities(maps: WordMaps, heads: HeadWeights) -> Matrix:
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Return links (T, S): pairs of words that pay each other most attention, or over half of the attention of one."""
+    """Return links (T, S) by the mean attention of all heads.
+
+    Two words are linked if each is the other's strongest partner, or if the link has over half of one word's attention.
+    """
     mean = maps.heads.mean(axis=0)
     if not mean.size:
         return np.zeros(mean.shape, dtype=bool)

@@ -52,7 +52,7 @@ REPORT, REPORT_JSON, PLOT = "report.md", "report.json", "plot.png"
 
 
 class _Measured(NamedTuple):
-    """The scores of a run by measure, and the counts of each sentence from which they follow."""
+    """The scores of a run by measure, with the counts of each sentence from which the scores are computed."""
 
     values: dict[str, float]
     counts: dict[str, Floats]
@@ -63,7 +63,7 @@ class _Measured(NamedTuple):
 
 
 def _ratio_formula(counts: Floats) -> Floats:
-    """Compute a ratio of sums in percent, (R,), from numerators and denominators (R, 2)."""
+    """Compute the percentage of numerators to denominators for R pairs of sums: (R, 2) to (R,)."""
     return 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1)
 
 
@@ -107,7 +107,7 @@ def _score_tags(run: ExperimentRun, source: str) -> _Measured:
 
 
 def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
-    """Return the scores of a finished run: on the test set if there is one, and the best validation."""
+    """Return a finished run's scores on the test set, if there is one, and its best validation score."""
     result, test = run.result(), test_set(experiment, run)
     measured = _Measured({}, {}, {})
     if test is not None and run.output_path.exists():
@@ -127,7 +127,7 @@ def _measure(experiment: ExperimentSettings, run: ExperimentRun) -> _Measured:
 
 
 class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The scores of the finished runs of a variant."""
+    """The scores of all finished runs of one variant of an experiment."""
 
     name: str
     changes: dict[str, Any]
@@ -140,16 +140,16 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
     """Mean training time of a run."""
 
     def mean(self, measure: str) -> float:
-        """Return the mean score of the runs."""
+        """Return the mean score of a variant's runs by one measure."""
         return statistics.fmean(self.values[measure])
 
     def deviation(self, measure: str) -> float | None:
-        """Return the standard deviation of the scores between runs; None for a single run."""
+        """Return the standard deviation of a measure between a variant's runs; None for a single run."""
         values = self.values[measure]
         return statistics.stdev(values) if len(values) > 1 else None
 
     def cell(self, measure: str) -> str:
-        """Return the mean and the deviation as text."""
+        """Return a table cell with the mean and the standard deviation of a measure."""
         if measure not in self.values:
             return "–"
         deviation = self.deviation(measure)
@@ -158,7 +158,7 @@ class VariantResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """The difference of a variant from the first one, and its significance."""
+    """The difference between a variant's mean score and the first variant's, with its significance."""
 
     name: str
     baseline: str
@@ -216,7 +216,10 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
         return rows
 
     def markdown(self, drawn: str = "") -> str:
-        """Return the report as a Markdown page; `drawn` is a plot as text, or else the page shows `plot.png`."""
+        """Return the report as a Markdown page.
+
+        The page shows the plot as text, if `drawn` is one, or else as the picture `plot.png`.
+        """
         plot = f"```\n{drawn}\n```" if drawn else f"![Scores by seed, and dev loss by step]({PLOT})"
         seeds = [
             ["variant", "seed", *self.measures],
@@ -438,7 +441,7 @@ def experiment(
 
 
 def _write(content: ExperimentSettings, runs: Sequence[ExperimentRun], report: ExperimentReport) -> None:
-    """Write the report and its plot; without matplotlib, the plot is a part of the report as text."""
+    """Write the report as Markdown and JSON, and its plot; without matplotlib, the page has the plot as text."""
     out = Path(content.out)
     finished = {each.name: set(each.seeds) for each in report.variants}
     folders = {

@@ -91,7 +91,7 @@ OWN_NAMES |= {"attention_score": set(), "positions": set()}
 
 
 def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of a model without those that name registered components, and those."""
+    """Split a model's settings into those with built-in values and those that name registered components."""
     own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
     return {name: value for name, value in content.items() if name not in own}, own
 

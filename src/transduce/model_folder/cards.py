@@ -120,7 +120,7 @@ _CHANGES_TEXTS = (
 
 
 def _setting(folder: Path, file: str, setting: str) -> Any:
-    """Return a setting of a JSON file in a folder; None if it is false or empty, or if there is no such file."""
+    """Return a setting from a JSON file of a model folder; None if the file is missing, or the value false or empty."""
     return (read_json(folder, file, dict[str, Any]) if (folder / file).is_file() else {}).get(setting) or None
 
 

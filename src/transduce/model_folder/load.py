@@ -94,7 +94,7 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
 
 
 def _releasing(make: Any, files: Sequence[MappedTensors]) -> Any:
-    """Return a maker of linear layers that releases the memory of mapped files after each layer."""
+    """Wrap a maker of linear layers so that it releases the memory of mapped weight files after each layer."""
 
     def make_and_release(*arguments: Any) -> Any:
         layer = make(*arguments)

@@ -96,7 +96,7 @@ def directions_text(directions: Iterable[tuple[str, str]]) -> str:
 
 
 def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
-    """Return the language pairs of a model folder for several; an empty tuple for one pair.
+    """Return the language pairs that a model folder lists; an empty tuple for a model of one language pair.
 
     Raises:
         TransduceError: the file is damaged.

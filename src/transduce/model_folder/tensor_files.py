@@ -109,7 +109,7 @@ class MappedTensors:
         return self._view(first.data_offsets[0], end, first.dtype, shape)
 
     def release(self) -> None:
-        """Return the memory of pages that were read to the system; they are read from the file again when needed.
+        """Give back to the system the memory of the file's pages, which are read again when they are needed.
 
         No mapped tensor may have been written to, because that would be undone.
         """

@@ -144,7 +144,7 @@ class Search(Protocol):
         """
 
     def hypotheses(self) -> Tensor:
-        """Return the hypotheses for `Observer.after_step`, (B, W, t)."""
+        """Return the current hypotheses of each sentence as an `Observer` receives them, (B, W, t)."""
 
     def abandon(self, sentences: Collection[int]) -> None:
         """Remove sentences from the batch with their current hypotheses; indices of finished sentences are ignored."""

@@ -60,9 +60,9 @@ class Batcher:
         """Create an empty queue.
 
         Args:
-            max_running: see `ServingSettings`.
-            max_waiting: see `ServingSettings`.
-            batch_tokens: see `ServingSettings.batch_tokens`.
+            max_running: the maximum number of requests that are decoded at once.
+            max_waiting: the maximum number of requests that wait in the queue.
+            batch_tokens: the maximum number of source tokens × hypotheses in a batch, padding included.
             gather_seconds: how long an idle worker waits for further requests before it decodes the first one.
             report_wait: receives the seconds that each job waited before its first batch.
         """

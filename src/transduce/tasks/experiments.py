@@ -36,7 +36,7 @@ _NAME = re.compile(r"[\w.=,+-]{1,100}")
 
 
 class VariantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A variant of an experiment: a `[[variants]]` table."""
+    """A variant of an experiment, as a table `[[variants]]` describes it: a name, and settings that differ."""
 
     name: str
     """The name, which is also that of the variant's folder."""
@@ -45,7 +45,7 @@ class VariantSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class TestSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The test set of an experiment: the table `[test]`."""
+    """The test set of an experiment, as the table `[test]` names its files."""
 
     source: str
     """The file of texts, or of columns for tagging."""
@@ -116,7 +116,7 @@ def make_experiment(content: Mapping[str, Any], place: str = "The experiment") -
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return the dotted names and values of nested tables."""
+    """Return pairs of dotted name and value for all entries of nested tables."""
     flat = []
     for name, value in table.items():
         flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
@@ -150,7 +150,7 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log_path(self) -> Path:
-        """The log of the run's output."""
+        """The file to which the run's output is written."""
         return self.path.with_name(f"{self.path.name}.log")
 
     @property
@@ -160,11 +160,11 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def output_path(self) -> Path:
-        """The translations, labels or tags of the test set."""
+        """The file with the run's translations, labels or tags of the test set."""
         return self.path.with_name(f"{self.path.name}.test")
 
     def result(self) -> TrainResult | None:
-        """Return how the run ended; None if it has not ended."""
+        """Return the result of the run's training; None if training has not ended, or was interrupted."""
         try:
             result = msgspec.json.decode(self.result_path.read_bytes(), type=TrainResult)
         except (OSError, msgspec.MsgspecError):
@@ -316,7 +316,7 @@ def _terminating_as_interrupt() -> Iterator[None]:
 
 
 class _Runner:
-    """The execution of an experiment's runs by several threads, each of which waits for one process at a time."""
+    """An executor of an experiment's runs: several threads, each of which starts and awaits one process at a time."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class _Runner:
         self._failures: list[Failure] = []
 
     def run(self) -> list[Failure]:
-        """Execute all runs and return the failures."""
+        """Execute all runs of the experiment, and return the failures."""
         with ThreadPoolExecutor(max_workers=self._options.jobs) as pool, _terminating_as_interrupt():
             try:
                 list(pool.map(self._run_one, range(len(self._runs))))
@@ -361,7 +361,7 @@ class _Runner:
             self._say(f"{label}: done, step {result.step:,}")
 
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
-        """Execute a command of transduce and return whether it succeeded."""
+        """Run a transduce command in a process of its own, and return whether it succeeded."""
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]
@@ -391,7 +391,7 @@ class _Runner:
         return False
 
     def _stop(self) -> None:
-        """Ask the running processes to save and end."""
+        """Ask the processes that are still running to save their runs and end."""
         with self._lock:
             self._is_stopping = True
             for process in self._processes:
@@ -399,7 +399,7 @@ class _Runner:
 
 
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
-    """Return the texts that a run is tested on: the test set or the dev set's files; None if there are none."""
+    """Return the files that a run is tested on: the test set, or else the dev set; None if there is neither."""
     settings = make_settings(run.content)
     kind, data = settings.task.kind, settings.data
     if kind not in ("translation", "classification", "tagging") or data.corpora:

@@ -508,7 +508,7 @@ def _field(record: dict[str, object], name: str, where: str) -> object:
 
 
 def parse_weight(value: object, name: str, where: str) -> float:
-    """Return the weight of a pair in the loss, a number or the text of one.
+    """Return the weight of a pair in the loss, which a file gives as a number or as text.
 
     Args:
         value: the value that a file has for the pair.

@@ -62,7 +62,7 @@ def read_tagged(
 
 
 class _Row(NamedTuple):
-    """A line of a file of columns."""
+    """A line of a tagged file, split into columns."""
 
     number: int
     """The line's number, from 1."""
@@ -73,7 +73,7 @@ class _Row(NamedTuple):
 
 
 class _ColumnReader:
-    """A reader of a file of columns, which finds out how they are separated and which of them to read."""
+    """A reader of a file of columns that detects their separator, and the columns with words and tags."""
 
     def __init__(self, path: str | Path, columns: Sequence[str] | None, *, needs_tags: bool) -> None:
         self._path = path
@@ -99,7 +99,7 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the indices of the columns of words and tags."""
+        """Return the indices of the column of words and of the column of tags, which may be None."""
         width = len(self._first.cells)
         if columns is None and self._names:
             columns = ("FORM", "UPOS") if "UPOS" in self._names else ("FORM", self._names[-1])
@@ -208,7 +208,7 @@ def _texts_of(
 
 
 def as_sentence(words: Sequence[str], tags: Sequence[str], place: str) -> TaggedSentence:
-    """Return the words and tags of a sentence as one object; no tags are as good as one for each word.
+    """Join the words and tags of a sentence to one object; an untagged sentence has no tags.
 
     Raises:
         TransduceError: the numbers of words and tags differ; `place` names the sentence in the message.
@@ -241,7 +241,7 @@ class Span(NamedTuple):
 
 
 def describe_spans(tags: Iterable[str]) -> bool:
-    """Return whether a set of tags describes spans: all are O or such as B-PER, and one is not O."""
+    """Return whether a set of tags describes spans: every tag is O or of a form such as B-PER, and not all are O."""
     others = set(tags) - {_OUTSIDE}
     return bool(others) and all(map(_SPAN_TAG.fullmatch, others))
 

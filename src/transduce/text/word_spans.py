@@ -95,7 +95,7 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
 
 
 def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
-    """Return the bytes of the byte tokens from `first` on that form one character, and their number."""
+    """Return the bytes of the character that the byte tokens from `first` on form, and the number of these tokens."""
     group = b""
     for count, number in enumerate(range(first, len(tokens)), 1):
         piece = tokens[number]

@@ -192,7 +192,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the path of the checkpoint of a step below a folder."""
+    """Return the path inside a folder of the checkpoint of a step."""
     return folder / f"{_PREFIX}{step:09d}"
 
 

@@ -25,13 +25,13 @@ _COLORS = {"training": "#888888", "dev": "#c44e52"}
 
 
 class _Messages(io.TextIOBase):
-    """A text file that passes each complete line to a function."""
+    """A writable text stream that passes each complete line to a function."""
 
     def __init__(self, receive: Callable[[str], None]) -> None:
         self._receive, self._partial = receive, ""
 
     def write(self, text: str) -> int:
-        """Pass on the lines that the text completes."""
+        """Append text to the stream, and pass each line that is now complete to the function."""
         *lines, self._partial = (self._partial + text).split("\n")
         for line in lines:
             self._receive(line)
@@ -88,7 +88,7 @@ class NotebookDisplay(ProgressDisplay):
         self._render(is_urgent=self._progress is not None)
 
     def _render(self, *, is_urgent: bool = True) -> None:
-        """Replace the output by the current state, at most twice a second unless it is urgent."""
+        """Show the run's current state in the notebook, at most twice a second unless it is urgent."""
         now = time.monotonic()
         if not is_urgent and now - self._shown_at < _SECONDS_BETWEEN_SHOWING:
             return

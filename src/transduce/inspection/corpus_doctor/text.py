@@ -101,7 +101,7 @@ def line_finding(
         name: name of the finding.
         found: indices of the affected source lines and target lines.
         message: used if any line is affected; `{count}` is replaced.
-        problem_share: share of all lines from which it is a problem; more than 1 means never.
+        problem_share: the share of affected lines from which the finding is a problem; more than 1: never.
     """
     count = len(found[0]) + len(found[1])
     total = len(text.source.lines) + len(text.target.lines)

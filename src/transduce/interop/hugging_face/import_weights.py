@@ -39,9 +39,10 @@ class StoredTensors:
         return self.names[name]().shape
 
     def with_prefix(self, prefix: str) -> "StoredTensors":
-        """Return the tensors under their current names.
+        """Return the tensors with the names that current versions of transformers give them.
 
-        The names get the prefix that models with heads have, and norms' `gamma` and `beta` become `weight` and `bias`.
+        Names without the prefix of models with heads get the prefix, and norms' `gamma` and `beta` become `weight` and
+        `bias`.
         """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}

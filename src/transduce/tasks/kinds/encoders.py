@@ -139,7 +139,7 @@ def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
 
 
 def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
-    """Return the training and the dev text: those of two files, or the start and the end of one.
+    """Return the training and the dev text, from two files, or from the start and the end of a single file.
 
     Raises:
         TransduceError: a single file has too few sentences for both.

@@ -414,7 +414,7 @@ class TaskKind(ABC, Generic[C]):
         return Reinitialized()
 
     def log_corpus_problems(self, corpus: C, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:  # noqa: ARG002
-        """Log problems of the corpus with the settings of a new run.
+        """Log problems that the corpus causes for the settings of a new run.
 
         Raises:
             TransduceError: a setting would have no effect.

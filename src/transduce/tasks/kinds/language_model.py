@@ -274,7 +274,7 @@ class LanguageModel(TextKind):
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:
-    """Return training and dev token streams: those of two files, or the start and the end of one."""
+    """Return training and dev token streams, from two files, or from the start and the end of a single file."""
     stream = read_stream(corpus.prepared)
     if corpus.dev is not None:
         return stream, read_stream(corpus.dev)

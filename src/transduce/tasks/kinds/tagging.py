@@ -81,7 +81,7 @@ _MAX_DEV, _SMALL_DEV, _DEV_SHARE = 2_000, 100, 0.03
 
 
 class TaggedCorpus(msgspec.Struct, frozen=True):
-    """Tagged sentences to learn from and to validate with, and the tokenizer of their words."""
+    """The tagged training and dev sentences of a run, with the tokenizer of their words."""
 
     tokenizer: Tokenizer
     tokenizer_settings: TokenizerSettings
@@ -113,7 +113,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
 
 
 class _StoredCard(msgspec.Struct, frozen=True):
-    """The digests of the stored sentences."""
+    """The metadata of the sentences that a run stores: digests of their files, and settings of the tokenizer."""
 
     sha256: dict[str, str]
     tokenizer: TokenizerSettings
@@ -243,13 +243,13 @@ class TaggedDevSet:
         return predicted, nats / max(1, sum(map(len, self.right)))
 
     def report(self) -> TaggingReport:
-        """Score the model with its current weights."""
+        """Tag the dev set with the model's current weights, and return the scores."""
         with torch.inference_mode():
             return score_tags(self.predict()[0], self.right)
 
 
 def _span_terms(counts: TagCounts) -> tuple[int, int]:
-    """Return the numerator and the denominator of F1 as a ratio of sums."""
+    """Return the numerator and the denominator of the F1 of spans, which can be summed over sentences."""
     return 2 * counts.common, counts.predicted + counts.wanted
 
 
@@ -258,7 +258,10 @@ def _ratio(terms: Sequence[tuple[int, int]]) -> float:
 
 
 def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
-    """Return each sentence's contribution to a ratio of sums (its first-order influence); their mean is the ratio."""
+    """Return each sentence's contribution to a ratio of sums in percent, such as F1; their mean is the ratio.
+
+    A contribution is the sentence's first-order influence on the ratio.
+    """
     ratio, mean = _ratio(terms), max(1, sum(under for _, under in terms)) / max(1, len(terms))
     return [ratio + (100.0 * over - ratio * under) / mean for over, under in terms]
 
@@ -346,7 +349,7 @@ class WordTagging(TaskKind[TaggedCorpus]):
         return self.reopen(settings, folder)
 
     def reopen(self, settings: Settings, folder: Path) -> TaggedCorpus:
-        """Open the sentences that `prepare` stored."""
+        """Open the tagged sentences that `prepare` stored in the run's folder."""
         path = folder / _FOLDER / _CARD
         try:
             card = msgspec.json.decode(path.read_bytes(), type=_StoredCard)
@@ -389,7 +392,7 @@ class WordTagging(TaskKind[TaggedCorpus]):
         )
 
     def reinitialized(self, corpus: TaggedCorpus) -> Reinitialized:
-        """Return that the layer of tags gets random weights if the base model has none or other tags."""
+        """Return the parameters with random initial values: the tag layer's, if its tags are not the base model's."""
 
         def other_tags(folder: Path) -> tuple[str, ...]:
             card = find_task_card(folder)
@@ -418,7 +421,7 @@ class WordTagging(TaskKind[TaggedCorpus]):
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        """Choose the learning rate of classifiers, proportional to 1 / d_model, or Muon's."""
+        """Choose the peak learning rate: 1 / d_model for Muon, or else the rate that classifiers have."""
         if optimizer == "muon":
             return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
         return choose_encoder_rate(settings, d_model)
@@ -469,7 +472,7 @@ class WordTagging(TaskKind[TaggedCorpus]):
         return {TASK_CARD: TaskCard(kind="tagging", labels=corpus.tags, length=length).text()}
 
     def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
-        """Return the texts of the model card."""
+        """Return the title, description, usage and other parts of the model card that are specific to taggers."""
         model = resolved.model
         return CardTexts(
             "A tagger of words",

@@ -428,7 +428,7 @@ _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the
 
 
 def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool:
-    """Return whether compiled search takes a batch.
+    """Return whether the compiled search supports a batch with these sizes.
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """

@@ -247,7 +247,7 @@ def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Val
 
 
 def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
-    """Multiply the inputs of several groups by the groups' weights, and add the products to a vector of sums."""
+    """Emit the product of quantized inputs and weights, group by group of inputs, added to a vector of sums."""
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
     if tile.kind in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
