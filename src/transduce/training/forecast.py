@@ -26,8 +26,8 @@ SCORE_PROBE_SECONDS = 40.0
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
 NO_SCORE = (
-    f"No score is forecast: that takes {FEWEST_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} seconds, "
-    "and translation into a language written with spaces."
+    f"No score is forecast: that takes {FEWEST_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} "
+    "seconds, and translation into a language written with spaces."
 )
 
 
