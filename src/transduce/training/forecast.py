@@ -9,7 +9,7 @@ import torch
 from transduce.machine import peak_memory
 from transduce.text.files import count_noun
 from transduce.training.events import Durations, ValidationEvent, format_duration
-from transduce.training.learning_curves import FEWEST_STEPS, CurvePoint, ScoreForecast, forecast_score
+from transduce.training.learning_curves import FEWEST_STEPS, LEAST_SHARE, CurvePoint, ScoreForecast, forecast_score
 from transduce.training.schedule import default_interval
 from transduce.training.settings import ResolvedTraining
 
@@ -26,8 +26,8 @@ SCORE_PROBE_SECONDS = 40.0
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
 NO_SCORE = (
-    f"No score is forecast: that takes {FEWEST_STEPS} steps in {SCORE_PROBE_SECONDS:g} seconds, and translation into a "
-    "language written with spaces."
+    f"No score is forecast: that takes {FEWEST_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} "
+    "seconds, and translation into a language written with spaces."
 )
 
 
@@ -128,7 +128,7 @@ def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunF
         for event in events
         if event.bleu is not None and event.chrf is not None and "tok:13a" in (event.signature or "")
     ]
-    if len(points) < 2 or points[-1].step < FEWEST_STEPS:
+    if len(points) < 2 or points[-1].step < max(FEWEST_STEPS, LEAST_SHARE * forecast.steps):
         return forecast
     return msgspec.structs.replace(forecast, score=forecast_score(points[-2], points[-1], forecast.steps))
 

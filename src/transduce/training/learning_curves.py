@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 RECORDS = Path(__file__).with_name("recorded_runs.json")
 # Validations at these shares of a run are examples; later ones need no forecast.
 _SHARES = (0.06, 0.7)
-FEWEST_STEPS = 90
-"""The first step from which a score is forecast; before it, translations are hardly related to their sources."""
+FEWEST_STEPS, LEAST_SHARE = 150, 0.25
+"""The first step, and the least share of a run, from which a score is forecast; earlier forecasts were far off."""
+_FIRST_EXAMPLE = 90
 # The examples nearest to a forecast, by their BLEU so far and the steps to come, from which its interval follows.
 _NEIGHBORS = 20
 _COVERAGE = 0.85
@@ -153,7 +154,7 @@ def _examples(run: RecordedRun) -> list[_Example]:
     examples = []
     for point in run.points:
         earlier = earlier_point(run.points, point.step)
-        if earlier is None or point.step < FEWEST_STEPS or not first <= point.step <= last:
+        if earlier is None or point.step < _FIRST_EXAMPLE or not first <= point.step <= last:
             continue
         gain = _logit(run.bleu) - _logit(point.bleu)
         examples.append(_Example(run.corpus, _features(earlier, point, run.steps), gain, _position(point, run.steps)))
