@@ -270,7 +270,10 @@ class BatchPlan:
         return self._plan_runs(self._blocks.runs(number), (_TIES, epoch, number), (_BATCH_ORDER, epoch, number))
 
     def _plan_runs(self, runs: Sequence[Run], ties_key: tuple[int, ...], order_key: tuple[int, ...]) -> _Block:
-        """Return the pairs of runs, batched by length; the keys make the random orders of ties and batches."""
+        """Return the pairs of runs, batched by length.
+
+        The keys seed the random orders of equally long pairs and of batches.
+        """
         source, target = self._corpus.read_runs(runs)
         ties = permutation(source.sentences, self._seed, *ties_key)
         order = length_order(source.lengths, target.lengths, ties)

@@ -111,7 +111,10 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether a text is letters of an unspaced script that the vocabulary has other letters of."""
+    """Return whether a text has only characters of scripts without spaces that the vocabulary covers otherwise.
+
+    The vocabulary covers a script if any of its tokens has a letter of the script.
+    """
     return all(is_of_unspaced_script(character) and _script(character) in _scripts(vocabulary) for character in text)
 
 
@@ -207,7 +210,7 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
 
 
 def _with_brackets(span: Span, text: str) -> Span:
-    """Return a span, extended to brackets or quotation marks directly around it, which would be empty without it."""
+    """Return a span, extended to a pair of brackets or quotation marks directly around the span, if there is one."""
     around = text[max(0, span.start - 1) : span.start] + text[span.end : span.end + 1]
     return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 

@@ -291,7 +291,7 @@ def _list_mark(line: str) -> int:
 
 
 def _item_number(sentence: str) -> int:
-    """Return the length of the list number at the start of a sentence within a line, or 0."""
+    """Return the length of the list number at the start of a sentence within a line; 0 if there is none."""
     match = _ITEM_NUMBER.match(sentence)
     return 0 if match is None or _ORDINAL.match(sentence) or match.end() == len(sentence) else match.end()
 

@@ -249,7 +249,7 @@ class _Aligner:
         return [word for word in inside if word not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the range of target words that corresponds to a marked span; an empty range for an empty span."""
+        """Return the range of target words for a marked span of the source; an empty range for a span without words."""
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
             return range(0)

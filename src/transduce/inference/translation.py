@@ -279,7 +279,10 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _costs(part: Translation) -> list[float]:
-    """Return how much lower each alternative's score is than the best one's, never less than for an earlier one."""
+    """Return each alternative's cost: how much lower its score is than the best one's.
+
+    Costs are never lower than those of earlier alternatives.
+    """
     best = part.alternatives[0].score
     return list(accumulate((best - each.score for each in part.alternatives), max))
 

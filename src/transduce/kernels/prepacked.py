@@ -229,7 +229,7 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
 
 
 def _kind_of(model: InferenceModel) -> type[InferenceModel]:
-    """Return the class of models that can be prepacked to which a model belongs."""
+    """Return the base class, among those that can be prepacked, to which a model belongs."""
     return next(kind for kind in _PREPACKED_CLASSES if isinstance(model, kind))
 
 

@@ -660,7 +660,7 @@ class Rules:
             self._forbid_repetitions(line)
 
     def _joined(self, one: Value, other: Value) -> Value:
-        """Return the logit of two end symbols: the greater one, or that of the sum of their probabilities."""
+        """Return one logit for two end symbols: the greater logit, or the logit of the sum of both probabilities."""
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
         greater = k.load_variable(joined, one)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_MINUS_INFINITY))

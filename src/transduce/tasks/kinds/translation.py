@@ -262,7 +262,7 @@ class DevSet:
         )
 
     def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
-        """Return each sentence's contribution to the score that selects the best model; empty for the loss."""
+        """Return each sentence's contribution to the score that selects the best model; empty if it is the loss."""
         if self.best_by == "exact_match":
             pairs = zip(translations, direction.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]

@@ -274,7 +274,7 @@ def _write_update(k: KernelBuilder) -> None:
 
 
 def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Record a sentence's candidates that ended with the end symbol as finished hypotheses; return their number."""
+    """Record a sentence's candidates that end with the end symbol as finished hypotheses; return how many there are."""
     k = fields.k
     candidates = k.mul(fields.get("beam_size"), 2)
     first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))

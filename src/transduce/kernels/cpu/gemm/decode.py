@@ -301,7 +301,7 @@ class NativeLinear(nn.Module):
         )
 
     def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return tensors on the meta device with the shapes and dtypes of `_pack`."""
+        """Return tensors on the meta device with the shapes and dtypes of those that `_pack` returns."""
         # Only `empty`, because PyTorch loads a second of Python modules to run other operations on this device.
         tile, padded = self.tile, self.padded_outputs
         blocks = (padded // tile.columns, self.width // tile.group, tile.columns, tile.group)

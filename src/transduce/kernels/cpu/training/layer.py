@@ -354,7 +354,10 @@ class _Writer:
     def norm_backward(
         self, x: MemoryOffset, sums: MemoryOffset, gradient: MemoryOffset, kept: MemoryOffset | None, out: MemoryOffset
     ) -> None:
-        """Append a call of the norm's backward kernel; `kept`, a gradient of x by the residual connection, is added."""
+        """Append a call of the norm's backward kernel.
+
+        The kernel adds `kept`, the gradient of x through the residual connection, to its result.
+        """
         part = self.part
         shares = self.scratch.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
         arguments = self._norm_arguments(x, sums, out)._replace(
