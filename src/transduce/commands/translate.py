@@ -208,7 +208,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_context(options: argparse.Namespace, folder: str) -> int:
-    """Return how many lines before each line the model reads as context; refuse options that would lose them.
+    """Return how many earlier lines the model reads as context; refuse options that would lose this context.
 
     Raises:
         TransduceError: an option divides documents, or translates lines by themselves.

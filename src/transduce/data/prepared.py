@@ -284,7 +284,7 @@ class ContextCorpus(PreparedCorpus):
 def _lengths_with_context(
     lengths: NDArray[np.int32], rows: NDArray[np.int64], context: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return the lengths of rows together with those of the `context` (N,) rows before each of them."""
+    """Return the length of each row plus the lengths of the `context` (N,) rows before the row."""
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
 

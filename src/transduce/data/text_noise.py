@@ -57,7 +57,7 @@ Draw = Callable[[], float]
 
 
 def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw) -> tuple[str, str]:
-    """Return a pair of texts with noise; each kind of noise is drawn by itself, and most pairs stay as they are."""
+    """Return a pair of texts with noise; each kind of noise is drawn independently, and most pairs stay unchanged."""
     # Every number is drawn, whatever the others decide, so that one setting does not change the draws of another.
     draws = {name: draw() for name in settings.__struct_fields__}
     chosen = {name for name, number in draws.items() if number < getattr(settings, name)}
@@ -146,7 +146,7 @@ class NoisyPlan:
         return [[id for id in row if id != pad] for row in ids.tolist()]
 
     def _edit(self, source: list[int], target: list[int], epoch: int, index: int) -> tuple[list[int], list[int]] | None:
-        """Return the token ids of a pair with noise; None if it stays as it is."""
+        """Return the token ids of a pair with noise; None if the pair stays unchanged."""
         key = np.random.SeedSequence((self._seed, _NOISE, epoch, index))
         drawn = (np.random.Philox(key).random_raw(_NUMBERS) / 2.0**64).tolist()
         if all(number >= share for number, share in zip(drawn, msgspec.structs.astuple(self._settings), strict=False)):

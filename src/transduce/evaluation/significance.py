@@ -124,7 +124,7 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *,
 
 
 def least_p_value(runs_a: int, runs_b: int) -> float:
-    """Return the smallest p value that the permutation test can give for so many runs of each system."""
+    """Return the smallest p value that the permutation test can give for these numbers of runs of two systems."""
     # Groups of equal size can be exchanged, which gives the same difference in the other direction.
     return (2 if runs_a == runs_b else 1) / math.comb(runs_a + runs_b, runs_a)
 

@@ -59,7 +59,7 @@ def count_variants(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> tuple[Variant, ...]:
-    """Compute BLEU with other tokenizers, with the other treatment of case, and with hyphens as separate words.
+    """Compute BLEU with other tokenizers, with case ignored or respected instead, and with hyphens as separate words.
 
     The paper's own English-German scores split hyphens this way (`##AT##-##AT##` in GNMT and Tensor2Tensor).
 

@@ -69,8 +69,8 @@ def attach_phrases(
 ) -> list[Part]:
     """Return parts with the phrases that their translations must contain.
 
-    A phrase of a text with several parts is required in the part whose translation has it anyway, or else in the part
-    whose score it lowers least.
+    If a text has several parts, a phrase is required in one of them. This is the part whose translation has the phrase
+    anyway, or else the part whose score the phrase lowers least.
 
     Args:
         parts: parts of texts.
@@ -179,7 +179,7 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and further phrases while all of them have at most `most` tokens."""
+    """Return the first `num_required` phrases, and as many of the next ones as fit into `most` tokens in all."""
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase

@@ -345,7 +345,7 @@ def spans_between(spans: Sequence[Span], start: int, end: int) -> list[Span]:
 
 
 def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
-    """Return the spans that share a character with another span or, if the other is empty, contain its offset."""
+    """Return the spans that overlap a given span; an empty span is overlapped by a span that contains its offset."""
     first = max(0, bisect_left(spans, (span.start, span.start)) - 1)
     found = []
     for index in range(first, len(spans)):

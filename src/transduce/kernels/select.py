@@ -51,7 +51,7 @@ def has_kernels() -> bool:
 
 
 def why_no_kernels(threads: int) -> str | None:
-    """Return a clause that says why compiled kernels do not run on so many threads, or None if they do."""
+    """Return a clause that says why compiled kernels do not run on this number of threads, or None if they do."""
     try:
         version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
@@ -102,7 +102,7 @@ def _why_no_kernels(threads: int) -> str | None:
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
-    """Return the training backend for a device: our kernels if `name` is "native", None (plain PyTorch) if "torch"."""
+    """Return a device's training backend: this package's kernels for "native"; None, plain PyTorch, for "torch"."""
     if name == "torch":
         return None
     if device != "cpu":

@@ -250,8 +250,8 @@ _Reading = tuple[dict[str, Any], str, Any]
 class Description:
     """The layer graph of a module, and a snapshot of the module that reveals later changes within microseconds.
 
-    The snapshot holds namespaces (`vars`) of the module and its submodules but no reference to the module itself, so
-    that a cached description does not keep the module alive.
+    The snapshot holds namespaces (`vars`) of the module and its submodules, but no reference to the module itself. A
+    cached description therefore does not keep the module alive.
     """
 
     def __init__(self, module: nn.Module, change: str | None) -> None:

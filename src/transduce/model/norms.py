@@ -69,7 +69,7 @@ class BatchNorm(nn.Module):
 class AnnotatedNorm(nn.Module):
     """The norm of "The Annotated Transformer": weight · (x - mean) / (standard deviation + ε) + bias.
 
-    Two things differ from LayerNorm: the standard deviation is that of a sample (n - 1 in place of n), and ε is added
+    Two things differ from LayerNorm. The standard deviation is that of a sample (n - 1 in place of n). ε is added
     outside of the root, which matters where the deviation is small.
     """
 

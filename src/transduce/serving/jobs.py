@@ -249,7 +249,7 @@ class FunctionJob(Job):
         self._work = work
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether the other job is this one, since a function shares its batch with no job."""
+        """Return whether the other job is this very job, since a function's batch contains no other job."""
         return self is other
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:  # noqa: ARG002

@@ -96,7 +96,7 @@ def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, st
 
 
 def _store_standard_input(out: Path, format: Format) -> str:
-    """Write standard input to a file, as it is read several times; return its path, which shows its format."""
+    """Store standard input in a file, so that it can be read several times; return the path, which shows the format."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise TransduceError("Standard input is empty, but a corpus needs at least one pair: write pairs to it.")

@@ -518,7 +518,7 @@ def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
-    """Prepare the dev set; with several training processes, the first one does so before the others open it."""
+    """Prepare the dev set; if several processes train, the first one prepares it before the others open it."""
     if current_processes().is_first:
         return prepare(dev, tokenizer, filters, folder)
     return PreparedCorpus.open(folder, tokenizer)

@@ -381,9 +381,9 @@ class TableLayout(NamedTuple):
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
     """Return how a file of tab-separated pairs is written, by its first 1,000 lines.
 
-    Fields are quoted as in CSV if each field that begins with a quote also ends with one, and either all fields begin
-    so, or each such field contains a doubled quote or a tab. The first line is a header if both columns are language
-    codes or usual names of columns.
+    Fields are quoted as in CSV if each field that begins with a quote also ends with one. In addition, either all
+    fields must begin with a quote, or each quoted field must contain a doubled quote or a tab. The first line is a
+    header if both columns are language codes or usual names of columns.
 
     Raises:
         TransduceError: the file cannot be read.

@@ -150,7 +150,7 @@ class StepClock:
 
 
 def default_interval(steps: int) -> int:
-    """Return the steps between two validations, or two checkpoints, of a run of so many steps."""
+    """Return the number of steps between two validations, or two checkpoints, in a run of `steps` steps."""
     return max(_MIN_STEPS, math.ceil(steps / _VALIDATIONS))
 
 

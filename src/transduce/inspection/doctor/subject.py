@@ -164,7 +164,7 @@ class RandomTokens:
 
 
 def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
-    """Return the token ids of the vocabulary that are not `reserved`, such as those of special tokens."""
+    """Return the token ids of the vocabulary, except those that are `reserved`, such as special tokens."""
     ids = torch.tensor([id for id in range(size) if id not in reserved])
     if len(ids) < _MIN_TOKENS:
         raise TransduceError(

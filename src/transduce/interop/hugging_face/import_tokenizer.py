@@ -156,7 +156,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
 
 
 def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
-    """Return the number of tokens that a family adds to those of its sentencepiece model."""
+    """Return the number of tokens that a model family has in addition to its sentencepiece model's tokens."""
     value = settings.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_ADDED:
         raise ValueError(f"`{name}` must be a whole number from 0 to {_MAX_ADDED:,}, but is {value!r}")
@@ -470,7 +470,7 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
-    """Return the ids of padding, end and unknown; those of the model's configuration precede the tokenizer's."""
+    """Return the ids of padding, end and unknown, from the model's configuration or else from the tokenizer."""
     end = "sep_token" if model.family.kind == "encoder" else "eos_token"
     ids = {
         "eos_id": model.eos_id if model.eos_id is not None else _token_id(files, parts.ids, end),

@@ -26,7 +26,7 @@ _SPLIT_SPECIAL = {"split_special_tokens": True}
 def tokenizer_files(
     tokenizer: Tokenizer, config: ModelConfig, languages: tuple[str | None, str | None]
 ) -> dict[str, Any]:
-    """Return the contents of JSON files by name, which replace those of `Tokenizer.save`.
+    """Return the tokenizer's JSON files for Hugging Face by name, which replace the files of `Tokenizer.save`.
 
     Args:
         tokenizer: the model's tokenizer.

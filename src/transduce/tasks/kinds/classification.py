@@ -365,7 +365,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Return the weight of each training text, the product of those of its line and of its class; None: all are 1."""
+    """Return each training text's weight, its line's weight times its class's weight; None: all weights are 1."""
     of_texts = corpus.prepared.read_run_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts

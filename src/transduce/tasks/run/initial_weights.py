@@ -113,7 +113,7 @@ def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitiali
 
 
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
-    """Return whether the run stores its initial weights in its folder, as it could not make them again on resuming."""
+    """Return whether a run must store its initial weights, since it could not make the same ones when it resumes."""
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
@@ -336,10 +336,11 @@ def build_initial_model(
 def extend_weights(
     weights: Mapping[str, Tensor], config: ModelConfig, base: Tokenizer, tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
-    """Return a base model's weights with rows for the tokens that a vocabulary has in addition to the base model's.
+    """Return a base model's weights with rows for the tokens that a vocabulary adds to the base model's vocabulary.
 
-    Each new row of the embeddings and of the output projection is the mean of the rows of the tokens that spelled the
-    new token before (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    Each new row of the embeddings and of the output projection is a mean of existing rows: those of the tokens with
+    which the base model spells the new token (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
+    Models").
     """
     sides = {"source": (base.source, tokenizer.source), "target": (base.target, tokenizer.target)}
     sides_of = {"own_target_weight": "target", "own_output_weight": "target", "output_bias": "target"}

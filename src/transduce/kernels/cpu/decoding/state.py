@@ -284,7 +284,7 @@ class Scratch:
         self.addresses = self._arena.addresses
 
     def suffices(self, rows: int, scores: int) -> bool:
-        """Return whether the scratch memory suffices for so many rows and attention scores."""
+        """Return whether the scratch memory suffices for `rows` rows and `scores` attention scores."""
         return rows <= self.rows and scores <= self.scores
 
 

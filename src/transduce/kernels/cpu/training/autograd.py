@@ -68,7 +68,7 @@ _WIDEST = 128  # greatest head width
 
 
 def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
-    """Return whether attention kernels take heads of this width and so many keys, in x's dtype and on its device."""
+    """Return whether the attention kernels support this head width, this number of keys, and x's dtype and device."""
     tile = find_integer_tile()
     if x.device.type != "cpu" or x.dtype not in LLVM_TYPES or tile is None:
         return False
