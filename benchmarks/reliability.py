@@ -61,6 +61,9 @@ class Corpus:
         """Return the lengths of the pairs of several runs."""
         return tuple(np.concatenate([side[start:stop] for start, stop in runs]) for side in self._lengths)
 
+    def read_run_weights(self, runs: Any) -> None:
+        """Return None, because no pair has a weight."""
+
     def read_runs(self, runs: Any) -> Any:
         """Return the token ids of the pairs of several runs."""
         return tuple(self._side(side, runs) for side in (0, 1))

@@ -37,4 +37,4 @@ def test_what_cannot_be_scored_is_refused_before_translating(translator: Transla
     with pytest.raises(TransduceError, match="tokenize"):
         transduce.evaluate(translator, ["a"], ["a"], tokenize="unheard-of")
     with pytest.raises(TransduceError, match="`evaluate` needs a `Translator`, but got 'models/a'"):
-        transduce.evaluate("models/a", ["a"], ["a"])  # type: ignore[arg-type]
+        transduce.evaluate("models/a", ["a"], ["a"])  # type: ignore[call-overload]

@@ -9,11 +9,13 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.inference.classifier import Classifier
+from transduce.inference.embedder import Embedder
 from transduce.inference.forecaster import Forecaster
 from transduce.inference.generator import Generator
 from transduce.inference.load import load
 from transduce.inference.mask_filler import Filler
 from transduce.inference.parser import Parser
+from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
 
 HERE: dict[str, Any] = {"device": "cpu", "threads": 1}
@@ -24,7 +26,7 @@ def test_a_task_says_what_comes_back(trained: Path) -> None:
     both = load([trained, trained], task="translation", device="cpu", threads=1)
     assert repr(both).startswith("Translator(zh → en, transformer, 2 + 2 layers × 32, 2 models, ")
     anything = load(trained, device="cpu", threads=1)
-    assert_type(anything, Translator | Generator | Filler | Classifier | Parser | Forecaster)
+    assert_type(anything, Translator | Generator | Filler | Classifier | Tagger | Parser | Forecaster | Embedder)
     assert isinstance(anything, Translator)
 
 

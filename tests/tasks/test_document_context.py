@@ -57,21 +57,21 @@ def write_documents(folder: Path, name: str, texts: Sequence[Sequence[tuple[str,
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("documents")
     source, target = write_documents(folder, "train", documents(300, 1))
     dev_source, dev_target = write_documents(folder, "dev", documents(20, 2))
     return {"source": source, "target": target, "dev_source": dev_source, "dev_target": dev_target}
 
 
-def train(files: dict[str, str], out: Path, sides: str, **more: Any) -> Path:
+def train(files: dict[str, Any], out: Path, sides: str, **more: Any) -> Path:
     options: dict[str, Any] = {"steps": 250, "threads": 1, "precision": "fp32", "context_before": 1} | more
     transduce.train(out=out, settings=SETTINGS | {"data.context_sides": sides}, **files, **options)
     return out
 
 
 @pytest.fixture(scope="module", params=["source", "both"])
-def trained(request: pytest.FixtureRequest, files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(request: pytest.FixtureRequest, files: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(files, tmp_path_factory.mktemp("run") / request.param, request.param)
 
 
@@ -131,7 +131,7 @@ def test_streams_have_the_context_of_their_text(trained: Path) -> None:
     assert "".join(translator.stream(text)) == translator(text).text
 
 
-def prepared(files: dict[str, str], folder: Path, **more: Any) -> tuple[PreparedCorpus, Tokenizer]:
+def prepared(files: dict[str, Any], folder: Path, **more: Any) -> tuple[PreparedCorpus, Tokenizer]:
     corpus = CorpusFiles(source=(files["source"],), target=(files["target"],), has_documents=True, **more)
     settings = TokenizerSettings(vocabulary_size=320, user_symbols=("<sep>",))
     tokenizer = Tokenizer.train(lambda: read_pairs(corpus), settings, adjust=True)
@@ -173,7 +173,7 @@ def test_rows_are_the_sentences_of_the_document_before_each_sentence(tmp_path: P
         assert repeated.sentences is corpus
 
 
-def test_documents_of_a_column_are_those_of_blank_lines(files: dict[str, str], tmp_path: Path) -> None:
+def test_documents_of_a_column_are_those_of_blank_lines(files: dict[str, Any], tmp_path: Path) -> None:
     texts = documents(300, 1)
     path = tmp_path / "a.jsonl"
     rows = [
@@ -199,7 +199,7 @@ def test_documents_of_a_column_are_those_of_blank_lines(files: dict[str, str], t
     assert losses[0] == losses[1]
 
 
-def test_a_run_with_context_resumes_exactly(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_with_context_resumes_exactly(files: dict[str, Any], tmp_path: Path) -> None:
     settings = SETTINGS | {
         "training.validate_every": 2,
         "training.schedule": "constant",
@@ -219,7 +219,7 @@ def test_a_run_with_context_resumes_exactly(files: dict[str, str], tmp_path: Pat
     assert losses(tmp_path / "parts", 4, resume=True) == losses(tmp_path / "whole", 4)
 
 
-def test_a_prepared_corpus_keeps_documents(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_prepared_corpus_keeps_documents(files: dict[str, Any], tmp_path: Path) -> None:
     def prepare_in(folder: Path, settings: dict[str, Any]) -> Path:
         transduce.prepare(**files, out=folder, settings=settings | {"tokenizer.vocabulary_size": 320})
         return folder
@@ -256,13 +256,13 @@ def test_a_prepared_corpus_keeps_documents(files: dict[str, str], tmp_path: Path
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    files: dict[str, str], settings: dict[str, Any], message: str, tmp_path: Path
+    files: dict[str, Any], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         transduce.train(**files, out=tmp_path / "m", steps=1, settings=SETTINGS | settings)
 
 
-def test_documents_need_a_dev_set_of_documents(files: dict[str, str], tmp_path: Path) -> None:
+def test_documents_need_a_dev_set_of_documents(files: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(TransduceError, match="needs a dev set of whole documents"):
         transduce.train(
             source=files["source"], target=files["target"], out=tmp_path / "m", context_before=1, settings=SETTINGS

@@ -118,7 +118,12 @@ def test_the_kernels_weight_pairs_as_pytorch_does() -> None:
             model.zero_grad()
             loss.total.backward()
         assert loss.divisor == 2 * 3.0 + 3 * 0.5
-        results.append((loss.total.detach(), [parameter.grad.clone() for parameter in model.parameters()]))
+        results.append(
+            (
+                loss.total.detach(),
+                [torch.clone(parameter.grad) for parameter in model.parameters() if parameter.grad is not None],
+            )
+        )
     (total, gradients), (other_total, other_gradients) = results
     torch.testing.assert_close(other_total, total, atol=1e-5, rtol=1e-4)
     for one, other in zip(gradients, other_gradients, strict=True):
