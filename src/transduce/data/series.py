@@ -97,7 +97,7 @@ def measure_scale(values: Numbers, normalization: Normalization) -> SeriesScale:
 
 
 class Table(NamedTuple):
-    """The time series of a file, with their names."""
+    """The time series that were read from a file, with their names."""
 
     columns: tuple[str, ...]
     """The names of the series."""

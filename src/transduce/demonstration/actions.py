@@ -141,12 +141,12 @@ def a_time(random: Random, frame: Frame | Question) -> Phrase:
 
 
 def time_phrase(time: tuple[str, str, str]) -> Phrase:
-    """Return a phrase such as 昨天 晚上 / last night."""
+    """Return a time as an adverbial in both languages, such as 昨天 晚上 / last night."""
     return phrase(*time)
 
 
 def located(place: Place) -> Phrase:
-    """Return a phrase such as 在 学校 / at school."""
+    """Return a place as an adverbial in both languages, such as 在 学校 / at school."""
     last = len(place.where.split()) - 1
     return phrase(f"在 {place.source}", place.where, f"0-0 1-{last}")
 

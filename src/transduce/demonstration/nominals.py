@@ -141,7 +141,7 @@ def _person(words: Phrase, referent: str, owner: str = "") -> Nominal:
 
 
 def owner_phrase(source: str) -> Phrase:
-    """Return a phrase such as 我 的 / my, 汤姆 的 / Tom's."""
+    """Return a possessive phrase in both languages, such as 我 的 / my, 汤姆 的 / Tom's."""
     pronouns = {pronoun[0]: pronoun[3] for pronoun in PRONOUNS}
     return phrase(f"{source} 的", pronouns.get(source) or f"{dict(NAMES)[source]}'s")
 
@@ -221,13 +221,13 @@ _ATTRIBUTES = {noun: tuple(a for a in THING_ADJECTIVES if a.attributive and noun
 
 @cache
 def bare(noun: Noun) -> Nominal:
-    """Return a phrase such as 苹果 / apples, 茶 / tea."""
+    """Return a noun phrase without article in both languages, such as 苹果 / apples, 茶 / tea."""
     return inanimate(phrase(noun.source, noun.many), _bare_agreement(noun))
 
 
 @cache
 def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = None) -> Nominal:
-    """Return a phrase such as 一 本 新 书 / a new book, 三 杯 茶 / three cups of tea."""
+    """Return a counted noun phrase in both languages, such as 一 本 书 / a book, 三 杯 茶 / three cups of tea."""
     source, english = number
     described = _described(noun, adjective, plural=bool(english))
     if noun.container:
@@ -242,13 +242,13 @@ def counted(noun: Noun, number: tuple[str, str], adjective: Adjective | None = N
 
 @cache
 def many(noun: Noun) -> Nominal:
-    """Return a phrase such as 很多 书 / a lot of books."""
+    """Return a noun phrase with "a lot of" in both languages, such as 很多 书 / a lot of books."""
     return inanimate(phrase("很多", "a lot of") + bare(noun).object, _bare_agreement(noun))
 
 
 @cache
 def how_many(noun: Noun) -> Phrase:
-    """Return a phrase such as 几 本 书 / how many books, 几 杯 茶 / how many cups of tea."""
+    """Return the question phrase for a number, such as 几 本 书 / how many books, 几 杯 茶 / how many cups of tea."""
     if noun.container:
         amount = phrase(f"几 {noun.measure}", f"how many {noun.container[1]} of", "0-0 0-1 1-2 1-3")
     else:
@@ -272,7 +272,7 @@ def demonstrative(noun: Noun, pointer: tuple[str, str], adjective: Adjective | N
 
 @cache
 def owned(noun: Noun, owner: str) -> Nominal:
-    """Return a phrase such as 我 的 书 / my book, 汤姆 的 茶 / Tom's tea."""
+    """Return a noun phrase with an owner in both languages, such as 我 的 书 / my book, 汤姆 的 茶 / Tom's tea."""
     words = owner_phrase(owner) + phrase(noun.source, noun.one)
     agreement = _bare_agreement(noun) if noun.container else THIRD
     return inanimate(words, agreement, owner if owner in dict(NAMES) else "")

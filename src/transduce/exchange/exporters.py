@@ -196,7 +196,7 @@ _DOCUMENTS = ("README.md", "settings.toml")
 
 
 class Exporter(Protocol):
-    """A writer and loader of one export format."""
+    """An interface of export formats, each of which writes, loads and describes an export."""
 
     @property
     def title(self) -> str:

@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
-    """The contents of a model folder."""
+    """The contents of a model folder, such as the model, its tokenizer and its manifest."""
 
     model: M
     tokenizer: Tokenizer

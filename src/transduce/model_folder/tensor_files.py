@@ -53,7 +53,7 @@ class FileVersion(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path) -> "FileVersion":
-        """Return the current version of a file."""
+        """Return the current version of a file: its size, times and inode."""
         status = path.stat()
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
@@ -92,7 +92,7 @@ class MappedTensors:
         self.entries = self.header.entries
 
     def tensor(self, name: str) -> Tensor:
-        """Return the tensor with this name, mapped."""
+        """Return the tensor with this name, mapped from the file."""
         entry = self.entries[name]
         return self._view(*entry.data_offsets, entry.dtype, entry.shape)
 

@@ -17,7 +17,7 @@ from transduce.text.word_spans import Span
 
 
 class QueuedModel(Protocol):
-    """A model of any kind, as the queue uses it."""
+    """An interface of models of any kind, with what the queue of requests needs."""
 
     search: SearchSettings
     """Search settings for requests that set none."""
@@ -31,7 +31,7 @@ class QueuedModel(Protocol):
 
 
 class Model(QueuedModel, Protocol):
-    """A translation model as the server uses it."""
+    """An interface of translation models, with what the server needs."""
 
     source_language: str
     target_language: str

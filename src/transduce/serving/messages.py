@@ -21,7 +21,7 @@ Alternatives = Annotated[
 
 
 class UploadedFile(msgspec.Struct, frozen=True):
-    """A file in a multipart form."""
+    """A file in a multipart form: its name and its content."""
 
     name: str
     """The file name that the client sent; only its suffix may be trusted to mean anything."""
@@ -220,7 +220,7 @@ class Health(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
-    """The response to a request that failed."""
+    """The body of the response to a request that failed: one sentence that describes the error."""
 
     error: str
     """One sentence that describes the error."""

@@ -68,7 +68,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
-    """Options of a streamed response."""
+    """Options of a streamed response of OpenAI's API."""
 
     include_usage: bool | None = False
     """Whether a last event has the numbers of tokens."""

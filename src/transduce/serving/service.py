@@ -93,7 +93,7 @@ class TokenProbability(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The translation of one text."""
+    """The translation of one text, with the additional results that the request asked for."""
 
     text: str
     alternatives: list[str]

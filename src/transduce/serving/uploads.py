@@ -27,7 +27,7 @@ _MAX_READERS = 2  # documents that are parsed at once: parsing takes the interpr
 
 
 class DocumentOrder(NamedTuple):
-    """A request to translate a document."""
+    """A request to translate an uploaded document, with its languages and its glossary."""
 
     file: UploadedFile
     source: str

@@ -137,7 +137,7 @@ _SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0  # so many later steps, or so much ti
 
 
 class Validator(Protocol):
-    """A function that measures a model on the dev set."""
+    """An interface of functions that measure a model on the dev set."""
 
     def __call__(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Return the dev set scores of a model with these weights, at this step."""

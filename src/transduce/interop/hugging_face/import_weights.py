@@ -245,7 +245,7 @@ def _config(settings: Mapping[str, Any], place: str) -> ModelConfig:
 
 
 def _collect(family: Family, stored: StoredTensors, config: ModelConfig) -> dict[str, _Source]:
-    """Return what all parameters but the embeddings and output projection are made of.
+    """Return the stored tensors of which each parameter is made, except the embeddings and the output projection.
 
     Raises:
         TransduceError: a tensor is missing or unused.

@@ -333,7 +333,7 @@ def round_up_size(count: int) -> int:
 
 
 def round_up_source(positions: int) -> int:
-    """Round a source length up to one of few lengths."""
+    """Round a source length up to one of few lengths, so that few CUDA graphs are recorded."""
     return max(_MIN_SOURCE, round_up_size(positions))
 
 

@@ -74,7 +74,7 @@ MACRO_F1: Final = "macro_f1"
 
 
 class ClassificationTask:
-    """The training objective of a text classifier."""
+    """The training objective of a text classifier: the cross-entropy of the classes."""
 
     def __init__(self, model: Encoder, *, label_smoothing: float) -> None:
         self.model = model

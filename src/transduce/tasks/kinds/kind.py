@@ -141,7 +141,7 @@ Share = tuple[int, int]
 
 
 class Validation(Protocol):
-    """A dev set that measures the quality of weights."""
+    """An interface of dev sets that measure the quality of a model's weights."""
 
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
         """Measure a model with these weights on the dev set."""
@@ -592,7 +592,7 @@ def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
 
 
 class TextKind(TaskKind[TaskCorpus]):
-    """A task on text that is tokenized by a vocabulary."""
+    """A base class of tasks on text that is tokenized by a vocabulary."""
 
     may_be_prepared: ClassVar[bool] = False
     """True if `transduce prepare` can prepare the task's corpus."""

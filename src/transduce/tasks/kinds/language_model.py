@@ -57,7 +57,7 @@ BITS_PER_CHARACTER = "bits_per_character"
 
 
 class LanguageModelTask:
-    """The training objective of a language model."""
+    """The training objective of a language model: the cross-entropy of every next token."""
 
     def __init__(self, model: Decoder, *, label_smoothing: float) -> None:
         self.model = model

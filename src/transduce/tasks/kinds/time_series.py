@@ -226,7 +226,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SeriesTask:
-    """The training objective of a forecaster."""
+    """The training objective of a forecaster: squared errors or negative log-likelihoods of next values."""
 
     def __init__(self, model: SeriesTransformer) -> None:
         self.model = model

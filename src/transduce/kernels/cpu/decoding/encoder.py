@@ -128,7 +128,7 @@ def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
 
 
 def emit_row_addition(k: KernelBuilder) -> None:
-    """Emit `add_rows(x, N, D, table, numbers, thread, threads)`, which adds row numbers[n] of a table to row n of x."""
+    """Emit `add_rows(x, N, D, table, numbers, thread, threads)`: add the table's row `numbers[n]` to row n of x."""
     with k.function("add_rows", POINTER, I64, I64, POINTER, POINTER, I64, I64) as (x, rows, width, *more):
         table, numbers, *share = more
         first, last = k.thread_range(rows, *share)
