@@ -20,7 +20,7 @@ from transduce.evaluation.significance import (
 from transduce.kernels.select import select_decoder
 from transduce.model.build import build_model, load_plugin
 from transduce.model.config import OWN_NAMES, ModelConfig
-from transduce.tasks.experiments import expand, make_experiment
+from transduce.tasks.experiments import _write_settings, expand, make_experiment
 
 PLUGIN = """
 import torch
@@ -130,7 +130,7 @@ def test_an_experiment_compares_an_own_attention_over_seeds(
     assert again.variants == report.variants
     assert not any("training" in line for line in said)
     settings["settings"]["training"]["steps"] = 13
-    with pytest.raises(TransduceError, match="The settings of variant `plain` have changed since"):
+    with pytest.raises(TransduceError, match=r"The settings of variant `plain`, or the plugin .* have changed since"):
         transduce.experiment(settings, **options)
 
 
@@ -230,3 +230,50 @@ def test_one_run_each_is_the_ordinary_bootstrap() -> None:
     twice = bootstrap_mean_differences([counts[0]] * 2, [counts[1]] * 3, bleu_from_counts, **options)
     assert np.allclose(single, twice)
     assert not bootstrap_mean_differences([counts[0]], [counts[0]], bleu_from_counts, **options).any()
+
+
+def test_a_changed_plugin_is_noticed(tmp_path: Path, files: dict[str, Path], plugin: Path) -> None:
+    table = content(tmp_path, files, plugin)
+    table["variants"] = [{"name": "gated", "settings": {"model.attention": "gated"}}]
+    experiment = make_experiment(table)
+    run = expand(experiment)[0]
+    _write_settings(run, experiment.plugins)
+    run.folder.mkdir(parents=True)
+    (run.folder / "settings.toml").write_text("", "utf-8")
+    _write_settings(run, experiment.plugins)
+    plugin.write_text(plugin.read_text("utf-8") + "# another line\n", "utf-8")
+    with pytest.raises(TransduceError, match="The settings of variant `gated`, or the plugin"):
+        _write_settings(run, experiment.plugins)
+
+
+def test_an_own_component_keeps_its_initial_weights(tmp_path: Path, plugin: Path) -> None:  # noqa: ARG001 -- cleans up
+    path = tmp_path / "kept.py"
+    path.write_text(
+        """
+import torch, transduce
+from torch import nn
+
+@transduce.register("attention", "kept")
+class Kept(transduce.MultiHeadAttention):
+    def __init__(self, *, d_model, **options):
+        super().__init__(d_model=d_model, **options)
+        self.gate = nn.Linear(d_model, d_model)
+        nn.init.constant_(self.gate.bias, 2.0)
+        self.offset = nn.Parameter(torch.ones(d_model))
+
+    def reset_parameters(self):
+        nn.init.constant_(self.output.weight, 0.5)
+""",
+        "utf-8",
+    )
+    load_plugin(path)
+    model = build_model(ModelConfig(**SIZES, attention="kept"))  # type: ignore[arg-type]
+    weights = dict(model.named_parameters())
+    kept = [name for name in weights if name.endswith("gate.bias")]
+    assert kept
+    for name in kept:
+        layer = name.removesuffix(".gate.bias")
+        assert bool((weights[name] == 2.0).all())
+        assert bool((weights[f"{layer}.offset"] == 1.0).all())
+        assert bool((weights[f"{layer}.output.weight"] == 0.5).all())
+        assert not bool(weights[f"{layer}.projection.bias"].any())

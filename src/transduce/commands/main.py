@@ -131,7 +131,7 @@ def build_parser(verb: str | None) -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit code: 0, or 2 for an error of the user."""
+    """Run a subcommand and return the exit code: 0, 2 for an error that it explains, or 130 after Ctrl-C."""
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -231,11 +231,11 @@ class _Closed(io.RawIOBase):
         self._sentence, self._reads = sentence, reads
 
     def readable(self) -> bool:
-        """Return whether the closed stream that this object replaces is an input."""
+        """Return whether the stream can be read: True in place of a closed standard input."""
         return self._reads
 
     def writable(self) -> bool:
-        """Return whether the closed stream that this object replaces is an output."""
+        """Return whether the stream can be written to: True in place of a closed output."""
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:

@@ -289,7 +289,10 @@ class PlaceholderMasker:
 
 
 def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
-    """Return the edits of both sides at a word pair; each placeholder number is taken from the end of `numbers`."""
+    """Return the edits that put placeholders in place of, before, after or around an aligned word pair, on both sides.
+
+    Each placeholder's number is taken from the end of `numbers`.
+    """
     (start, stop), (begin, end) = pair
     if operation == "replace":
         number = (numbers.pop(),)

@@ -553,7 +553,7 @@ class _Renderer:
         return min([*free, part.end], key=lambda position: abs(position - goal))
 
     def _position(self, parent: Mark, point: Mark, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the position of a point (a tag without words) in the translation of the element around it."""
+        """Return the offset in the translation at which to insert a point (a tag without words, such as an image)."""
         source, neighbor = self.block.text, point.neighbor
         if neighbor is None:
             if point.side == "next":

@@ -456,7 +456,7 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
 
 
 def _task_document(folder: Path) -> dict[str, str]:
-    """Return the model's task file by name; empty if it has none."""
+    """Return {file name: content} of the model folder's task card; an empty dict if it has none."""
     card = find_task_card(folder)
     return {} if card is None else {TASK_CARD: card.text()}
 

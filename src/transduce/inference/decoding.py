@@ -136,7 +136,7 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 class _Filters(msgspec.Struct, frozen=True):
-    """The keys of a run's table `data.filters` that translation reads."""
+    """The settings of `data.filters` in a training run's configuration that translation uses; it ignores the others."""
 
     max_pieces: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 

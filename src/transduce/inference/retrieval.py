@@ -150,10 +150,10 @@ class NeighborIndex:
         self.tensors, self.card = remembered, card
 
     def for_single_model(self, models: Sequence[EncoderDecoder]) -> "NeighborIndex":
-        """Return the datastore itself if there is exactly one model.
+        """Return this index for decoding by one model; an ensemble is refused.
 
         Raises:
-            TransduceError: there are several models.
+            TransduceError: `models` has several models.
         """
         if len(models) > 1:
             raise TransduceError(

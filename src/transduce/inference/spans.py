@@ -449,7 +449,7 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Return a span of a text without the copies before its first word and after its last one."""
+    """Shorten a span: leave out copies of protected spans before its first and after its last other word."""
     inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
     copied = {offset for copy in inside for offset in range(*copy)}
     words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]

@@ -485,10 +485,7 @@ def _special_already(symbol: str) -> TransduceError:
 
 
 def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return, for each token that `vocabulary` adds to `base`, the ids with which `base` spells the token's text.
-
-    A space token at the start is left out. A line feed, which `base` may be unable to spell, has the ids of a space.
-    """
+    """Return, for each token that `vocabulary` has and `base` lacks, the ids of `base` that spelled its text before."""
     space = base.id(_SPACE)
     rows = []
     for id in range(base.size, vocabulary.size):

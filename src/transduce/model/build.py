@@ -110,7 +110,8 @@ def register(setting: str, name: str) -> Callable[[C], C]:
     """Return a decorator that registers a component of your own, so that a setting of the model can name it.
 
     A model with such a component trains, translates and is stored like others, computed by PyTorch. Programs that open
-    its folder must register the component before (`--plugin FILE.py`, or an import).
+    its folder must register the component before (`--plugin FILE.py`, or an import). PyTorch's layers in it keep the
+    weights that its constructor gave them; a method `reset_parameters` is called last, after all weights are drawn.
 
     Args:
         setting: "activation" (a function of a tensor), "norm" (called with width and ε), "attention" (a subclass of

@@ -1,6 +1,7 @@
 """Initial weights, drawn from PyTorch's random generator, and the list of a model's matrices."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -63,14 +64,46 @@ def initialize(model: VocabularyModel) -> None:
 
 
 def initialize_layers(model: nn.Module) -> None:
-    """Initialize all weights except the embedding matrices."""
+    """Initialize all weights except the embedding matrices.
+
+    PyTorch's layers inside a component of the user's own keep the weights that its constructor gave them. A component's
+    own `reset_parameters` is called last.
+    """
+    own_layers = set(_own_layers(model, is_own=not _is_of(model, "transduce", "torch")))
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and id(module) not in own_layers:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():
         _initialize_module(module)
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        is_initialized = isinstance(module, ScoredAttention) or _is_of(module, "torch")
+        if callable(reset) and not is_initialized and not _comes_from_torch(type(module)):
+            reset()
+
+
+def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
+    """Yield the ids of PyTorch's layers inside components of the user's own; `is_own`: the module is one itself."""
+    for child in module.children():
+        if _is_of(child, "torch"):
+            if is_own:
+                yield id(child)
+            yield from _own_layers(child, is_own=is_own)
+        else:
+            yield from _own_layers(child, is_own=not _is_of(child, "transduce"))
+
+
+def _is_of(module: nn.Module, *packages: str) -> bool:
+    """Return whether a module's class is defined in one of the packages."""
+    return type(module).__module__.partition(".")[0] in packages
+
+
+def _comes_from_torch(kind: type) -> bool:
+    """Return whether a class inherits `reset_parameters` from PyTorch."""
+    definer = next(base for base in kind.__mro__ if "reset_parameters" in vars(base))
+    return definer.__module__.partition(".")[0] == "torch"
 
 
 def _initialize_module(module: nn.Module) -> None:

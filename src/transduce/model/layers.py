@@ -10,6 +10,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache, LayerCache, Window, block_length, build_attention
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
@@ -145,6 +146,16 @@ class DecoderLayer(Component):
 # --- stacks of layers ---
 
 
+def _bias(config: ModelConfig, causal: bool) -> nn.Module:
+    try:
+        return BIASES[config.positions](config, causal)
+    except TypeError as error:
+        raise TransduceError(
+            f"`model.positions` = {config.positions} cannot be built: {error}. It is called with the configuration and "
+            "whether the stack is causal."
+        ) from None
+
+
 class StackPositions(nn.Module):
     """A module that makes the mask and the position encodings for the self-attention of all layers of a stack.
 
@@ -156,7 +167,7 @@ class StackPositions(nn.Module):
         self.causal = causal
         self.radius = config.attention_window
         self.rotary = _rotary(config) if config.positions in ("rotary", "rotary-interleaved") else None
-        self.relative = BIASES[config.positions](config, causal) if config.positions in BIASES else None
+        self.relative = _bias(config, causal) if config.positions in BIASES else None
         self.is_plain = self.rotary is None and self.relative is None and self.radius is None
 
     def forward(

@@ -144,7 +144,7 @@ class DocumentTranslation:
         return translations
 
     async def _when_free(self, request: TranslationRequest) -> list[Answer]:
-        """Return the answers to a request, which is tried again while the queue is full."""
+        """Wait until the queue has a free slot, then translate the request and return the answers."""
         while not self._canceled.done():
             if time.monotonic() >= self._deadline:
                 raise deadline_error()

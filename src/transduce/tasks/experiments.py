@@ -18,10 +18,11 @@ from typing import Any
 
 import msgspec
 
-from transduce.atomic_io import exclusive_lock, write_file
+from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError
 from transduce.machine import usable_cores
 from transduce.model.build import load_plugin
+from transduce.model.config import OWN_NAMES
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
@@ -274,24 +275,27 @@ def run_all(
     try:
         with exclusive_lock(Path(experiment.out) / ".lock"):
             for run in runs:
-                _write_settings(run)
+                _write_settings(run, experiment.plugins)
             return _Runner(experiment, runs, options, say).run()
     except BlockingIOError:
         raise TransduceError(f"Another process runs the experiment in {experiment.out}: wait for it.") from None
 
 
-def _write_settings(run: ExperimentRun) -> None:
-    """Write a run's settings file; a run that was started keeps its settings.
+def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
+    """Write a run's settings file; a run that was started keeps its settings and the plugins that its model needs.
 
     Raises:
-        TransduceError: the settings differ from those that the run was started with.
+        TransduceError: the settings or a plugin differ from those that the run was started with.
     """
     text = to_toml(run.content)
+    model = run.content.get("model", {})
+    if any(model.get(name) in own for name, own in OWN_NAMES.items()):
+        text += "".join(f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}\n" for path in plugins)
     if run.settings_path.exists() and (run.folder / SETTINGS_FILE).exists():
         if run.settings_path.read_text("utf-8") != text:
             raise TransduceError(
-                f"The settings of variant `{run.variant}` have changed since {run.folder} was started: delete that "
-                "folder, or set another `out`."
+                f"The settings of variant `{run.variant}`, or the plugin that its model needs, have changed since "
+                f"{run.folder} was started: delete that folder, or set another `out`."
             )
         return
     run.path.parent.mkdir(parents=True, exist_ok=True)

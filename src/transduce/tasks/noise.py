@@ -58,7 +58,7 @@ def noise_share(noise: NoiseSettings) -> float:
 
 
 def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
-    """Return the special tokens that replace removed tokens."""
+    """Return the special tokens that noise puts in place of removed tokens (mask or span marks); none for deletion."""
     if noise.kind == "deletion":
         return ()
     return SPAN_MARKS if noise.kind == "spans" else (MASK,)

@@ -456,7 +456,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The keys, other than those of the texts, that JSON objects may have without being reported as unused."""
+        """The expected keys of JSON objects besides the texts': weight, document and ignored keys; others are reported."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 

@@ -276,7 +276,7 @@ class PackedLoss:
         return self._loss(packed, unpack(to_device(arrays.numbers, device), arrays.size), weights)
 
     def prefetch(self, batch: Batch) -> None:
-        """Pack a training batch (remove its padding) before its loss is computed."""
+        """Pack a batch (remove its padding) ahead of time, and keep the arrays until its loss is computed."""
         if _packed_attention(self._model, batch) is not None:
             arrays = self._pack(batch, with_capacity=self._records_batch(batch))
             if arrays is not None:

@@ -34,7 +34,6 @@ from transduce.training.choices import ChoiceLog, CorpusSize, choose_vocabulary_
 
 _MAX_FLOAT64_PARAMETERS = 100_000_000
 _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
-_RELATIVE = ("rotary", "rotary-interleaved", *BIASES)
 
 
 def subject_from_transformer(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
@@ -63,7 +62,7 @@ def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
         start_id=config.start_id,
         eos_id=config.eos_id,
         uses_positions=config.positions != "none",
-        positions_are_relative=config.positions in _RELATIVE,
+        positions_are_relative=config.positions in ("rotary", "rotary-interleaved", *BIASES),
         all_tokens_matter=config.attention_kind == "soft",
         decode_steps=lambda source, target: _decode_steps(model, source, target),
         split=_split(model),

@@ -419,7 +419,7 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
 
 
 def _with_added(files: TokenizerFiles, cutting: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
-    """Return the parts of a tokenizer with the tokens that other files add to the learned ones."""
+    """Return an older tokenizer's parts from its learned vocabulary `ids` and the added tokens in its other files."""
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     configured = {}
     for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():

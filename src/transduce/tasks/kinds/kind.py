@@ -440,7 +440,7 @@ class TaskKind(ABC, Generic[C]):
         """Return the dev set, which measures the quality of the model's weights."""
 
     def end_validations(self, corpus: C, resolved: ResolvedSettings) -> float:  # noqa: ARG002
-        """Return the time of `finish`, which measures the best model in the end, in units of one validation's time."""
+        """Return how long `finish` takes at the end of a run, as a multiple of the time of one validation."""
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002

@@ -133,7 +133,7 @@ class LanguageModel(TextKind):
         return write_texts(settings.data, folder, overwrite=overwrite)
 
     def text(self, data: DataSettings) -> TaskText:
-        """Return all lines, including empty ones; only lines that cannot be decoded are left out."""
+        """Return the text files to read, with filters that keep all lines, even empty ones."""
         files, dev = text_only(data, "language model")
         everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)

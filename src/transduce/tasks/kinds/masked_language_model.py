@@ -326,7 +326,7 @@ class MaskedLanguageModel(TextKind):
         return f"{int((training.lengths > 0).sum()):,} sentences of {int(training.lengths.sum()):,} tokens"
 
     def documents(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return the task card, a file of the model folder, with the maximum length."""
+        """Return {file name: content} of the task card, which stores the kind of task and the maximum length."""
         context = None if resolved.model.positions == "learned" else resolved.task.context
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}

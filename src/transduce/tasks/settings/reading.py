@@ -272,11 +272,15 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
         if index and (entry := _entry_struct(hint)) is not None:
             hint, content = entry, content[int(index)]
     expected, value = _kinds(hint), str(content)
+    own = sorted(OWN_NAMES.get(path[-1], ())) if path[0] == "model" else []
+    names = [*_names(hint), *own]
     intended = _OTHER_NAMES.get(value.lower())
-    close_names = [intended] if intended in _names(hint) else difflib.get_close_matches(value, _names(hint), 1, 0.6)
+    close_names = [intended] if intended in names else difflib.get_close_matches(value, names, 1, 0.6)
     suggestion = f": did you mean `{close_names[0]}`?" if close_names else "."
     if not close_names and path[0] == "model" and path[-1] in OWN_NAMES:
-        suggestion = "; a component of your own needs the file that registers it (--plugin FILE.py)."
+        suggestion = "; a component of your own needs the file that registers it (--plugin FILE.py, or `plugins`)."
+    if own:
+        expected += f", {', '.join(own)}"
     return f"`{'.'.join(path)}` must be {expected}, but is `{value}`{suggestion}"
 
 

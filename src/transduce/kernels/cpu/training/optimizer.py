@@ -335,7 +335,10 @@ _SUMS = 4  # accumulators of a sum of squares
 
 
 class OrthogonalizeArguments(NamedTuple):
-    """Arguments of the kernel `orthogonalize` (Muon's matrices): addresses, unless stated otherwise."""
+    """Arguments of the kernel `orthogonalize`, which orthogonalizes Muon's matrices.
+
+    Sizes are numbers, scalars are the bits of a float32, and the others are addresses.
+    """
 
     matrices: Any
     """M addresses of bfloat16 matrices (R, C)."""
@@ -470,9 +473,9 @@ class OrthogonalizeEmitter:
         )
 
     def _coefficients(self, args: OrthogonalizeArguments, number: int, shrink: Value) -> tuple[Value, Value, Value]:
-        """Return a, b and c of one of Muon's polynomials in x xᵀ, for an x that must still be multiplied by `shrink`.
+        """Emit loads of the coefficients a, b, c of Muon's polynomial `number`, a I + b x xᵀ + c (x xᵀ)².
 
-        They are the coefficients of I, x xᵀ and (x xᵀ)².
+        They include the factors shrink² of b and shrink⁴ of c, because x is not yet multiplied by `shrink`.
         """
         k, pointer = self.k, self.k.pointer(args.coefficients)
         a, b, c = (k.load(k.element_pointer(pointer, 3 * number + n)) for n in range(3))
@@ -620,7 +623,7 @@ class OrthogonalizeEmitter:
                 k.store_float32_as(k.build.fadd(k.load_as_float32(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
-        """Load a square block of `lanes` rows and columns of bfloat16, as 32-bit integers."""
+        """Emit loads of `lanes` × `lanes` bfloat16 numbers: a vector for each row, widened to 32 bits by zeros."""
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
         offsets = (k.add(k.mul(k.add(row, n), columns), column) for n in range(k.lanes))
         return [k.build.zext(k.load(k.element_pointer(matrix, offset, I16), kind), k.ints) for offset in offsets]
