@@ -456,7 +456,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The expected keys of JSON objects besides the texts': weight, document and ignored keys; others are reported."""
+        """The expected keys of JSON objects besides the texts': weight, document and ignored keys."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 
