@@ -270,8 +270,8 @@ def test_sentences_are_short_and_written_as_people_write() -> None:
         assert pair.target == pair.target.strip()
         assert "  " not in pair.target
         assert pair.source.endswith("？") == pair.target.endswith("?")
-        assert not pair.source.endswith("。")
-        assert not pair.target.endswith(".")
+        assert pair.source.endswith("。") == pair.target.endswith(".")
+        assert pair.source.endswith("！") == pair.target.endswith("!")
 
 
 def test_capital_letters_stand_only_where_english_has_them() -> None:

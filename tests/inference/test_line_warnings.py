@@ -7,9 +7,10 @@ import pytest
 
 import transduce
 from transduce.commands.main import main
-from transduce.inference.line_warnings import LineWarnings
+from transduce.inference.line_warnings import LineWarnings, unknown_letters
 from transduce.inference.quality_estimation import find_quality_warnings
 from transduce.inference.translation import Alternative, Translation
+from transduce.text import CorpusFiles, TokenizerSettings, read_pairs
 
 Capture = pytest.CaptureFixture[str]
 
@@ -62,7 +63,7 @@ def test_letters_that_the_vocabulary_lacks_are_reported() -> None:
     warnings.add(2, "我喜欢茶 😆", "I like tea 😆")
     warnings.add(3, "请看 https://example.com/й 这里", "Look at https://example.com/й here")
     assert str(warnings) == (
-        "warning: line 1 has letters that the model has never seen (量): do not rely on these translations, which are "
+        "warning: line 1 has letters that the vocabulary lacks (量): do not rely on these translations, which are "
         "outside of what the model has learned.\n"
     )
 
@@ -86,3 +87,11 @@ def test_the_command_warns_and_translates_all_the_same(
 def test_a_review_reports_it(translator: transduce.Translator) -> None:
     (doubts,) = transduce.estimate_quality(translator, [translation("Where have all of you been?", "I like tea.")])
     assert "language" in [doubt.kind for doubt in doubts]
+
+
+def test_letters_that_are_spelled_in_bytes_are_reported(toy_corpus: Path) -> None:
+    files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
+    settings = TokenizerSettings(vocabulary_size=350, byte_fallback=True)
+    vocabulary = transduce.Tokenizer.train(lambda: read_pairs(files), settings, adjust=True).source
+    assert any(piece.startswith("<0x") for piece in vocabulary.token_texts(vocabulary.encode("龘")))
+    assert unknown_letters(vocabulary)("我喜欢龘😆。") == "龘"

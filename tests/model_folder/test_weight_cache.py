@@ -160,12 +160,16 @@ def _other_shape(content: bytes) -> bytes:
     return content.replace(b'"dtype":"I32"', b'"dtype":"F32"', 1)
 
 
+def _other_data(content: bytes) -> bytes:
+    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+
+
 def _no_header(content: bytes) -> bytes:
     return b"\x00" * 64 + content[64:]
 
 
 @pytest.mark.usefixtures("small_is_large")
-@pytest.mark.parametrize("damage", [_cut, _other_format, _other_shape, _no_header, lambda _: b""])
+@pytest.mark.parametrize("damage", [_cut, _other_format, _other_shape, _other_data, _no_header, lambda _: b""])
 def test_a_damaged_cache_is_made_again(write: Callable[..., Path], damage: Callable[[bytes], bytes]) -> None:
     folder = write()
     expected = weights_of(folder)
@@ -178,7 +182,7 @@ def test_a_damaged_cache_is_made_again(write: Callable[..., Path], damage: Calla
 
 
 @pytest.mark.usefixtures("small_is_large")
-def test_verify_finds_damage_that_opening_cannot_see(write: Callable[..., Path]) -> None:
+def test_verify_removes_damaged_weights(write: Callable[..., Path]) -> None:
     folder = write()
     report = transduce.quantize(folder)
     assert [report.file] == [str(path) for path in cached(folder)]

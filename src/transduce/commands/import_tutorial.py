@@ -72,6 +72,9 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = read_vocabulary(*lists, source_start=options.source_start)
     names = _names(options)
     ids = (tokenizer.target.pad_id, tokenizer.target.eos_id)
+    for id, meaning, option in ((ids[0], "padding", "--padding"), (ids[1], "end", "--end")):
+        if id not in lists[-1].values():
+            raise TransduceError(f"The target's word list has no usual {meaning} symbol: name its own with {option}.")
     config = _config(options, weights, names, lists[-1][start], ids)
     found = _with_unknown(import_tutorial(weights, config, style=options.style, names=names), tokenizer)
     model = build_model(found.config)

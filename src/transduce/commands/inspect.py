@@ -72,11 +72,15 @@ def run(options: argparse.Namespace) -> int:
         translator = load_translator(options.model, options)
         inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
         if options.attribution is not None:
+            if options.html is not None:
+                raise TransduceError("--attribution is drawn in the terminal and written by --json: leave --html out.")
             found = attribute(translator, options.sentence, inspection.translation, method=options.attribution)
             weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
             words = WordAlignment(found.source_words, found.target_words, weights)
             inspection = msgspec.structs.replace(inspection, words=words)
-        return _show(options, inspection, draw_inspection(inspection, _attention(inspection)))
+        title = f"attribution by {options.attribution}: a darker source word contributed more to the word of its row"
+        drawn = draw_inspection(inspection, _attention(inspection), title if options.attribution else "")
+        return _show(options, inspection, drawn)
     reader = load(options.model, precision=options.precision, device=options.device, threads=options.threads)
     result = pronoun_attention(
         reader,

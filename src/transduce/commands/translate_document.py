@@ -27,7 +27,7 @@ from transduce.documents.translate import ModelTexts, translate_content, write_t
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError
 from transduce.inference.bulk_files import Job
-from transduce.inference.line_warnings import LineWarnings
+from transduce.inference.line_warnings import LineWarnings, unknown_letters
 from transduce.inference.translator import Translator
 from transduce.text.files import count_noun
 
@@ -210,7 +210,7 @@ class _UnitWarnings:
         self._warnings = LineWarnings(
             translator.source_language,
             translator.target_language,
-            unknown_characters=translator.tokenizer.source.unknown_characters,
+            unknown_characters=unknown_letters(translator.tokenizer.source),
             noun="text",
         )
         self._count = 0

@@ -5,6 +5,7 @@ word, and every verb with each of its objects, many times. To translate them, a 
 combinations.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -502,6 +503,8 @@ def _unknown_fact(random: Random) -> Phrase:
 # A predicate and two of its participants, for example ("吃", "他", "苹果").
 Combination = tuple[str, str, str]
 
+_MARKED_SHARE = 0.2
+"""Share of the statements that end with a full stop, or of the greetings with an exclamation mark."""
 TRAIN_SENTENCES, DEV_SENTENCES, TEST_SENTENCES = 50_000, 500, 1_000
 MAX_CHARACTERS = 16
 HELD_OUT_SHARE = 0.1
@@ -579,8 +582,8 @@ class AlignedPair(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """The English sentence, with no space before a comma or a question mark."""
-        return " ".join(self.target_words).replace(" ?", "?").replace(" ,", ",")
+        """The English sentence, with no space before a punctuation mark."""
+        return re.sub(r" (?=[?,.!])", "", " ".join(self.target_words))
 
 
 class DemoCorpus(msgspec.Struct, frozen=True):
@@ -629,6 +632,8 @@ def _sentences(random: Random) -> Iterator[Phrase]:
     while True:
         for rule in random.choices(rules, weights, k=1000):
             words = rule(random)
+            if words.source[-1] != "？" and random.random() < _MARKED_SHARE:
+                words += phrase("！", "!") if rule is greeting else phrase("。", ".")
             sentence = "".join(words.source)
             if len(sentence) <= MAX_CHARACTERS and sentence not in seen:
                 seen.add(sentence)

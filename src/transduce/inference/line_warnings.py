@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from transduce.inference.bulk_files import Portion
@@ -12,6 +13,7 @@ from transduce.model_folder.read import MANIFEST, Manifest, outline_imported
 from transduce.model_folder.safety import read_json
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
+from transduce.text.vocabulary import Vocabulary, byte_of
 
 Languages = tuple[str | None, str | None]
 MAX_SHOWN = 5  # line numbers, and letters
@@ -73,8 +75,8 @@ class LineWarnings:
                 ", …" if len(set(letters)) > MAX_SHOWN else ""
             )
             warnings.append(
-                f"warning: {self._lines(list(self._unknown))} {verb} letters that the model has never seen ({shown}): "
-                "do not rely on these translations, which are outside of what the model has learned.\n"
+                f"warning: {self._lines(list(self._unknown))} {verb} letters that the vocabulary lacks ({shown}): do "
+                "not rely on these translations, which are outside of what the model has learned.\n"
             )
         if self._lost:
             verb = "has" if len(self._lost) == 1 else "have"
@@ -143,4 +145,18 @@ def unknown_characters_of(folder: Path) -> Callable[[str], str]:
     """
     is_imported_on_use = is_hugging_face_folder(folder)
     tokenizer = outline_imported(folder)[0].tokenizer if is_imported_on_use else load_tokenizer(folder)
-    return tokenizer.source.unknown_characters
+    return unknown_letters(tokenizer.source)
+
+
+def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], str]:
+    """Return a function that finds the characters of a text that a vocabulary lacks, or spells in single bytes."""
+
+    @cache
+    def is_spelled_in_bytes(letter: str) -> bool:
+        return any(byte_of(piece) is not None for piece in vocabulary.token_texts(vocabulary.encode(letter)))
+
+    def find(text: str) -> str:
+        unknown = vocabulary.unknown_characters(text)
+        return unknown + "".join(each for each in text if each.isalpha() and is_spelled_in_bytes(each))
+
+    return find

@@ -195,11 +195,14 @@ def group_words(tokens: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]
     """Return the words that tokens spell, and the indices of each word's tokens.
 
     A word starts at a token with ▁. In scripts without spaces every token is a word, and so is a character that is
-    spelled in byte tokens. A ▁ without a word after it is left out.
+    spelled in byte tokens. A ▁ without a word after it is left out. Without any ▁, as in word
+    lists, every token is a word.
     """
+    has_spaces = any("▁" in token for token in tokens)
     groups: list[list[int]] = []
     for index, token in enumerate(tokens):
-        is_start = index == 0 or _begins_word(tokens[index - 1], token)
+        is_byte = byte_of(token) is not None
+        is_start = index == 0 or (not has_spaces and not is_byte) or _begins_word(tokens[index - 1], token)
         if is_start:
             groups.append([index])
         else:

@@ -145,8 +145,8 @@ def _fit(text: str, width: int) -> str:
     return text + " " * (width - cell_len(text))
 
 
-def draw_inspection(inspection: Inspection, attention: WordAttention) -> str:
-    """Return the translation, each token's probability beside its alternatives, and the word-level attention table."""
+def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
+    """Return the translation, each token's probability beside its alternatives, and the titled table of words."""
     ended = [node for node in inspection.tree if node.ended]
     return "\n".join(
         [
@@ -155,6 +155,7 @@ def draw_inspection(inspection: Inspection, attention: WordAttention) -> str:
             "",
             draw_steps(inspection.steps),
             "",
+            *([title, ""] if title else []),
             draw_attention(attention),
         ]
     )

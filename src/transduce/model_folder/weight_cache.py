@@ -139,6 +139,25 @@ class VerifiedFiles:
             self._write()
         return digest
 
+    def has_data(self, path: Path, start: int, sha256: str) -> bool:
+        """Return whether the bytes of a file from `start` have a digest; a large version of a file is read only once.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        version = FileVersion.of(path)
+        known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
+        if known is not None and known.holds_for(version):
+            return known.sha256 == sha256
+        started = time.time_ns()
+        with path.open("rb") as file:
+            file.seek(start)
+            is_whole = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        if is_whole and version.size >= _SMALL_BYTES and FileVersion.of(path) == version:
+            self._records[path.name] = _VerifiedFile(version, sha256, started)
+            self._write()
+        return is_whole
+
     def is_finite(self, path: Path, version: FileVersion) -> bool:
         """Return whether all weights of a version of a file are known to be finite."""
         known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
@@ -207,8 +226,11 @@ class PrepackedCache:
             return None
         file = MappedTensors(place, name, whole_numbers=None)
         # Names, types, shapes, source and format are all in the header, which is known but for the data's digest.
-        expected = header_bytes(outline, self._metadata(file.header.metadata.get("data", "")))
-        return file if file.header.content == expected else None
+        digest = file.header.metadata.get("data", "")
+        is_current = file.header.content == header_bytes(outline, self._metadata(digest))
+        # Damaged data would change translations without a word.
+        whole = is_current and VerifiedFiles(self._folder).has_data(place / name, len(file.header.content), digest)
+        return file if whole else None
 
     def _metadata(self, data: str) -> dict[str, str]:
         """Return the header's metadata for a cache file; `data` is the digest of the file's tensor data."""
