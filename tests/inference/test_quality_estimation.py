@@ -160,6 +160,7 @@ class Scripted:
     target_language: str | None = "en"
     search = SearchSettings(beam_size=2, length_penalty=0.5)
     text = TextSettings()
+    context = None
     tokenizer = SimpleNamespace(
         source=SimpleNamespace(unknown_characters=lambda _: ""),
         target=SimpleNamespace(unk_id=2, encode=lambda text: [2 if "9999" in text else 5]),

@@ -90,7 +90,7 @@ def test_recorded_inputs_and_weights_give_the_module_s_output(translator: Transl
     with torch.inference_mode():
         heads = record.weights @ attention._project_self(record.x)[2]
         assert torch.allclose(attention.output(heads.transpose(1, 2).flatten(2)), outputs[0], atol=1e-5)
-    assert torch.allclose(_contributions(record).sum(dim=-1), torch.ones(ids.shape[1]), atol=1e-5)
+        assert torch.allclose(_contributions(record).sum(dim=-1), torch.ones(ids.shape[1]), atol=1e-5)
     assert not attention._forward_hooks
     assert not attention._forward_pre_hooks
 

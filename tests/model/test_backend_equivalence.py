@@ -103,7 +103,15 @@ MORE: list[dict[str, Any]] = [
 # Settings that decoded models never have, that only training uses, or that `SIZES` or the sources vary.
 NOT_VARIED = {
     *("kind", "pad_id", "eos_id", "dropout", "attention_dropout", "activation_dropout", "token_types"),
-    *("masked_language_head", "pooler", "num_labels", "num_series", "predicts_deviations", "bidirectional"),
+    *(
+        "masked_language_head",
+        "pooler",
+        "num_labels",
+        "token_labels",
+        "num_series",
+        "predicts_deviations",
+        "bidirectional",
+    ),
     *("recurrent_cell", "recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
     *("recurrent_context_to", *SIZES),
 }

@@ -133,7 +133,7 @@ def test_heads_that_were_not_asked_for_are_not_there() -> None:
     assert bare.hidden(states) is states
     with pytest.raises(TransduceError, match=r"has no pooler: set `model\.pooler` or `model\.num_labels`\."):
         bare.pool(states)
-    with pytest.raises(TransduceError, match=r"has no classes: set `model\.num_labels`\."):
+    with pytest.raises(TransduceError, match=r"has no classes of texts: set `model\.num_labels`\."):
         build(pooler=True).classify(states)
 
 

@@ -96,7 +96,11 @@ def test_the_package_runs_nothing_that_it_reads() -> None:
         for path in sorted(PACKAGE.rglob("*.py"))
         for breach in breaches(path.read_text(encoding="utf-8"))
     ]
-    assert found == []
+    # Tensors alone, within limits of size: tests/interop/test_import_tutorials.py has the refusals.
+    reader = [breach for breach in found if breach.startswith("commands/import_tutorial.py:")]
+    assert [breach.rpartition(" ")[2] for breach in reader] == ["torch.load"]
+    assert "weights_only=True" in (PACKAGE / "commands" / "import_tutorial.py").read_text(encoding="utf-8")
+    assert [breach for breach in found if breach not in reader] == []
 
 
 @pytest.mark.parametrize(

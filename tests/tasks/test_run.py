@@ -337,7 +337,7 @@ def test_a_validation_is_perfect_where_all_of_many_sentences_are_right(
         (direction._replace(sources=["一"] * sentences, references=["one"] * sentences), translator),
     ]
     answers = ["two"] * wrong + ["one"] * (sentences - wrong)
-    monkeypatch.setattr(translator, "translate", lambda *_: [SimpleNamespace(text=answer) for answer in answers])
+    monkeypatch.setattr(translator, "translate", lambda *_, **__: [SimpleNamespace(text=answer) for answer in answers])
     event = dev.validate(dev.model.state_dict(), 20)
     assert event.perfect is perfect
     assert event.scores == {"exact_match": (sentences - wrong) / sentences}

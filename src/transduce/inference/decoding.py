@@ -338,7 +338,9 @@ def _compiled_rules(
             return None
     if any(not impossible.isdisjoint(prefix) for prefix in prefixes):
         return None
-    forced = [[*certain, *prefix[len(certain) :]] for prefix in prefixes] if certain or any(prefixes) else []
+    forced: Sequence[Sequence[int]] = (
+        [[*certain, *prefix[len(certain) :]] for prefix in prefixes] if certain or any(prefixes) else ()
+    )
     return found._replace(forced=forced, certain_count=len(certain))
 
 

@@ -178,4 +178,4 @@ def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 
 def bytes_of(tensor: Tensor) -> Any:
     """Return the bytes of a tensor on the CPU as a NumPy array, which shares the memory of a contiguous tensor."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
