@@ -115,3 +115,17 @@ def test_unusable_requests_are_refused(translator: Translator) -> None:
     with pytest.raises(TransduceError, match="needs a translator, but this is a str"):
         attribute("models/demo", SENTENCE)  # type: ignore[arg-type]
     assert transduce.attribute is attribute
+
+
+def test_moved_vectors_of_an_unknown_attention_are_not_guessed(translator: Translator, target: str) -> None:
+    class Halved(MultiHeadAttention):
+        pass
+
+    attention = translator.transformer.encoder_layers[0].self_attention
+    before = type(attention)
+    attention.__class__ = Halved
+    try:
+        with pytest.raises(TransduceError, match=r"encoder_layers\.0\.self_attention is of class Halved"):
+            found(translator, target, "value")
+    finally:
+        attention.__class__ = before

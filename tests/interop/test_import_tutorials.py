@@ -449,3 +449,46 @@ def test_the_command_refuses_what_is_no_state_dict(tmp_path: Path, capsys: pytes
     (tmp_path / "text.pt").write_text("no weights", "utf-8")
     assert main(["import-tutorial", str(tmp_path / "text.pt"), str(tmp_path / "model"), *options]) == 2
     assert "is neither .safetensors nor a file of torch.save" in capsys.readouterr().err
+
+
+def test_layers_that_are_called_blocks() -> None:
+    """The weights of the style `blocks`, renamed from a model of ours, give that model again."""
+    settings = msgspec.structs.replace(config("post", final_norm=False), tie_source_target=False, tie_output=False)
+    ours = build_model(msgspec.structs.replace(settings, output_bias=True)).eval()
+    small_weights(ours)
+    projections = ("W_q", "W_k", "W_v")
+    theirs = {
+        "encoder.embedding.weight": ours.get_parameter("source_weight"),
+        "decoder.embedding.weight": ours.get_parameter("own_target_weight"),
+        "decoder.dense.weight": ours.get_parameter("own_output_weight"),
+        "decoder.dense.bias": ours.get_parameter("output_bias"),
+    }
+    parts = {
+        "encoder": {"self_attention": ("attention", "addnorm1"), "feed_forward": ("ffn", "addnorm2")},
+        "decoder": {
+            "self_attention": ("attention1", "addnorm1"),
+            "memory_attention": ("attention2", "addnorm2"),
+            "feed_forward": ("ffn", "addnorm3"),
+        },
+    }
+    for stack, count in (("encoder", 2), ("decoder", 3)):
+        for number in range(count):
+            for part, (name, norm) in parts[stack].items():
+                for kind in ("weight", "bias"):
+                    layer, block = f"{stack}_layers.{number}.{part}", f"{stack}.blks.block{number}"
+                    theirs[f"{block}.{norm}.ln.{kind}"] = ours.get_parameter(f"{layer}_residual.norm_after.{kind}")
+                    if part == "feed_forward":
+                        for dense, linear in (("dense1", "inner"), ("dense2", "outer")):
+                            theirs[f"{block}.{name}.{dense}.{kind}"] = ours.get_parameter(f"{layer}.{linear}.{kind}")
+                        continue
+                    theirs[f"{block}.{name}.W_o.{kind}"] = ours.get_parameter(f"{layer}.output.{kind}")
+                    chunks = ours.get_parameter(f"{layer}.projection.{kind}").chunk(3)
+                    theirs |= {
+                        f"{block}.{name}.{p}.{kind}": chunk for p, chunk in zip(projections, chunks, strict=True)
+                    }
+    found = import_tutorial(theirs, settings, style="blocks", names=USUAL_NAMES["blocks"], interleaved=False)
+    again = build_model(found.config)
+    again.load_state_dict(found.weights)
+    source, target = batch()
+    with torch.no_grad():
+        assert torch.equal(again.eval()(source, target), ours(source, target))

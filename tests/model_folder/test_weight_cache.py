@@ -1,4 +1,4 @@
-"""What opening a folder keeps: digests of verified files, and prepacked weights that are mapped from disk."""
+"""Test what opening a folder keeps: digests of verified files, and prepacked weights that are mapped from disk."""
 
 import errno
 import os

@@ -78,8 +78,11 @@ def run(options: argparse.Namespace) -> int:
             weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
             words = WordAlignment(found.source_words, found.target_words, weights)
             inspection = msgspec.structs.replace(inspection, words=words)
-        title = f"attribution by {options.attribution}: a darker source word contributed more to the word of its row"
-        drawn = draw_inspection(inspection, _attention(inspection), title if options.attribution else "")
+        method = options.attribution
+        title = (
+            f"attribution by {method}: a darker source word contributed more to the word of its row" if method else ""
+        )
+        drawn = draw_inspection(inspection, _attention(inspection), title)
         return _show(options, inspection, drawn)
     reader = load(options.model, precision=options.precision, device=options.device, threads=options.threads)
     result = pronoun_attention(

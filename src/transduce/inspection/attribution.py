@@ -209,7 +209,19 @@ class _Pair:
         return _array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each source token in each target token's state, traced through all layers, (T, S)."""
+        """Return the share of each source token in each target token's state, traced through all layers, (T, S).
+
+        Raises:
+            TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
+        """
+        for name, module in self.model.named_modules():
+            if isinstance(module, MultiHeadAttention) and type(module) is not MultiHeadAttention:
+                raise TransduceError(
+                    f"The method `value` knows only multi-head attention, but {name} is of class "
+                    f"{type(module).__name__}: use the method `occlusion`."
+                )
+        if self.model.config.norm_order == "sandwich":
+            raise TransduceError("The method `value` needs `model.norm_order` pre or post: use the method `occlusion`.")
         with torch.inference_mode(), recorded_attention(self.model) as records:
             memory, mask = self.model.encode(self.source)
             through = torch.eye(len(self.source_ids), device=self.device)  # memory tokens × source tokens
