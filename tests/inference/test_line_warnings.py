@@ -94,4 +94,12 @@ def test_letters_that_are_spelled_in_bytes_are_reported(toy_corpus: Path) -> Non
     settings = TokenizerSettings(vocabulary_size=350, byte_fallback=True)
     vocabulary = transduce.Tokenizer.train(lambda: read_pairs(files), settings, adjust=True).source
     assert any(piece.startswith("<0x") for piece in vocabulary.token_texts(vocabulary.encode("龘")))
-    assert unknown_letters(vocabulary)("我喜欢龘😆。") == "龘"
+    assert unknown_letters(vocabulary)("我喜欢龘😆。") == ["龘"]
+
+
+def test_words_that_a_word_list_lacks_are_reported_whole() -> None:
+    vocabulary = transduce.read_vocabulary(["<pad>", "</s>", "<unk>", "我", "爱", "你"]).source
+    warnings = LineWarnings("zh", "en", unknown_characters=unknown_letters(vocabulary))
+    warnings.add(1, "我 爱 你", "I love you")
+    warnings.add(2, "我爱你", "I")
+    assert str(warnings).startswith("warning: line 2 has words that the vocabulary lacks (我爱你): ")

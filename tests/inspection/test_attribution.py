@@ -1,6 +1,8 @@
 """Test attribution: the sums that each method promises, hand-made cases, and words that a trained model needs."""
 
 import copy
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -129,3 +131,12 @@ def test_moved_vectors_of_an_unknown_attention_are_not_guessed(translator: Trans
             found(translator, target, "value")
     finally:
         attention.__class__ = before
+
+
+def test_gradients_need_weights_in_floating_point(trained: Path) -> None:
+    quantized = transduce.load(trained, task="translation", precision="int8", device="cpu", threads=1)
+    assert attribute(quantized, SENTENCE, method="occlusion").words.size
+    for method in get_args(Method):
+        if method not in ("occlusion", "rollout"):
+            with pytest.raises(TransduceError, match=f"`{method}` needs weights in floating point"):
+                attribute(quantized, SENTENCE, method=method)

@@ -457,7 +457,7 @@ def test_layers_that_are_called_blocks() -> None:
     ours = build_model(msgspec.structs.replace(settings, output_bias=True)).eval()
     small_weights(ours)
     projections = ("W_q", "W_k", "W_v")
-    theirs = {
+    theirs: dict[str, Tensor] = {
         "encoder.embedding.weight": ours.get_parameter("source_weight"),
         "decoder.embedding.weight": ours.get_parameter("own_target_weight"),
         "decoder.dense.weight": ours.get_parameter("own_output_weight"),

@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from transduce.inference.bulk_files import Portion
 from transduce.inference.quality_estimation import describe_wrong_language, plural
-from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, load_tokenizer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.read import MANIFEST, Manifest, outline_imported
 from transduce.model_folder.safety import read_json
@@ -27,7 +28,7 @@ class LineWarnings:
         source_language: str | None,
         target_language: str | None,
         *,
-        unknown_characters: Callable[[str], str] | None = None,
+        unknown_characters: Callable[[str], Iterable[str]] | None = None,
         noun: str = "line",
     ) -> None:
         """Create an empty collection.
@@ -35,12 +36,13 @@ class LineWarnings:
         Args:
             source_language: language code of the source; None: unknown.
             target_language: language code of the target; None: unknown.
-            unknown_characters: returns the characters of a text that the model's vocabulary lacks; None: not checked.
+            unknown_characters: returns the characters or words of a text that the model's vocabulary lacks; None: not
+                checked.
             noun: the word for a line in the warnings.
         """
         self._noun = noun
         self._unknown_characters = unknown_characters
-        self._unknown: dict[int, str] = {}
+        self._unknown: dict[int, list[str]] = {}
         self._source_language = source_language
         known = None not in (source_language, target_language)
         self._finds_lost = known and source_language != target_language
@@ -70,12 +72,11 @@ class LineWarnings:
             for reason, numbers in by_count
         ]
         if self._unknown:
-            verb, letters = "has" if len(self._unknown) == 1 else "have", "".join(self._unknown.values())
-            shown = ", ".join(list(dict.fromkeys(letters))[:MAX_SHOWN]) + (
-                ", …" if len(set(letters)) > MAX_SHOWN else ""
-            )
+            verb, letters = "has" if len(self._unknown) == 1 else "have", dict.fromkeys(chain(*self._unknown.values()))
+            shown = ", ".join(list(letters)[:MAX_SHOWN]) + (", …" if len(letters) > MAX_SHOWN else "")
+            noun = "letters" if all(len(each) == 1 for each in letters) else "words"
             warnings.append(
-                f"warning: {self._lines(list(self._unknown))} {verb} letters that the vocabulary lacks ({shown}): do "
+                f"warning: {self._lines(list(self._unknown))} {verb} {noun} that the vocabulary lacks ({shown}): do "
                 "not rely on these translations, which are outside of what the model has learned.\n"
             )
         if self._lost:
@@ -94,14 +95,14 @@ class LineWarnings:
         return f"{len(numbers):,} {self._noun}s ({shown}{more})"
 
 
-def _letters(unknown: str, source: str) -> str:
-    """Return the letters among unknown characters that stand outside of a source's protected spans, in order."""
-    letters = [each for each in unknown if each.isalpha()]
+def _letters(unknown: Iterable[str], source: str) -> list[str]:
+    """Return the unknown letters, or words with letters, that stand outside of a source's protected spans, in order."""
+    letters = [each for each in unknown if any(map(str.isalpha, each))]
     if not letters:
-        return ""
+        return []
     for span in reversed(find_protected(source)):
         source = source[: span.start] + source[span.end :]
-    return "".join(each for each in letters if each in source)
+    return [each for each in letters if each in source]
 
 
 def with_warnings(
@@ -137,8 +138,8 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
     return source or manifest.source_language, target or manifest.target_language
 
 
-def unknown_characters_of(folder: Path) -> Callable[[str], str]:
-    """Return the function that finds the characters of a text that the source vocabulary of a model folder lacks.
+def unknown_characters_of(folder: Path) -> Callable[[str], list[str]]:
+    """Return the function that finds what the source vocabulary of a model folder lacks (`unknown_letters`).
 
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.
@@ -148,15 +149,19 @@ def unknown_characters_of(folder: Path) -> Callable[[str], str]:
     return unknown_letters(tokenizer.source)
 
 
-def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], str]:
-    """Return a function that finds the characters of a text that a vocabulary lacks, or spells in single bytes."""
+def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], list[str]]:
+    """Return a function that finds the characters of a text that a vocabulary lacks, or spells in single bytes.
+
+    For an imported vocabulary, such as a word list, it finds the words that contain an unknown token.
+    """
 
     @cache
     def is_spelled_in_bytes(letter: str) -> bool:
         return any(byte_of(piece) is not None for piece in vocabulary.token_texts(vocabulary.encode(letter)))
 
-    def find(text: str) -> str:
+    def find(text: str) -> list[str]:
         unknown = vocabulary.unknown_characters(text)
-        return unknown + "".join(each for each in text if each.isalpha() and is_spelled_in_bytes(each))
+        parts = unknown.split() if isinstance(vocabulary, ImportedVocabulary) else list(unknown)
+        return [*parts, *(each for each in text if each.isalpha() and is_spelled_in_bytes(each))]
 
     return find

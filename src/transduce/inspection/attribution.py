@@ -92,6 +92,11 @@ def attribute(
     if not isinstance(translator, Translator):
         raise TransduceError(f"Attribution needs a translator, but this is a {type(translator).__name__}.")
     check_single_model(translator)
+    if translator.precision == "int8" and method not in ("occlusion", "rollout"):
+        raise TransduceError(
+            f"The method `{method}` needs weights in floating point, but the precision is int8: load the model in "
+            "fp32, or use `occlusion`."
+        )
     source, model, tokenizer = as_text(source), translator.transformer, translator.tokenizer
     target = translator(source).text if target is None else as_text(target)
     source_ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(source))
