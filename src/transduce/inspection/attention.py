@@ -184,6 +184,17 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
     return WordAttention(source_words, target_words, weights)
 
 
+def source_word_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
+    """Return the source words, and the encoder's attention between them by layer and head, (N, H, words, words).
+
+    Attention is averaged over the tokens of the attending word and summed over those of the other. Rows sum to less
+    than 1 by what goes to the end symbol.
+    """
+    words, groups = group_words(maps.source_pieces[:-1])
+    columns = np.stack([maps.encoder[..., group].sum(axis=-1) for group in groups], axis=-1)  # (N, H, S, words)
+    return words, np.stack([columns[..., group, :].mean(axis=-2) for group in groups], axis=-2)
+
+
 def _average_heads(memory: Weights) -> Weights:
     """Average (N, H, T, S) over layers and heads to (T, S), weighting each head by its squared mean maximum."""
     sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
