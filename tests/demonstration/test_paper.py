@@ -95,7 +95,7 @@ def test_table_4_of_generated_sentences(
     assert main(["paper", "table4", "--steps", "2", "--runs", str(tmp_path), "--threads", "1"]) == 0
     out = capsys.readouterr().out
     assert "generated trees, 2 steps" in out
-    assert "Transformer (4 layers)         WSJ only, discriminative  91.30" in out
+    assert "Transformer (4 layers) WSJ only, discriminative 91.30" in " ".join(out.split())
     test = str(tmp_path / "table4-trees" / "test.trees")
     assert len(Path(test).read_text("utf-8").splitlines()) == 6
     train = str(tmp_path / "table4-trees" / "train.trees")

@@ -42,12 +42,12 @@ def test_only_recurrent_layers_have_more_sequential_operations_for_longer_texts(
     report = compare_layers(lengths=(4, 8), timed_lengths=(8, 16), timed_widths=(4, 8), radius=2)
     by_name = {row[0]: dict(zip(report.columns, row, strict=True)) for row in report.rows}
     assert list(by_name) == ["Self-Attention", "Recurrent", "Convolutional", "Self-Attention (restricted)"]
-    chains = {name: [int(each) for each in str(row["chain at n=4/8"]).split("/")] for name, row in by_name.items()}
+    chains = {name: [int(each) for each in str(row["chain, the same n"]).split("/")] for name, row in by_name.items()}
     for name, (short, long) in chains.items():
         assert (long == short) == (name != "Recurrent"), name
     assert chains["Recurrent"][1] >= 2 * chains["Recurrent"][0] - 4
-    assert by_name["Self-Attention (restricted)"]["path at n=4/8"] == "2/4"
-    assert all(isinstance(row["ms at n=16, d=4"], float) for row in by_name.values())
+    assert by_name["Self-Attention (restricted)"]["path, n=4/8"] == "2/4"
+    assert all(isinstance(row["16×4"], float) for row in by_name.values())
     assert "r = 5" in str(report)
 
 

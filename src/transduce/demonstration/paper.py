@@ -150,7 +150,7 @@ def compare_variations(
     measured = {name: _scores(folders[_slug(name)]) for name in rows}
     return PaperReport(
         title=f"Table 3: variations of the base model at a small scale, {steps:,} steps, one seed",
-        columns=("row", "perplexity", "the paper's", "BLEU", "the paper's"),
+        columns=("row", "perplexity", "the paper's perplexity", "BLEU", "the paper's BLEU"),
         rows=tuple(
             (name, perplexity, VARIATIONS[name].perplexity, bleu, VARIATIONS[name].bleu)
             for name, (perplexity, bleu, _) in measured.items()
@@ -193,7 +193,7 @@ def _scores(folder: Path) -> tuple[float, float, str]:
 
 
 def _demonstration_files(out: Path) -> dict[str, Any]:
-    text, corpus = out / "text", generate()
+    text, corpus = out.resolve() / "text", generate()
     write_corpus(text, msgspec.structs.replace(corpus, dev=corpus.dev[:_DEMONSTRATION_DEV]))
     names = (("source", "train.zh"), ("target", "train.en"), ("dev_source", "dev.zh"), ("dev_target", "dev.en"))
     return {setting: [str(text / name)] for setting, name in names}

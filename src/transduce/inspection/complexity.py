@@ -97,7 +97,7 @@ def compare_layers(
     finally:
         torch.set_num_threads(before)
     sizes = "/".join(map(str, lengths))
-    times = [f"ms at n={timed_lengths[-1]}, d={timed_widths[0]}", f"ms at n={timed_lengths[0]}, d={timed_widths[-1]}"]
+    times = [f"{timed_lengths[-1]}×{timed_widths[0]}", f"{timed_lengths[0]}×{timed_widths[-1]}"]
     return PaperReport(
         title=f"Table 1: n positions of width d, kernel k = {kernel}, neighborhood r = {2 * radius + 1}",
         columns=(
@@ -105,16 +105,16 @@ def compare_layers(
             "complexity",
             "sequential",
             "path",
-            f"path at n={sizes}",
-            f"chain at n={sizes}",
+            f"path, n={sizes}",
+            "chain, the same n",
             "time",
             *times,
         ),
         rows=tuple(rows),
         notes=(
-            "complexity, sequential, path: the paper's. A path counts layers (recurrent: steps) until the last output",
-            "depends on the first input, by its gradient. A chain counts operations that wait for one another. Time is",
-            "that of one layer in one thread, without projections, as n^a · d^b; the paper states no times.",
+            "complexity, sequential, path: the paper's. Then, measured: how many layers (recurrent: steps) until the",
+            "last output depends on the first input, by its gradient; the longest chain of operations that wait for",
+            "one another; the time of one layer in one thread, without projections, as n^a · d^b and in ms at n×d.",
         ),
     )
 
