@@ -307,7 +307,7 @@ def both_samplers(
 @torch.inference_mode()
 def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> None:
     ended = set()
-    penalized = [RepetitionPenalty([[5]] * len(LONGEST), repetition=1.5, frequency=0.4, presence=-0.3)]
+    penalized: list[Rule] = [RepetitionPenalty([[5]] * len(LONGEST), repetition=1.5, frequency=0.4, presence=-0.3)]
     for rules, generate in (
         ([], None),
         ([MinimumLength(4, END), NoRepeatedNgrams(1)], GENERATE[3]),

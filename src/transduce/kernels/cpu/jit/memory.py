@@ -42,7 +42,7 @@ class KernelArguments:
 
     def __init__(self, kind: type[Any], **values: int) -> None:
         """Create the arguments of a kernel, whose names are the fields of a NamedTuple class."""
-        self._indices = _indices(kind)
+        self._indices = _indices(kind._fields)
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
 
     def __getitem__(self, name: str) -> int:
@@ -53,8 +53,8 @@ class KernelArguments:
 
 
 @cache
-def _indices(kind: type[Any]) -> dict[str, int]:
-    return {name: index for index, name in enumerate(kind._fields)}
+def _indices(names: tuple[str, ...]) -> dict[str, int]:
+    return {name: index for index, name in enumerate(names)}
 
 
 def round_up_to_cache_lines(count: int) -> int:
