@@ -1,6 +1,6 @@
 """Operations that one process or several perform (optimizer setup, step totals, saving), and compilation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,8 +103,12 @@ class StepTotals(NamedTuple):
         return StepTotals(int(tokens), divisor, total, likelihood, int(stops))
 
 
-def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:
+def save_together(
+    folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int, averaged: Collection[int] = ()
+) -> None:
     """Save a checkpoint: the first process writes all of it, or each process its part if the model is sharded.
+
+    The newest `keep` checkpoints stay, and those of the steps in `averaged`.
 
     Raises:
         TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched.
@@ -112,8 +116,8 @@ def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *,
     if checkpoint.rows is None:
         try:
             if processes.is_first:
-                save_checkpoint(folder, checkpoint, keep=keep)
+                save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged)
         finally:
             processes.wait()  # also after a failure: the run may continue and needs all processes
         return
-    save_checkpoint(folder, checkpoint, keep=keep, processes=processes)
+    save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged, processes=processes)
