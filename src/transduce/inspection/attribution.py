@@ -17,7 +17,8 @@ from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import Weights, check_single_model, group_words, shaded_table
+from transduce.inspection.attention import Weights, group_words, shaded_table
+from transduce.inspection.reading import check_single_model
 from transduce.model.attention import AttentionTrace, MultiHeadAttention
 from transduce.model.layers import Residual
 from transduce.model.masks import padding_mask

@@ -12,9 +12,10 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import AttentionMaps, check_single_model, stack_layers, word_attention
+from transduce.inspection.attention import AttentionMaps, stack_layers, word_attention
+from transduce.inspection.reading import check_single_model
+from transduce.inspection.recorder import record_activations
 from transduce.inspection.sentence_view import Candidate, Inspection, Step, TreeNode, WordAlignment, to_bytes
-from transduce.model.attention import AttentionTrace
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis, Observer
@@ -165,17 +166,16 @@ def inspect_sentence(
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     best = finished[0]
     target_ids = [*best.ids, *([config.eos_id] if best.ended else [])]
-    trace = AttentionTrace()
-    with torch.inference_mode():
-        memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
+    with torch.inference_mode(), record_activations(model, "*.weights") as recording:
+        memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device))
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
-        logits = allowed_logits(model, model.decode(inputs, memory, mask, trace=trace))[0]  # (T, V)
+        logits = allowed_logits(model, model.decode(inputs, memory, mask))[0]  # (T, V)
     maps = AttentionMaps(
         source_pieces=tuple(translator.tokenizer.source.pieces(source_ids)),
         target_pieces=tuple(translator.tokenizer.target.pieces(target_ids)),
-        encoder=stack_layers(trace.encoder),
-        decoder=stack_layers(trace.decoder),
-        memory=stack_layers(trace.memory),
+        encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
+        decoder=stack_layers(recording.layers("decoder", "self_attention.weights")),
+        memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
         ended=best.ended,
     )
     paths = [*beam.kept, *(path_with_end(hypothesis, config.eos_id) for hypothesis in finished)]
