@@ -56,10 +56,14 @@ class Reading:
     """Computes the model for C copies of the text, and returns the states that predict, (C, T, D)."""
     finish: Callable[[Tensor], Tensor] | None = None
     """Applies what follows the last layer to its residual stream: the final norm; (C, T, D) to (C, T, D)."""
+    positions: tuple[int, ...] = ()
+    """The position of the state that makes each prediction, (R,)."""
     head: Callable[[Tensor], Tensor] | None = None
-    """Computes logits from the states that predict, (C, T, D) to (C, R, V)."""
-    source_ids: tuple[int, ...] = ()
-    """The token ids of `source_tokens`."""
+    """Computes logits from the states that predict, (C, R, D) to (C, R, V)."""
+    ids: tuple[int, ...] = ()
+    """The ids of the tokens that are read: those of the encoder, or of the decoder in a decoder-only model."""
+    states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
+    """Computes the states for other texts as token ids, in place of `ids`; C texts to (C, T, D)."""
     marks: frozenset[str] = field(default_factory=frozenset)
     """Special tokens of a model that reads one text, which spell no word of it."""
 
@@ -84,7 +88,42 @@ class Reading:
                 f"This needs probabilities of tokens, classes or tags, but a {type(self.reader).__name__.lower()} has "
                 "none: use a model that predicts them."
             )
-        return self.head(self.forward(copies)).float()
+        return self.predict(self.forward(copies))
+
+    def predict(self, states: Tensor) -> Tensor:
+        """Return the logits of each prediction, float32, from the states of the stack that predicts: (C, T, D)."""
+        assert self.head is not None
+        return self.head(states[:, list(self.positions)]).float()
+
+    def rescore(self, texts: Sequence[Sequence[int]], removed: Sequence[Sequence[int]]) -> Tensor:
+        """Return the log-probability of each prediction for texts without some of their tokens, (C, R).
+
+        Args:
+            texts: the token ids of each text.
+            removed: the positions of the tokens that each text lacks. A prediction without a state, because its own
+                token or a special token was removed, has the log-probability NaN.
+        """
+        assert self.head is not None
+        assert self.states_of is not None
+        states = self.states_of(texts)
+        if self.source_tokens and self.decoder_tokens:
+            return self.chosen(self.predict(states).log_softmax(dim=-1))
+        is_causal = not self.source_tokens
+        rows = torch.tensor(
+            [
+                [
+                    -1
+                    if position in gone and not is_causal or self.tokens[position] in self.marks and position in gone
+                    else position - sum(each <= position for each in gone)
+                    for position in self.positions
+                ]
+                for gone in removed
+            ],
+            device=states.device,
+        )  # (C, R)
+        index = rows.clamp_min(0)[..., None].expand(-1, -1, states.shape[-1])
+        scores = self.head(states.gather(1, index)).float().log_softmax(dim=-1)
+        return self.chosen(scores).masked_fill(rows < 0, float("nan"))
 
     def log_probabilities(self, copies: int = 1) -> Tensor:
         """Return the log-probability of each prediction in nats, (C, R)."""
@@ -186,6 +225,10 @@ def _encoder_decoder(
         memory, mask = model.encode(source.expand(copies, -1))
         return model.decode(inputs.expand(copies, -1), memory, mask)  # type: ignore[no-any-return]
 
+    def states_of(texts: Sequence[Sequence[int]]) -> Tensor:
+        memory, mask = model.encode(pad(texts, config.pad_id, device))
+        return model.decode(inputs.expand(len(texts), -1), memory, mask)  # type: ignore[no-any-return]
+
     def finish(x: Tensor) -> Tensor:
         return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
 
@@ -201,8 +244,10 @@ def _encoder_decoder(
         column_name=vocabulary.piece,
         forward=forward,
         finish=finish if hasattr(model, "decoder_norm") else None,
+        positions=tuple(range(len(target_ids))),
         head=model.project,
-        source_ids=tuple(source_ids),
+        ids=tuple(source_ids),
+        states_of=states_of,
     )
 
 
@@ -255,7 +300,10 @@ def _read_text(generator: Generator, text: str) -> Reading:
         column_name=vocabulary.piece,
         forward=lambda copies: model.decode(inputs.expand(copies, -1)),
         finish=lambda x: model.finish(normalize(model.norm, x, None)),
+        positions=tuple(range(len(ids))),
         head=model.project,
+        ids=tuple(ids),
+        states_of=lambda texts: model.decode(pad(texts, model.config.pad_id, generator.device)),
         marks=frozenset(vocabulary.pieces([*vocabulary.before, vocabulary.eos_id])),
     )
 
@@ -276,14 +324,14 @@ def _read_masked(filler: Filler, text: str) -> Reading:
     ordinary[filler.text_tokens] = True
 
     def head(states: Tensor) -> Tensor:
-        logits = model.project(model.hidden(states[:, positions]))  # (C, R, V)
+        logits = model.project(model.hidden(states))  # (C, R, V)
         return logits.masked_fill(~ordinary.to(logits.device), float("-inf"))
 
-    labels = _best(model, framed, head) if masked else ids
+    labels = _best(model, framed, positions, head) if masked else ids
     filled = dict(zip(positions, labels, strict=True)) if masked else {}
     answer = vocabulary.decode([filled.get(position, id) for position, id in enumerate(framed)][1:-1])
     names = tuple(vocabulary.pieces(labels))
-    return _encoder_reading(filler, text, answer, framed, names, labels, vocabulary.piece, head)
+    return _encoder_reading(filler, text, answer, framed, names, labels, positions, vocabulary.piece, head)
 
 
 def _read_classified(classifier: Classifier, text: str) -> Reading:
@@ -294,9 +342,9 @@ def _read_classified(classifier: Classifier, text: str) -> Reading:
     def head(states: Tensor) -> Tensor:
         return model.classify(states)[:, None]
 
-    (label,) = _best(model, framed, head)
+    (label,) = _best(model, framed, [0], head)
     name = classifier.labels[label]
-    return _encoder_reading(classifier, text, name, framed, (name,), [label], classifier.labels.__getitem__, head)
+    return _encoder_reading(classifier, text, name, framed, (name,), [label], [0], classifier.labels.__getitem__, head)
 
 
 def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
@@ -308,19 +356,16 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
     check_length(sum(len(row.ids) for row in rows), tagger.length)
     framed, positions = list(rows[0].ids), list(rows[0].positions)
 
-    def head(states: Tensor) -> Tensor:
-        return model.label_tokens(states[:, positions])
-
-    labels = _best(model, framed, head)
+    labels = _best(model, framed, positions, model.label_tokens)
     answer = " ".join(f"{word}/{tagger.tags[label]}" for word, label in zip(words, labels, strict=True))
-    return _encoder_reading(tagger, sentence, answer, framed, tuple(words), labels, tagger.tags.__getitem__, head)
+    return _encoder_reading(tagger, sentence, answer, framed, tuple(words), labels, positions, tagger.tags.__getitem__, model.label_tokens)
 
 
 def _read_embedded(embedder: Embedder, text: str) -> Reading:
     """Read a text with an encoder without predictions."""
     vocabulary = embedder.tokenizer.source
     framed = _frame(vocabulary, vocabulary.encode(text), embedder.length)
-    return _encoder_reading(embedder, text, f"a vector of {embedder.model.config.d_model} numbers", framed, (), [], str, None)
+    return _encoder_reading(embedder, text, f"a vector of {embedder.model.config.d_model} numbers", framed, (), [], [], str, None)
 
 
 def _encoder_reading(
@@ -330,6 +375,7 @@ def _encoder_reading(
     framed: list[int],
     outputs: tuple[str, ...],
     labels: Sequence[int],
+    positions: Sequence[int],
     column_name: Callable[[int], str],
     head: Callable[[Tensor], Tensor] | None,
 ) -> Reading:
@@ -346,8 +392,10 @@ def _encoder_reading(
         column_name=column_name,
         forward=lambda copies: model.encode(inputs.expand(copies, -1))[0],
         finish=lambda x: normalize(model.norm, x, None),
+        positions=tuple(positions),
         head=head,
-        source_ids=tuple(framed),
+        ids=tuple(framed),
+        states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, model.source_weight.device))[0],
         marks=frozenset({vocabulary.piece(framed[0]), vocabulary.piece(framed[-1])}),
     )
 
@@ -357,11 +405,13 @@ def _frame(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list[int]
     return special_tokens_of(vocabulary).frame(ids, length)
 
 
-def _best(model: Encoder, framed: Sequence[int], head: Callable[[Tensor], Tensor]) -> list[int]:
+def _best(
+    model: Encoder, framed: Sequence[int], positions: Sequence[int], head: Callable[[Tensor], Tensor]
+) -> list[int]:
     """Return the column with the greatest logit of each prediction, (R,)."""
     with torch.inference_mode():
         states = model.encode(torch.tensor([framed], device=model.source_weight.device))[0]
-        return head(states)[0].argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+        return head(states[:, list(positions)])[0].argmax(dim=-1).tolist()  # type: ignore[no-any-return]
 
 
 _READINGS: dict[type, Callable[..., Reading]] = {
