@@ -100,6 +100,8 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
     decoder_pieces: tuple[str, ...] = ()
     """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
+    source_ended: bool = True
+    """True if the last source token is the end symbol; points in time have none."""
     marks: tuple[str, ...] = ()
     """Special tokens, which spell no word, of a model that reads one text."""
 
@@ -159,6 +161,8 @@ def maps_of(reading: Reading) -> AttentionMaps:
         encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
         decoder=stack_layers(past),
         memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
+        ended=bool(reading.labels),
+        source_ended=bool(reading.labels),
         decoder_pieces=() if is_pair else reading.decoder_tokens,
         marks=tuple(sorted(reading.marks)),
     )
@@ -192,8 +196,9 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
     """
     if maps.memory.shape[0] or not maps.kinds:
         num_tokens = len(maps.target_pieces) - maps.ended
-        columns, rows = group_words(maps.source_pieces[:-1]), group_words(maps.target_pieces[:num_tokens])
-        return _between_words(maps.memory[:, :, :num_tokens, :-1], rows, columns)
+        num_source = len(maps.source_pieces) - maps.source_ended
+        columns, rows = group_words(maps.source_pieces[:num_source]), group_words(maps.target_pieces[:num_tokens])
+        return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
     weights, tokens, _ = maps.of(maps.kinds[0])
     is_text = [token not in maps.marks for token in tokens]
     words, groups = group_words([token for token, keep in zip(tokens, is_text, strict=True) if keep])

@@ -50,7 +50,10 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
     def draw(self, *, as_percent: bool = False) -> str:
         """Return the table as text for a terminal."""
-        cells = [[f"{100 * value:.0f} %" if as_percent else f"{value:.3f}" for value in row] for row in self.values]
+        form = "{:.0f} %" if as_percent else "{:.3f}"
+        # Adding zero after rounding turns -0 into 0.
+        factor, digits = (100.0, 0) if as_percent else (1.0, 3)
+        cells = [[form.format(round(factor * value, digits) + 0.0) for value in row] for row in self.values]
         return f"{self.title}\n{draw_cells(self.rows, self.columns, cells)}"
 
     def panel(self, least: float, most: float) -> HeatMap:
@@ -69,10 +72,11 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     """Return a table of texts, in which Chinese characters are two columns wide; all but row names align right."""
-    names = [_cut(name) for name in columns]
-    widths = [max(map(cell_len, (name, *column))) for name, column in zip(names, zip(*cells, strict=True), strict=True)]
+    widths = [
+        max(map(cell_len, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
+    ]
     margin = max(map(cell_len, rows), default=0)
-    lines = [" " * margin + "".join(f"  {_right(name, width)}" for name, width in zip(names, widths, strict=True))]
+    lines = [" " * margin + "".join(f"  {_right(name, width)}" for name, width in zip(columns, widths, strict=True))]
     for row, texts in zip(rows, cells, strict=True):
         drawn = "".join(f"  {_right(text, width)}" for text, width in zip(texts, widths, strict=True))
         lines.append(row + " " * (margin - cell_len(row)) + drawn)
@@ -249,8 +253,8 @@ def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
     """Return the hook points at the outputs of sub-layers, by stack, layer and sub-layer."""
     points: dict[str, dict[str, list[str]]] = {}
     for point in hook_points(reading.model):
-        stack, number, *rest = point.name.split(".")
-        if rest and rest[-1] == "output":
+        stack, number, *rest = f"{point.name}.".split(".")
+        if rest[1:2] == ["output"]:
             points.setdefault(stack, {}).setdefault(number, []).append(point.name)
     return {stack: list(layers.values()) for stack, layers in points.items()}
 

@@ -1,6 +1,7 @@
 """Typed data about one inspected translation, and its drawing as text for a terminal."""
 
 import base64
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -101,6 +102,46 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         return page_in_iframe(self.to_html())
+
+
+class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """An inspected text of a model of any kind: what the model predicts, and the attention between its tokens."""
+
+    model: str
+    """The kind and the size of the model in one line."""
+    text: str
+    answer: str
+    """What the model makes of the text: a translation, a class, tags, a tree, filled masks, or the next token."""
+    outputs: tuple[str, ...]
+    """A name for each prediction: predicted tokens, tagged words, the class, or points in time."""
+    steps: tuple[Step, ...]
+    """The predictions with their probabilities and alternatives; empty if the model predicts numbers or vectors."""
+    attention: Literal["memory", "encoder", "decoder"]
+    """The attention of `words`: to the source (`memory`), or the self-attention of the encoder or decoder."""
+    words: WordAlignment
+    """The attention of each word (or point in time) to each other, averaged over layers and heads."""
+    rows: tuple[str, ...]
+    """The tokens of the rows of `weights`."""
+    columns: tuple[str, ...]
+    """The tokens of the columns of `weights`."""
+    weights: AttentionBytes
+    """The attention of every layer and head, (N, H, rows, columns)."""
+
+    def draw(self) -> str:
+        """Return the predictions and the table of attention as text for a terminal."""
+        names = tuple(
+            step if step.piece == name else msgspec.structs.replace(step, piece=f"{name} {step.piece}")
+            for name, step in zip(self.outputs, self.steps, strict=False)
+        )
+        words = np.array(self.words.weights, dtype=np.float32).reshape(len(self.words.target_words), -1)
+        title = {
+            "memory": "attention: a darker column was read more when the word of the row was written",
+            "encoder": "attention: a darker column was read more by the word of the row",
+            "decoder": "attention: a darker column was read more by the word of the row; later words are hidden",
+        }[self.attention]
+        table = draw_attention(WordAttention(self.words.source_words, self.words.target_words, words))
+        parts = [f"{self.text}  →  {self.answer}", self.model, *([draw_steps(names)] if names else []), title, table]
+        return "\n\n".join(parts)
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
