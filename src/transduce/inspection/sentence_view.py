@@ -127,14 +127,14 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     weights: AttentionBytes
     """The attention of every layer and head, (N, H, rows, columns)."""
 
-    def draw(self) -> str:
-        """Return the predictions and the table of attention as text for a terminal."""
+    def draw(self, title: str | None = None) -> str:
+        """Return the predictions and the table of words as text for a terminal; the default title names attention."""
         names = tuple(
             step if step.piece == name else msgspec.structs.replace(step, piece=f"{name} {step.piece}")
             for name, step in zip(self.outputs, self.steps, strict=False)
         )
         words = np.array(self.words.weights, dtype=np.float32).reshape(len(self.words.target_words), -1)
-        title = {
+        title = title or {
             "memory": "attention: a darker column was read more when the word of the row was written",
             "encoder": "attention: a darker column was read more by the word of the row",
             "decoder": "attention: a darker column was read more by the word of the row; later words are hidden",
