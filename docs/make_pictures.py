@@ -49,7 +49,9 @@ def main() -> None:
     parser.add_argument("model", help="the folder of the demonstration's model")
     translator = open_translator(parser.parse_args().model, precision="fp32", device="cpu")
     PICTURES.mkdir(exist_ok=True)
-    save_chart(plot_attention(attention_maps(translator, SENTENCE), kind="memory", layer=None), PICTURES / "attention.png")
+    save_chart(
+        plot_attention(attention_maps(translator, SENTENCE), kind="memory", layer=None), PICTURES / "attention.png"
+    )
     save_chart(plot_positions(length=100, d_model=128), PICTURES / "positions.png")
     schedules = plot_schedules(schedules=["inverse-sqrt"], warmups=[2000, 4000, 8000], widths=[512], steps=20_000)
     save_chart(schedules, PICTURES / "schedule.png")

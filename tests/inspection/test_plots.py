@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_maps
 from transduce.inspection.plots import Chart, Curves, HeatMap, curve, draw_chart, render_chart, save_chart
 from transduce.inspection.plots_runs import (
     group_by_length,
@@ -25,7 +26,6 @@ from transduce.inspection.plots_runs import (
     plot_training,
     unique_suffixes,
 )
-from transduce.inspection.attention import attention_maps
 
 
 def heat_map(chart: Chart, number: int = 0) -> HeatMap:

@@ -34,12 +34,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(**settings: Any) -> nn.Module:
+def build(**settings: Any) -> Any:
     torch.manual_seed(1)
     return build_any_model(ModelConfig(**(IDS | SIZES | settings))).eval()
 
 
-def compute(model: nn.Module) -> Tensor:
+def compute(model: Any) -> Tensor:
     """Run a model with an input for its kind."""
     source, target = torch.tensor([[5, 6, 7, 8, 1], [9, 4, 1, 0, 0]]), torch.tensor([[0, 8, 9], [0, 3, 2]])
     with torch.inference_mode():
@@ -97,7 +97,9 @@ def test_recorded_tensors_are_those_of_the_modules() -> None:
         assert torch.allclose(recording[f"{name}.heads"], heads.transpose(1, 2), atol=1e-6)
         output = attention.output(recording[f"{name}.heads"].flatten(2))
         assert torch.allclose(recording[f"{name}.output"], output, atol=1e-6)
-        added = [recording[f"decoder.1.{part}.output"] for part in ("self_attention", "memory_attention", "feed_forward")]
+        added = [
+            recording[f"decoder.1.{part}.output"] for part in ("self_attention", "memory_attention", "feed_forward")
+        ]
         assert torch.allclose(recording["decoder.0.residual"] + sum(added), recording["decoder.1.residual"], atol=1e-5)
         assert torch.equal(recording["decoder.1.residual"], recording["decoder.2.self_attention.input"])
         assert torch.allclose(model.decoder_norm(recording["decoder.2.residual"]), recording["decoder.norm"], atol=1e-6)
@@ -151,15 +153,21 @@ def test_steps_are_joined_along_the_positions() -> None:
 
 def test_unknown_points_and_wrong_edits_are_refused() -> None:
     model = build()
-    with pytest.raises(TransduceError, match=r"no hook point `decoder.9.residual`: .* such as `decoder\.\d\.residual`"):
-        with record_activations(model, "decoder.9.residual"):
-            pass
-    with pytest.raises(TransduceError, match=r"`encoder.0.self_attention.weights` can be recorded, but not edited"):
-        with record_activations(model, edit={"encoder.0.self_attention.weights": torch.zeros_like}):
-            pass
-    with pytest.raises(TransduceError, match=r"`encoder.norm` returned \(2, 5\) for \(2, 5, 16\)"):
-        with record_activations(model, edit={"encoder.norm": lambda x: x[..., 0]}):
-            compute(model)
+    with (
+        pytest.raises(TransduceError, match=r"no hook point `decoder.9.residual`: .* such as `decoder\.\d\.residual`"),
+        record_activations(model, "decoder.9.residual"),
+    ):
+        pass
+    with (
+        pytest.raises(TransduceError, match=r"`encoder.0.self_attention.weights` can be recorded, but not edited"),
+        record_activations(model, edit={"encoder.0.self_attention.weights": torch.zeros_like}),
+    ):
+        pass
+    with (
+        pytest.raises(TransduceError, match=r"`encoder.norm` returned \(2, 5\) for \(2, 5, 16\)"),
+        record_activations(model, edit={"encoder.norm": lambda x: x[..., 0]}),
+    ):
+        compute(model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     with pytest.raises(TransduceError, match="this is a Linear"):
         hook_points(nn.Linear(2, 2))

@@ -96,9 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--probe",
         nargs=2,
         metavar=("TEXTS", "LABELS"),
-        help="show how well each layer's states tell labels: a file of texts, and one with a label for each line or word",
+        help="show how well each layer tells labels: a file of texts, and one with a label for each line or word",
     )
-    causal.add_argument("--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)")
+    causal.add_argument(
+        "--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)"
+    )
     pronoun = parser.add_argument_group("pronoun")
     pronoun.add_argument(
         "--pronoun", type=text_argument, metavar="WORD", help="show what each head attends to from this word"
@@ -219,9 +221,7 @@ def _show_causal(options: argparse.Namespace, reader: Reader, tool: str) -> int:
         result = ablate(reader, options.sentence, fill=options.ablate, reference=reference)
     elif tool == "patch_from":
         answers = None if options.answers is None else (options.answers[0], options.answers[1])
-        result = patch_activations(
-            reader, options.patch_from, options.sentence, answers=answers, after=options.after
-        )
+        result = patch_activations(reader, options.patch_from, options.sentence, answers=answers, after=options.after)
     else:
         result = logit_lens(reader, options.sentence)
     if options.picture is not None:
@@ -256,7 +256,9 @@ def _show_pronoun(options: argparse.Namespace, reader: Reader) -> int:
     return _show(options, result, result.draw())
 
 
-def _show(options: argparse.Namespace, result: Inspection | TextInspection | PronounAttention | _Drawn, drawn: str) -> int:
+def _show(
+    options: argparse.Namespace, result: Inspection | TextInspection | PronounAttention | _Drawn, drawn: str
+) -> int:
     """Print a result as text or JSON, and write the requested files."""
     if options.html is not None and isinstance(result, Inspection):
         write_file(Path(options.html), result.to_html().encode())

@@ -78,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     schedules.add_argument("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
     attention = parser.add_argument_group("attention")
     attention.add_argument(
-        "--attention", choices=("memory", "encoder", "decoder"), help="which attention (default: memory if the model has it)"
+        "--attention",
+        choices=("memory", "encoder", "decoder"),
+        help="which attention (default: memory if the model has it)",
     )
     attention.add_argument("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
     lengths = parser.add_argument_group("lengths")

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from transduce.errors import TransduceError
+from transduce.inference.parser import Parser
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import hook_points, record_activations
 from transduce.text.languages import unspaced_characters
@@ -102,6 +103,8 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
     source_ended: bool = True
     """True if the last source token is the end symbol; points in time have none."""
+    target_of_tokens: bool = False
+    """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
     marks: tuple[str, ...] = ()
     """Special tokens, which spell no word, of a model that reads one text."""
 
@@ -148,12 +151,14 @@ def maps_of(reading: Reading) -> AttentionMaps:
     """
     if not any(point.name.endswith(".weights") for point in hook_points(reading.model)):
         raise TransduceError(
-            "This model has no attention to look at, because `model.recurrent_attention` is none: train it with luong or "
-            "bahdanau."
+            "This model has no attention to look at, because `model.recurrent_attention` is none: train it with luong "
+            "or bahdanau."
         )
     with torch.inference_mode(), record_activations(reading.model, "*.weights") as recording:
         reading.forward(1)
-    past = recording.layers("decoder", "self_attention.weights") or recording.layers("decoder", "past_attention.weights")
+    past = recording.layers("decoder", "self_attention.weights") or recording.layers(
+        "decoder", "past_attention.weights"
+    )
     is_pair = bool(reading.source_tokens and reading.decoder_tokens)
     return AttentionMaps(
         source_pieces=reading.source_tokens,
@@ -163,6 +168,7 @@ def maps_of(reading: Reading) -> AttentionMaps:
         memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
         ended=bool(reading.labels),
         source_ended=bool(reading.labels),
+        target_of_tokens=isinstance(reading.reader, Parser),
         decoder_pieces=() if is_pair else reading.decoder_tokens,
         marks=tuple(sorted(reading.marks)),
     )
@@ -197,7 +203,8 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
     if maps.memory.shape[0] or not maps.kinds:
         num_tokens = len(maps.target_pieces) - maps.ended
         num_source = len(maps.source_pieces) - maps.source_ended
-        columns, rows = group_words(maps.source_pieces[:num_source]), group_words(maps.target_pieces[:num_tokens])
+        columns, targets = group_words(maps.source_pieces[:num_source]), maps.target_pieces[:num_tokens]
+        rows = (targets, [[n] for n in range(num_tokens)]) if maps.target_of_tokens else group_words(targets)
         return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
     weights, tokens, _ = maps.of(maps.kinds[0])
     is_text = [token not in maps.marks for token in tokens]

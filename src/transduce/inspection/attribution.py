@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
 from transduce.inference.forecaster import Forecaster
 from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
@@ -67,9 +66,7 @@ class Attribution(msgspec.Struct, frozen=True):
         return shaded_table(self.target_words, self.source_words, self.shares())
 
 
-def attribute(
-    translator: Reader, source: str, target: str | None = None, *, method: Method = "value"
-) -> Attribution:
+def attribute(translator: Reader, source: str, target: str | None = None, *, method: Method = "value") -> Attribution:
     """Return how much each word contributed to each word of a translation, or to each other prediction of a model.
 
     A translation is scored word by word given the words before it (teacher forcing). A language model predicts each
@@ -200,7 +197,7 @@ class _Subject:
         """The stack that reads the words of which contributions are measured."""
         self.tokens = reading.decoder_tokens if self.stack == "decoder" else reading.source_tokens
         self.ids = reading.ids
-        self.device = reading.model.source_weight.device
+        self.device: torch.device = reading.model.source_weight.device
         self._gradients: dict[float, Tensor] = {}
 
     def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
@@ -241,11 +238,11 @@ class _Subject:
             "gradient-input": 1.0 + count,
         }.get(method, 1.0)
         lengths = {"encoder": len(self.reading.source_tokens), "decoder": len(self.reading.decoder_tokens)}
-        modules = [(length, getattr(self.model, f"{stack}_layers", None)) for stack, length in lengths.items()]
-        stacks = [each for each in modules if each[1] is not None] or [(len(self.ids), self.model.layers)]
-        return passes * sum(
-            2.0 * length * sum(parameter.numel() for parameter in layers.parameters()) for length, layers in stacks
-        )
+        names = ("encoder_layers", "decoder_layers") if self.is_pair else ("layers",)
+        sizes = [sum(each.numel() for each in getattr(self.model, name).parameters()) for name in names]
+        tokens = [length for length in lengths.values() if length]
+        total: float = sum(2.0 * length * size for length, size in zip(tokens, sizes, strict=True))
+        return passes * total
 
     def occlusion(self, groups: Sequence[Sequence[int]]) -> Weights:
         """Return the drop of each prediction's log-probability without each group of tokens, (T, groups)."""
@@ -258,8 +255,7 @@ class _Subject:
         rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(self.reading.outputs)))
         with torch.inference_mode():
             scores = [
-                self.reading.rescore(sources[n : n + rows], removed[n : n + rows])
-                for n in range(0, len(sources), rows)
+                self.reading.rescore(sources[n : n + rows], removed[n : n + rows]) for n in range(0, len(sources), rows)
             ]
         joined = torch.cat(scores)  # (1 + unique groups, T)
         columns = [unique.index(tuple(group)) for group in groups]
@@ -358,7 +354,8 @@ class _Subject:
     def _word_vectors(self) -> Tensor:
         """Return what the embedding adds for the words alone, without positions, (1, S, D)."""
         ids = torch.tensor([self.ids], device=self.device)
-        return F.embedding(ids, self.model.source_weight.detach()) * self._embedding().scale
+        vectors: Tensor = F.embedding(ids, self.model.source_weight.detach()) * self._embedding().scale
+        return vectors
 
 
 # --- moved vectors ---

@@ -217,7 +217,9 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
         for name, value in recording.items():  # (1, Q, H, V) or (1, T, D)
             sums[name] = sums.get(name, 0.0) + value[0].double().sum(dim=0)
             positions[name] = positions.get(name, 0) + value.shape[1]
-    return {name: torch.zeros_like(total) if fill == "zero" else total / positions[name] for name, total in sums.items()}
+    return {
+        name: torch.zeros_like(total) if fill == "zero" else total / positions[name] for name, total in sums.items()
+    }
 
 
 def _one_head_each(fill: Tensor) -> Edit:
@@ -279,7 +281,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[str, str]
     """The answers to the clean and the corrupted text, whose logits are subtracted."""
     after: str
-    """What precedes the answer: the beginning of the translation, or of the text."""
+    """The beginning of the translation, which precedes the answer; empty in other models."""
     clean_difference: float
     """The logit of the first answer less that of the second one, for the clean text."""
     corrupted_difference: float
@@ -291,9 +293,9 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
 
     def draw(self) -> str:
         """Return the tables as text for a terminal."""
-        one, other = self.answers
+        (one, other), before = self.answers, f"{self.after} " if self.after else ""
         head = (
-            f"clean      {self.clean}  →  {self.after}{one}\ncorrupted  {self.corrupted}  →  {self.after}{other}\n"
+            f"clean      {self.clean}  →  {before}{one}\ncorrupted  {self.corrupted}  →  {before}{other}\n"
             f"logit of {one} less that of {other}: {self.clean_difference:.2f} and {self.corrupted_difference:.2f}; "
             "below, the share that returns with an activation of the clean sentence"
         )
@@ -369,7 +371,7 @@ def patch_activations(
         clean=clean,
         corrupted=corrupted,
         answers=(answer_names[0], answer_names[1]),
-        after="".join(first.outputs[:row]).replace("▁", " ").lstrip() + " " if first.stack == "decoder" and row else "",
+        after=first.answer if isinstance(reader, Translator) else "",
         clean_difference=clean_difference,
         corrupted_difference=corrupted_difference,
         residual=residual,
@@ -392,7 +394,9 @@ def _aligned(
     if isinstance(reader, Parser):
         raise TransduceError("Patching compares two answers, but a parser writes trees: use a model of another kind.")
     if after is not None and not isinstance(reader, Translator):
-        raise TransduceError("`after` is the beginning of a translation, but this model does not translate: leave it out.")
+        raise TransduceError(
+            "`after` is the beginning of a translation, but this model does not translate: leave it out."
+        )
     if isinstance(reader, Translator):
         vocabulary = reader.tokenizer.target
         if after is None:
@@ -437,8 +441,8 @@ def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[st
     for answer in answers:
         if answer not in names:
             raise TransduceError(
-                f"The model cannot answer `{answer}`: write a token as the vocabulary does (▁ stands for a space), or a "
-                "class or tag by its name."
+                f"The model cannot answer `{answer}`: write a token as the vocabulary does (▁ stands for a space), or "
+                "the name of a class or tag."
             )
     return names[answers[0]], names[answers[1]]
 
@@ -524,7 +528,10 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     def draw(self) -> str:
         """Return a table with the most probable token of each prediction after each layer, in per cent."""
         cells = [
-            [f"{_cut(best.piece)} {100 * best.probability:3.0f}" for best in (layer[row][0] for layer in self.candidates)]
+            [
+                f"{_cut(best.piece)} {100 * best.probability:3.0f}"
+                for best in (layer[row][0] for layer in self.candidates)
+            ]
             for row in range(len(self.outputs))
         ]
         title = f"{self.text}  →  {self.answer}\nmost probable after each layer of the {self.stack}, in per cent"

@@ -196,7 +196,7 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
     kind = maps.kinds[0] if kind is None else kind
     if kind not in maps.kinds:
         raise TransduceError(
-            f"`--attention` must be {' or '.join(maps.kinds)} for this model, which has no other attention, but is {kind}."
+            f"`--attention` must be {' or '.join(maps.kinds)} for this model, which has no other, but is {kind}."
         )
     weights, rows, columns = maps.of(kind)
     layers, heads = weights.shape[:2]

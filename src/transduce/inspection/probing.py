@@ -82,7 +82,9 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
             *([curve("most frequent label of the word", x, [self.word_majority] * len(x))] if self.of_words else []),
         )
         title = "Accuracy of linear probes on held-out text"
-        return Chart((Curves(title=title, x_label="layer (0: embedding)", y_label="share", curves=curves, marked=True),))
+        return Chart(
+            (Curves(title=title, x_label="layer (0: embedding)", y_label="share", curves=curves, marked=True),)
+        )
 
 
 def probe(
@@ -107,8 +109,8 @@ def probe(
         raise TransduceError("Probing reads labels of words and texts, but a forecaster reads numbers.")
     if len(texts) != len(labels) or len(texts) < _MIN_TEXTS:
         raise TransduceError(
-            f"Probing needs at least {_MIN_TEXTS} texts with labels, but there are {len(texts)} texts and {len(labels)} "
-            "labels."
+            f"Probing needs at least {_MIN_TEXTS} texts with labels, but there are {len(texts)} texts and "
+            f"{len(labels)} labels."
         )
     of_words = not isinstance(labels[0], str)
     words, targets, states, names = list[list[str]](), list[list[str]](), list[Tensor](), tuple[str, ...]()
@@ -214,11 +216,11 @@ def _accuracy(train: Tensor, test: Tensor, train_labels: Sequence[str], test_lab
         optimizer.zero_grad()
         loss = F.cross_entropy(F.linear(train, weight, bias), targets, reduction="sum")
         loss = (loss + _PENALTY / 2 * weight.square().sum()) / len(targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
     best = F.linear(test, weight.detach(), bias.detach()).argmax(dim=-1).tolist()
     return _share([kinds[number] for number in best], test_labels)
 

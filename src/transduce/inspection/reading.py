@@ -6,12 +6,12 @@ D model width, V tokens, classes or tags to choose from.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
 from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
@@ -37,7 +37,8 @@ Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Pars
 class Reading:
     """A text as a model reads it, with functions that compute the model's predictions for it."""
 
-    model: nn.Module
+    model: Any
+    """The model, of any class."""
     reader: Reader
     text: str
     answer: str
@@ -108,19 +109,8 @@ class Reading:
         states = self.states_of(texts)
         if self.source_tokens and self.decoder_tokens:
             return self.chosen(self.predict(states).log_softmax(dim=-1))
-        is_causal = not self.source_tokens
-        rows = torch.tensor(
-            [
-                [
-                    -1
-                    if position in gone and not is_causal or self.tokens[position] in self.marks and position in gone
-                    else position - sum(each <= position for each in gone)
-                    for position in self.positions
-                ]
-                for gone in removed
-            ],
-            device=states.device,
-        )  # (C, R)
+        rows = torch.tensor([[self._row_without(each, gone) for each in self.positions] for gone in removed])  # (C, R)
+        rows = rows.to(states.device)
         index = rows.clamp_min(0)[..., None].expand(-1, -1, states.shape[-1])
         scores = self.head(states.gather(1, index)).float().log_softmax(dim=-1)
         return self.chosen(scores).masked_fill(rows < 0, float("nan"))
@@ -133,6 +123,14 @@ class Reading:
         """Return the predictions' own columns of scores, (C, R, V) to (C, R)."""
         labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
         return scores.gather(-1, labels[..., None])[..., 0]
+
+    def _row_without(self, position: int, removed: Sequence[int]) -> int:
+        """Return where a predicting state is once tokens are removed; -1 if it is gone.
+
+        A language model then predicts the next token from the state before the removed ones.
+        """
+        is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.marks)
+        return -1 if is_gone else position - sum(each <= position for each in removed)
 
 
 def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | None = None) -> Reading:
@@ -150,13 +148,13 @@ def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | No
     for kind, make in _READINGS.items():
         if isinstance(reader, kind):
             if isinstance(reader, Translator):
-                return _read_pair(reader, as_text(text), target)
+                return _read_pair(reader, as_text(cast("str", text)), target)
             if target is not None:
                 raise TransduceError(
-                    f"A translation belongs to a translator, but this model is a {type(reader).__name__.lower()}: leave "
-                    "it out."
+                    f"A translation belongs to a translator, but this model is a {type(reader).__name__.lower()}: "
+                    "leave it out."
                 )
-            return make(reader, text if isinstance(reader, Forecaster) else as_text(text))  # type: ignore[no-any-return]
+            return make(reader, text if isinstance(reader, Forecaster) else as_text(cast("str", text)))
     raise TransduceError(
         f"Only a loaded model can be inspected, but this is a {type(reader).__name__}: pass what `transduce.load` "
         "returns."
@@ -208,7 +206,9 @@ def _read_pair(translator: Translator, source: str, target: str | Sequence[int] 
 def _read_parse(parser: Parser, sentence: str) -> Reading:
     """Read a sentence and the linearized tree that a parser writes for it."""
     source_ids, tree_ids, parse = parser.linearize(sentence)
-    return _encoder_decoder(parser, parser.model, sentence, source_ids, [*tree_ids, parser.model.config.eos_id], str(parse))
+    return _encoder_decoder(
+        parser, parser.model, sentence, source_ids, [*tree_ids, parser.model.config.eos_id], str(parse)
+    )
 
 
 def _encoder_decoder(
@@ -311,8 +311,18 @@ def _read_text(generator: Generator, text: str) -> Reading:
 # --- encoder alone ---
 
 
+class _Predictions(NamedTuple):
+    """The predictions of an encoder's head, in the fields of `Reading`."""
+
+    outputs: tuple[str, ...] = ()
+    labels: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    column_name: Callable[[int], str] = str
+    head: Callable[[Tensor], Tensor] | None = None
+
+
 def _read_masked(filler: Filler, text: str) -> Reading:
-    """Read a text with a masked language model, which predicts the masked tokens, or all tokens of a text without any."""
+    """Read a text with a masked language model, which predicts the masked tokens, or all tokens if none is masked."""
     model, vocabulary = filler.model, filler.tokenizer.source
     marks = special_tokens_of(vocabulary)
     ids = encode_masked(vocabulary, text)
@@ -331,7 +341,8 @@ def _read_masked(filler: Filler, text: str) -> Reading:
     filled = dict(zip(positions, labels, strict=True)) if masked else {}
     answer = vocabulary.decode([filled.get(position, id) for position, id in enumerate(framed)][1:-1])
     names = tuple(vocabulary.pieces(labels))
-    return _encoder_reading(filler, text, answer, framed, names, labels, positions, vocabulary.piece, head)
+    predictions = _Predictions(names, labels, positions, vocabulary.piece, head)
+    return _encoder_reading(filler, text, answer, framed, predictions)
 
 
 def _read_classified(classifier: Classifier, text: str) -> Reading:
@@ -344,7 +355,8 @@ def _read_classified(classifier: Classifier, text: str) -> Reading:
 
     (label,) = _best(model, framed, [0], head)
     name = classifier.labels[label]
-    return _encoder_reading(classifier, text, name, framed, (name,), [label], [0], classifier.labels.__getitem__, head)
+    predictions = _Predictions((name,), [label], [0], classifier.labels.__getitem__, head)
+    return _encoder_reading(classifier, text, name, framed, predictions)
 
 
 def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
@@ -358,14 +370,16 @@ def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
 
     labels = _best(model, framed, positions, model.label_tokens)
     answer = " ".join(f"{word}/{tagger.tags[label]}" for word, label in zip(words, labels, strict=True))
-    return _encoder_reading(tagger, sentence, answer, framed, tuple(words), labels, positions, tagger.tags.__getitem__, model.label_tokens)
+    predictions = _Predictions(tuple(words), labels, positions, tagger.tags.__getitem__, model.label_tokens)
+    return _encoder_reading(tagger, sentence, answer, framed, predictions)
 
 
 def _read_embedded(embedder: Embedder, text: str) -> Reading:
     """Read a text with an encoder without predictions."""
     vocabulary = embedder.tokenizer.source
     framed = _frame(vocabulary, vocabulary.encode(text), embedder.length)
-    return _encoder_reading(embedder, text, f"a vector of {embedder.model.config.d_model} numbers", framed, (), [], [], str, None)
+    answer = f"a vector of {embedder.model.config.d_model} numbers"
+    return _encoder_reading(embedder, text, answer, framed, _Predictions())
 
 
 def _encoder_reading(
@@ -373,11 +387,7 @@ def _encoder_reading(
     text: str,
     answer: str,
     framed: list[int],
-    outputs: tuple[str, ...],
-    labels: Sequence[int],
-    positions: Sequence[int],
-    column_name: Callable[[int], str],
-    head: Callable[[Tensor], Tensor] | None,
+    predictions: _Predictions,
 ) -> Reading:
     model, vocabulary = reader.model, reader.tokenizer.source
     inputs = torch.tensor([framed], device=model.source_weight.device)
@@ -387,13 +397,13 @@ def _encoder_reading(
         text=text,
         answer=answer,
         source_tokens=tuple(vocabulary.pieces(framed)),
-        outputs=outputs,
-        labels=tuple(labels),
-        column_name=column_name,
+        outputs=predictions.outputs,
+        labels=tuple(predictions.labels),
+        column_name=predictions.column_name,
         forward=lambda copies: model.encode(inputs.expand(copies, -1))[0],
         finish=lambda x: normalize(model.norm, x, None),
-        positions=tuple(positions),
-        head=head,
+        positions=tuple(predictions.positions),
+        head=predictions.head,
         ids=tuple(framed),
         states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, model.source_weight.device))[0],
         marks=frozenset({vocabulary.piece(framed[0]), vocabulary.piece(framed[-1])}),
@@ -411,7 +421,8 @@ def _best(
     """Return the column with the greatest logit of each prediction, (R,)."""
     with torch.inference_mode():
         states = model.encode(torch.tensor([framed], device=model.source_weight.device))[0]
-        return head(states[:, list(positions)])[0].argmax(dim=-1).tolist()  # type: ignore[no-any-return]
+        best: list[int] = head(states[:, list(positions)])[0].argmax(dim=-1).tolist()
+    return best
 
 
 _READINGS: dict[type, Callable[..., Reading]] = {

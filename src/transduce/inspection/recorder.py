@@ -270,7 +270,12 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
         module.register_forward_pre_hook(ask, with_kwargs=True),
         module.register_forward_hook(take, with_kwargs=True),
     ]
-    return lambda: [hook.remove() for hook in hooks]
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return remove
 
 
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
@@ -343,9 +348,7 @@ def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> It
         yield _Site(HookPoint(f"{stack}.norm", "B T D", can_edit=True), norm, _at_output)
 
 
-def _sublayer(
-    name: str, residual: Residual, part: nn.Module
-) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
+def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
     """Yield the hook points of a sub-layer in a residual connection, with their modules."""
 
     def point(last: str, shape: str, *, can_edit: bool = True) -> HookPoint:
@@ -357,7 +360,9 @@ def _sublayer(
     if isinstance(part, MultiHeadAttention):
         # An inference copy with prepacked weights has other projections, whose layout is the kernels' own.
         if type(part) is MultiHeadAttention:
-            for number, (values, shape) in enumerate((("queries", "B H T K"), ("keys", "B G T K"), ("values", "B G T V"))):
+            for number, (values, shape) in enumerate(
+                (("queries", "B H T K"), ("keys", "B G T K"), ("values", "B G T V"))
+            ):
                 yield point(values, shape), part.projection, _at_projection(part, number)
         yield point("weights", "B H Q L", can_edit=False), part, _at_weights
         yield point("heads", "B Q H V"), part.output, _at_heads(part.num_heads)

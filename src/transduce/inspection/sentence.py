@@ -167,6 +167,10 @@ def inspect_sentence(
     Raises:
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
     """
+    if not isinstance(translator, Translator):
+        raise TransduceError(
+            f"`inspect` is for translators, but this is a {type(translator).__name__}: use `inspect_text`."
+        )
     source_ids = sentence_ids(translator, source)
     check_single_model(translator)
     model, config = translator.transformer, translator.transformer.config
@@ -282,8 +286,7 @@ def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[i
             piece=name_of(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
-                Candidate(name_of(candidate), _rounded(value))
-                for candidate, value in zip(ids, values, strict=True)
+                Candidate(name_of(candidate), _rounded(value)) for candidate, value in zip(ids, values, strict=True)
             ),
         )
         for id, row, ids, values in rows
