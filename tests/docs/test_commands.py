@@ -22,6 +22,8 @@ import transduce
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.commands.paper import _RESULTS
 from transduce.demonstration import paper
+from transduce.demonstration.grammar import AlignedPair, DemoCorpus
+from transduce.text.files import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -194,6 +196,8 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (demonstration / "output.b").write_text("\n".join(text) + "\n", "utf-8")
     (demonstration / "some.align").write_text("0-0 1-1\n" * 24, "utf-8")
     (demonstration / "test.align").write_text("0-0 1-1\n" * 24, "utf-8")
+    lines = (demonstration / "models" / "demo-text" / "test.zh").read_text("utf-8").splitlines()
+    (demonstration / "labels.txt").write_text("".join(f"{'苹果' in line}\n" for line in lines), "utf-8")
     for block in code_blocks(page):
         for line in command_lines(block):
             if line.startswith("transduce ") and not re.search("models/(?:en-de|de-en|novels)", line):
@@ -215,8 +219,9 @@ def test_the_paper_is_reproduced_in_small(
     """Run each command of the page with tiny models, two steps, one row of Table 3 and some generated trees."""
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     text, sizes = demonstration / "models" / "demo-text", {"d_model": 16, "d_ff": 32, "num_heads": 2}
-    pairs = [AlignedPair(source, target, ()) for source, target in zip(*(read_lines(text / f"train.{side}") for side in ("zh", "en")), strict=True)]
-    corpus = DemoCorpus(pairs, pairs[:9], pairs[:9])
+    sides = [read_lines(text / f"train.{language}") for language in ("zh", "en")]
+    pairs = tuple(AlignedPair((one,), (other,), ()) for one, other in zip(*sides, strict=True))
+    corpus = DemoCorpus(pairs, pairs[:9], pairs[:9], frozenset())
     for name, part in (("train.en", "train.en"), ("train.de", "train.zh"), ("dev.en", "dev.en"), ("dev.de", "dev.zh")):
         shutil.copy(text / part, demonstration / name)
     (demonstration / "text.en").write_text((text / "train.en").read_text("utf-8") * 20, "utf-8")  # for 1,024 tokens

@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts("--dev-target", metavar="FILE", help="table3: target side of the dev set")
     texts("--reference", metavar="FILE", help="table2: human translations of --source, line by line")
     figures = parser.add_argument_group("figures, and table2 with a model").add_argument
-    figures("--model", metavar="DIR", help="a translation model (default of the figures: models/demo)")
-    figures("--sentence", metavar="TEXT", help="a source sentence (default: one of the demonstration's)")
+    figures("--model", metavar="DIR", help="a model of any kind (default of the figures: models/demo)")
+    figures("--sentence", metavar="TEXT", help="a text that the model reads (default: one of the demonstration's)")
     figures("--layer", type=int, metavar="N", help="layer, from 1 (default: the last but one)")
     figures("--word", metavar="WORD", help="the word that attends (default: chosen by its attention)")
     figures("--out", metavar="FILE", help="write a picture: .png, .svg or .pdf (default: draw in the terminal)")
@@ -160,6 +160,7 @@ def _table4(options: argparse.Namespace) -> Any:
 def _figure(options: argparse.Namespace) -> int:
     import sys
 
+    from transduce.commands.inspect import load_reader
     from transduce.demonstration.paper import draw_attention_figure
     from transduce.inspection.plots import check_picture, draw_chart, save_chart
 
@@ -171,8 +172,8 @@ def _figure(options: argparse.Namespace) -> int:
             f"The figures are drawn of the demonstration's model in {folder}, which does not exist: make it with "
             "`transduce demo`, or name a model of yours with --model."
         )
-    translator = load_translator(folder, options)
-    report, chart = draw_attention_figure(options.result, translator, **_set(options, "sentence", "layer", "word"))
+    reader = load_reader(folder, options)
+    report, chart = draw_attention_figure(options.result, reader, **_set(options, "sentence", "layer", "word"))
     if options.out is not None:
         save_chart(chart, Path(options.out))
     elif options.json != "-":

@@ -19,10 +19,10 @@ from transduce.demonstration.run import write_corpus
 from transduce.errors import TransduceError
 from transduce.evaluation.brackets import score_trees
 from transduce.inference.parser import load_parser
-from transduce.inference.translator import Translator
-from transduce.inspection.attention import Weights, attention_maps, source_word_attention
+from transduce.inspection.attention import Weights, attention_maps, word_self_attention
 from transduce.inspection.complexity import PaperReport
 from transduce.inspection.plots import Chart, WordLines
+from transduce.inspection.reading import Reader
 from transduce.tasks.experiments import ExperimentOptions, expand, make_experiment, run_all
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.text.files import count_noun
@@ -321,7 +321,7 @@ def _verb_phrase(random: Random) -> str:
     return f"{words})"
 
 
-# --- Figures 3 to 5: attention of an encoder ---
+# --- Figures 3 to 5: self-attention ---
 
 
 SENTENCE = "汤姆的手机和他的手机一样旧"
@@ -340,7 +340,7 @@ _CAPTIONS = {
 
 
 def draw_attention_figure(
-    name: str, translator: Translator, sentence: str = SENTENCE, *, layer: int | None = None, word: str | None = None
+    name: str, reader: Reader, sentence: str = SENTENCE, *, layer: int | None = None, word: str | None = None
 ) -> tuple[PaperReport, Chart]:
     """Return a figure of the paper with the attention of a model of yours: a report, and the chart of its lines.
 
@@ -350,15 +350,15 @@ def draw_attention_figure(
 
     Args:
         name: "figure3", "figure4" or "figure5".
-        translator: a translator with one Transformer.
-        sentence: a source sentence.
-        layer: the encoder's layer, from 1; None: the last but one, as in the paper.
+        reader: a model of any kind with self-attention, as `transduce.load` returns it; of a translator, the encoder.
+        sentence: a text that it reads.
+        layer: the layer, from 1; None: the last but one, as in the paper.
         word: the word that attends, for "figure3" and "figure4"; None: chosen.
 
     Raises:
         TransduceError: there is no such layer or word, the sentence is too short, or the model is of another kind.
     """
-    words, weights = source_word_attention(attention_maps(translator, sentence))
+    words, weights = word_self_attention(attention_maps(reader, sentence))
     layers = len(weights)
     if layer is not None and not 1 <= layer <= layers:
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
@@ -373,7 +373,7 @@ def draw_attention_figure(
     row = None if word is None else words.index(word)
     panels, rows, columns = {"figure3": _distant, "figure4": _anaphora, "figure5": _behaviors}[name](words, heads, row)
     report = PaperReport(
-        title=f"Figure {name[-1]}: encoder self-attention in {place}, of: {sentence}",
+        title=f"Figure {name[-1]}: self-attention in {place}, of: {sentence}",
         columns=columns,
         rows=rows,
         notes=(
