@@ -28,7 +28,7 @@ function nameOf({label, source}) {
 // The inspection of a side can be changed, and the second side be closed and opened.
 function sideBar(side, words) {
   if (inspections.length < 2) return [];
-  const name = chosen.sides.length < 2 ? words.shown : side ? words.right : words.left_side;
+  const name = chosen.sides.length < 2 ? words.shown : side ? words.rightSide : words.leftSide;
   const choice = make("select", {onchange: () => chooseSide(side, fresh(choice.selectedIndex))},
     ...inspections.map(each => make("option", {}, nameOf(each))));
   choice.selectedIndex = chosen.sides[side].number;

@@ -123,7 +123,7 @@ function treePicture(nodes, words, unfold) {
     const act = () => node.folded ? unfold(number) : say(number);
     const box = draw("g", {
       class: `node${node.best ? " best" : ""}${node.ended ? " ended" : ""}${lost ? " left" : ""}${node.folded ? " folded" : ""}`,
-      role: node.folded ? "button" : "img", "aria-label": describe(number),
+      role: node.folded ? "button" : "img", "aria-label": `${visible(node.piece) || words.begin} ${figure}: ${describe(number)}`,
       onmouseenter: () => say(number), onfocus: () => say(number), onclick: act,
       onkeydown: event => { if (node.folded && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); act(); } },
     }, draw("rect", {x, y, width: widths[places[number].x], height: boxHeight, rx: 6}));

@@ -125,7 +125,7 @@ function candidatesView(step, actionFor = () => []) {
   const taken = {piece: step.piece, probability: step.probability};
   const rows = known ? step.candidates : [...step.candidates, taken];
   return make("table", {class: "candidates"}, make("tbody", {}, ...rows.map(row =>
-    make("tr", {class: row.piece === step.piece ? "taken" : ""}, make("td", {}, visible(row.piece)),
+    make("tr", {class: row.piece === step.piece ? "taken" : ""}, make("th", {scope: "row"}, visible(row.piece)),
       make("td", {}, make("div", {class: "length", style: `width:${100 * row.probability}%`})),
       make("td", {}, percent(row.probability)), ...actionFor(row)))));
 }

@@ -26,7 +26,7 @@ const WORDS = {
     greedyHelp: "Greedy search keeps a single hypothesis: the tree is one line.",
     score: "score", ended: "ended", cut: "cut at the maximum length", left: "dropped", goesOn: "continued", folded: count => `${count} more folded here`,
     unfold: count => `Show all ${count} hypotheses`, results: "Results of the search, best first",
-    beside: "Side by side", shown: "Shown:", left_side: "Left:", right: "Right:",
+    beside: "Side by side", shown: "Shown:", leftSide: "Left:", rightSide: "Right:",
     copy: "Copy", copied: "Copied", notCopied: "Not copied", share: "Save page", begin: "start", logProbability: "log-probability",
   },
   zh: {
@@ -55,7 +55,7 @@ const WORDS = {
     greedyHelp: "贪心搜索只保留一个假设：树就是一条线。",
     score: "得分", ended: "结束", cut: "到达最大长度", left: "被放弃", goesOn: "继续", folded: count => `这里折叠了 ${count} 个`,
     unfold: count => `显示全部 ${count} 个假设`, results: "搜索结果，从好到差",
-    beside: "并排对照", shown: "显示：", left_side: "左：", right: "右：",
+    beside: "并排对照", shown: "显示：", leftSide: "左：", rightSide: "右：",
     copy: "复制", copied: "已复制", notCopied: "无法复制", share: "保存此页", begin: "开始", logProbability: "对数概率",
   },
 };
