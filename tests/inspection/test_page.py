@@ -390,7 +390,7 @@ def test_two_sentences_stand_side_by_side(beside: "Page", pair: InspectionPage) 
     assert beside.locator(".column").count() == 1
 
 
-def test_the_page_is_saved_as_it_is_seen(beside: "Page", pair: InspectionPage, tmp_path: Path) -> None:
+def test_the_page_is_saved_as_it_is_seen(beside: "Page", tmp_path: Path) -> None:
     beside.get_by_label("layer 1, head 2", exact=True).first.click()
     beside.get_by_role("button", name="中文").click()
     with beside.expect_download() as download:
