@@ -26,6 +26,7 @@ from transduce.inspection.coreference import pronoun_attention
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.sentence_view import Inspection, WordAlignment, draw_inspection
+from transduce.ui_language import localized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +124,7 @@ def _show(options: argparse.Namespace, result: Inspection | PronounAttention, dr
         sys.stdout.buffer.write(f"{drawn}\n".encode())
     sys.stdout.buffer.flush()
     if options.html is not None:
-        sys.stderr.write(f"The page is {options.html}: open it in a browser.\n")
+        sys.stderr.write(localized(f"The page is {options.html}: open it in a browser.\n"))
     return 0
 
 

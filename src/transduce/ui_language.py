@@ -1,0 +1,167 @@
+"""Show messages in the user's language: the code's English messages are looked up in a gettext catalogue.
+
+The code writes its messages in English, often as f-strings. Where a message is shown, `localized` looks it up. The
+catalogue's keys are the English messages with fields, such as "`{name}` must be at least {minimum}, but is {value}.". A
+message with fields is found by its fixed parts; what stands between them are the fields, which its translation repeats.
+Machine-readable output, exceptions' types and the server's answers stay English.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from gettext import GNUTranslations
+from pathlib import Path
+from string import Formatter
+from typing import NamedTuple
+
+LANGUAGES = ("en", "zh")
+"""Languages that messages exist in; English needs no catalogue."""
+CATALOGUES = Path(__file__).with_name("locale")
+"""Folder of the catalogues: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
+_LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
+
+_state = {"language": "en"}
+
+
+def set_ui_language(language: str) -> None:
+    """Set the language of messages: error messages, progress, reports, and titles of plots.
+
+    Commands take `--ui-language` instead. A notebook calls this function once, after `import transduce`.
+
+    Args:
+        language: "en", "zh", or "auto" for the language that the environment sets, as for a command.
+
+    Raises:
+        TransduceError: the language is none of these.
+    """
+    if language != "auto" and language not in LANGUAGES:
+        from transduce.errors import TransduceError
+
+        raise TransduceError(f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}.")
+    _state["language"] = language_of_environment(os.environ) if language == "auto" else language
+
+
+def ui_language() -> str:
+    """Return the language of messages: "en", or "zh" after `set_ui_language` or in a command that sets it."""
+    return _state["language"]
+
+
+def language_of_environment(environment: Mapping[str, str]) -> str:
+    """Return the language that the environment sets, in the order of POSIX; TRANSDUCE_LANGUAGE precedes the locale."""
+    for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        if environment.get(name):
+            code = environment[name].replace("-", "_").partition("_")[0].partition(".")[0].lower()
+            return code if code in LANGUAGES else "en"
+    return "en"
+
+
+@contextmanager
+def use_ui_language(language: str) -> Iterator[None]:
+    """Set the language of messages for a `with` block.
+
+    Raises:
+        TransduceError: there are no messages in the language.
+    """
+    before = ui_language()
+    set_ui_language(language)
+    try:
+        yield
+    finally:
+        _state["language"] = before
+
+
+def localized(text: str) -> str:
+    """Return a message in the user's language, or unchanged if the language is English or the catalogue lacks it.
+
+    White space around the message stays. Of several lines, each is a message if they are none together.
+    """
+    if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
+        return text
+    catalogue = _catalogue(_state["language"])
+    core = text.strip()
+    found = catalogue.find(core)
+    if found is None and "\n" in core:
+        found = "\n".join(localized(line) for line in core.split("\n"))
+    return text if found is None else text.replace(core, found, 1) if core else text
+
+
+# --- the catalogue ---
+
+
+class Template(NamedTuple):
+    """A message with fields: the fixed parts around them, their names and the translation."""
+
+    parts: tuple[str, ...]
+    names: tuple[str, ...]
+    translation: str
+
+    def fields(self, text: str) -> dict[str, str] | None:
+        """Return the fields of a text that this template describes; None if the template does not describe it."""
+        first, *middle, last = self.parts
+        end = len(text) - len(last)
+        if not (text.startswith(first) and text.endswith(last)) or end < len(first):
+            return None
+        values, position = [], len(first)
+        for part in middle:
+            found = text.find(part, position, end)
+            if found < 0:
+                return None
+            values.append(text[position:found])
+            position = found + len(part)
+        return dict(zip(self.names, [*values, text[position:end]], strict=True))
+
+
+def parse_template(text: str, translation: str) -> Template:
+    """Return the template of a message with fields in braces, where two braces stand for one."""
+    parts, names = [""], []
+    for literal, name, _, _ in Formatter().parse(text):
+        parts[-1] += literal
+        if name is not None:
+            names.append(name)
+            parts.append("")
+    return Template(tuple(parts), tuple(names), translation)
+
+
+class Catalogue:
+    """The messages of one language: texts without fields by their text, and templates, those with most text first."""
+
+    def __init__(self, translations: Mapping[str, str]) -> None:
+        self._texts: dict[str, str] = {}
+        templates = []
+        for text, translation in translations.items():
+            template = parse_template(text, translation)
+            if template.names:
+                templates.append(template)
+            else:
+                self._texts[template.parts[0]] = self._fill(translation, {})
+        self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
+
+    def find(self, text: str) -> str | None:
+        """Return the translation of a message, or None if there is none."""
+        if text in self._texts:
+            return self._texts[text]
+        for template in self._templates:
+            fields = template.fields(text)
+            if fields is not None:
+                return self._fill(template.translation, fields)
+        return None
+
+    def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
+        """Return a translation with its fields; `{name!t}` is a field that is a message itself."""
+        result = ""
+        for literal, name, _, conversion in Formatter().parse(translation):
+            result += literal
+            if name is not None:
+                value = fields[name]
+                result += (self.find(value) or value) if conversion == "t" else value
+        return result
+
+
+@cache
+def _catalogue(language: str) -> Catalogue:
+    path = CATALOGUES / language / "LC_MESSAGES" / "transduce.mo"
+    with path.open("rb") as file:
+        # The public methods of gettext find texts by their exact key only.
+        translations: dict[str, str] = vars(GNUTranslations(file))["_catalog"]
+    return Catalogue({text: translation for text, translation in translations.items() if text})
