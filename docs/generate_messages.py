@@ -42,10 +42,8 @@ WITHOUT_MESSAGES = (
 MESSAGE_CALLS = {"localized", "add_argument_group", "TransduceError", "ArgumentTypeError", "say"}
 _WORDS = re.compile(r"[A-Za-z`}),:;.'\d] +(?:[a-zA-Z`({]|--)[a-zA-Z`]*")
 _CODE = re.compile(
-    r"^(?:[<\[(\\^]|\{\{|import |from |def |SELECT)|</|\(\?|\[\^|^https?:|=\{|\\d|\\s|(?:width|background|default-src|#)\b"
-    r"|---|^\S+\{[^}]*\}\S*$"
-)
-    r"^(?:[<\[(\\^]|\{\{|import |from |def |SELECT)|</|\(\?|\[\^|^https?:|=\{|\\d|\\s|(?:width|background|default-src|#)\b|---|^\S+\{[^}]*\}\S*$"
+    r"^(?:[<\[(\\^]|import \w+$|from \w+ import|def |SELECT)|</|\(\?|\[\^|^https?:|=\{|\\d|\\s"
+    r"|(?:width|background|default-src|#)\b|---|^\S+\{[^}]*\}\S*$"
 )
 _LONGEST_PHRASE = 20  # words of a text without a field or a mark
 _MOST_FORMS = 8  # of one text with conditional parts
@@ -165,7 +163,10 @@ Pieces = list[tuple[str, str | None]]
 def _forms(node: ast.expr) -> list[Pieces]:
     """Return the combinations of pieces that a text can consist of; a piece is a literal, or a field with its name."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return [[(node.value, None)]]
+        pieces = re.split(r"(\{[a-z_]*\})", node.value)  # filled in by `format`
+        return [
+            [("", piece[1:-1] or "value") if re.fullmatch(r"\{[a-z_]*\}", piece) else (piece, None) for piece in pieces]
+        ]
     if isinstance(node, ast.JoinedStr):
         parts = [_forms(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values]
     elif isinstance(node, ast.BinOp) and _is_text(node):

@@ -14,12 +14,16 @@ from gettext import GNUTranslations
 from pathlib import Path
 from string import Formatter
 from typing import NamedTuple
+from unicodedata import east_asian_width
 
 LANGUAGES = ("en", "zh")
 """Languages that messages exist in; English needs no catalogue."""
 CATALOGUES = Path(__file__).with_name("locale")
 """Folder of the catalogues: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
+
+_LEAST_LETTERS = 12  # in the fixed parts of a template whose fields may have any length
+_MOST_WORDS = 3  # in a field of another template
 
 _state = {"language": "en"}
 
@@ -80,10 +84,13 @@ def localized(text: str) -> str:
         return text
     catalogue = _catalogue(_state["language"])
     core = text.strip()
-    found = catalogue.find(core)
-    if found is None and "\n" in core:
-        found = "\n".join(localized(line) for line in core.split("\n"))
-    return text if found is None else text.replace(core, found, 1) if core else text
+    return text.replace(core, catalogue.translate(core), 1) if core else text
+
+
+def column(text: str, width: int) -> str:
+    """Return a message in the user's language, padded with spaces to a width in terminal columns."""
+    shown = localized(text)
+    return shown + " " * (width - sum(2 if east_asian_width(character) in "WF" else 1 for character in shown))
 
 
 # --- the catalogue ---
@@ -137,15 +144,39 @@ class Catalogue:
                 self._texts[template.parts[0]] = self._fill(translation, {})
         self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
 
+    def translate(self, text: str) -> str:
+        """Return the translation of a message, or of each of its lines, or the text itself if there is none."""
+        found = self.find(text)
+        if found is None and "\n" in text:
+            lines = text.split("\n")
+            return "\n".join(line.replace(line.strip(), self.translate(line.strip()), 1) for line in lines)
+        return text if found is None else found
+
     def find(self, text: str) -> str | None:
         """Return the translation of a message, or None if there is none."""
         if text in self._texts:
             return self._texts[text]
         for template in self._templates:
             fields = template.fields(text)
-            if fields is not None:
+            if fields is not None and self._is_plausible(template, text, fields):
                 return self._fill(template.translation, fields)
         return None
+
+    def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
+        """Return whether a text has the form of a template for more than a chance.
+
+        A template of one line describes one line. The fields of one with few letters are short, or messages themselves.
+        """
+        fixed = "".join(template.parts)
+        if "\n" in text and "\n" not in fixed:
+            return False
+        if sum(map(str.isalpha, fixed)) >= _LEAST_LETTERS:
+            return True
+        return all(
+            len(value.split()) <= _MOST_WORDS
+            or (f"{{{name}!t}}" in template.translation and self.find(value) is not None)
+            for name, value in fields.items()
+        )
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
         """Return a translation with its fields; `{name!t}` is a field that is a message itself."""
@@ -154,7 +185,7 @@ class Catalogue:
             result += literal
             if name is not None:
                 value = fields[name]
-                result += (self.find(value) or value) if conversion == "t" else value
+                result += self.translate(value) if conversion == "t" else value
         return result
 
 

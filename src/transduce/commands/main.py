@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
-from transduce.ui_language import LANGUAGES, localized, ui_language, use_ui_language
+from transduce.ui_language import LANGUAGES, localized, set_ui_language, ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
 """The time at which the command started, before it imported what it needs."""
@@ -56,6 +56,8 @@ VERBS = {
 
 
 _UI_LANGUAGE = "--ui-language"
+# What stays on one line: a word or a Chinese character, with opening marks before it and closing marks after it.
+_UNIT = re.compile(r"[（“]*(?:[!-\u2e7f]+|[\u2e80-\uffff])[，。；：、）”？！]*| +")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -84,10 +86,10 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         nothing = action.default is None or action.default is False or action.default in ("", [])
-        if action.help is None or ui_language() == "en":
-            return action.help if nothing else super()._get_help_string(action)
-        text = localized(action.help)
-        return text if nothing or "%(default)" in text else text + localized(" (default: %(default)s)")
+        text = action.help if nothing else super()._get_help_string(action)
+        if text is None or action.help is None or ui_language() == "en":
+            return text
+        return localized(action.help) + localized(text.removeprefix(action.help))
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return super()._split_lines(text, width) if ui_language() == "en" else wrapped(text, width)
@@ -98,15 +100,20 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return "\n".join(indent + line for line in wrapped(text, width - len(indent)))
 
 
+class ListingFormatter(HelpFormatter):
+    """A help formatter that keeps the lines of descriptions, for the list of commands."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - argparse's own interface
+        return "\n".join(indent + line for line in text.split("\n"))
+
+
 def wrapped(text: str, width: int) -> list[str]:
     """Return a text in lines of at most `width` columns, in which a Chinese character takes two.
 
     A line can end at a space, and before or after a Chinese character, but no line begins with a closing mark.
     """
     lines, line, columns = [], "", 0
-    for unit in re.findall(
-        r"[ -\u2e7f]+?(?= |$|[\u2e80-\uffff])| +|[\u2e80-\uffff][，。；：、）」？！]*", " ".join(text.split())
-    ):
+    for unit in re.findall(_UNIT, " ".join(text.split())):
         taken = sum(2 if character >= "\u2e80" else 1 for character in unit)
         if line and columns + taken > width:
             lines.append(line.rstrip())
@@ -134,13 +141,19 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
         return self.parse_intermixed_args(arguments)
 
+    def format_usage(self) -> str:
+        """Return the usage after an English "usage: ", whose length argparse relies on."""
+        with use_ui_language("en"):
+            return super().format_usage()
+
     def error(self, message: str) -> NoReturn:
         """Print an error message about the arguments, and exit with code 2."""
         word = message.removeprefix("unrecognized arguments: ")
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
             message += f"; pass texts with --source and {other}"
-        sys.stderr.write(f"{localized(f'{self.prog}: {message} (see {self.prog} --help)')}\n")
+        sentence = f"{self.prog}: {message} (see {self.prog} --help)\n"
+        sys.stderr.write(localized(sentence))
         raise SystemExit(2)
 
 
@@ -158,20 +171,21 @@ class _Version(argparse.Action):
 def build_parser(verb: str | None) -> Parser:
     """Return the parser of one subcommand, or the parser that lists all subcommands."""
     if verb is None:
-        listing = "\n".join(f"  {name:17} {purpose}" for name, purpose in VERBS.items())
+        listing = "\n".join(f"  {name:17} {localized(purpose)}" for name, purpose in VERBS.items())
+        about = localized("Train a sequence-to-sequence Transformer and use it.")
+        explained = localized("`transduce COMMAND --help` explains a command.")
         parser = Parser(
             prog="transduce",
-            usage="transduce COMMAND [options]",
-            description=f"Train a sequence-to-sequence Transformer and use it.\n\n{listing}\n\n"
-            "`transduce COMMAND --help` explains a command.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage=localized("transduce COMMAND [options]"),
+            description=f"{about}\n\n{listing}\n\n{explained}",
+            formatter_class=ListingFormatter,
         )
         parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
         add_ui_language(parser)
         return parser
     parser = Parser(
         prog=f"transduce {verb}",
-        description=VERBS[verb][0].upper() + VERBS[verb][1:] + ".",
+        description=_sentence(VERBS[verb]),
         allow_abbrev=False,
         formatter_class=HelpFormatter,
     )
@@ -185,6 +199,12 @@ def build_parser(verb: str | None) -> Parser:
     )
     add_ui_language(parser)
     return parser
+
+
+def _sentence(purpose: str) -> str:
+    """Return the purpose of a command as a sentence in the user's language."""
+    text = localized(purpose)
+    return f"{text[0].upper()}{text[1:]}." if text == purpose else f"{text}。"
 
 
 def add_ui_language(parser: argparse.ArgumentParser) -> None:
@@ -214,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with use_ui_language(_take_ui_language(arguments)):
+    with use_ui_language("auto"):
+        set_ui_language(_take_ui_language(arguments))
         return _explained(arguments)
 
 
