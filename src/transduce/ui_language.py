@@ -24,6 +24,7 @@ _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
 _LEAST_LETTERS = 12  # in the fixed parts of a template whose fields may have any length
 _MOST_WORDS = 3  # in a field of another template
+_SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in this order
 
 _state = {"language": "en"}
 
@@ -78,19 +79,18 @@ def use_ui_language(language: str) -> Iterator[None]:
 def localized(text: str) -> str:
     """Return a message in the user's language, or unchanged if the language is English or the catalogue lacks it.
 
-    White space around the message stays. Of several lines, each is a message if they are none together.
+    White space around the message stays. If a text is no message as a whole, its lines or parts may be messages.
     """
     if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
         return text
-    catalogue = _catalogue(_state["language"])
-    core = text.strip()
-    return text.replace(core, catalogue.translate(core), 1) if core else text
+    return _catalogue(_state["language"]).translate(text)
 
 
-def column(text: str, width: int) -> str:
+def column(text: str, width: int, *, right: bool = False) -> str:
     """Return a message in the user's language, padded with spaces to a width in terminal columns."""
     shown = localized(text)
-    return shown + " " * (width - sum(2 if east_asian_width(character) in "WF" else 1 for character in shown))
+    spaces = " " * (width - sum(2 if east_asian_width(character) in "WF" else 1 for character in shown))
+    return spaces + shown if right else shown + spaces
 
 
 # --- the catalogue ---
@@ -145,22 +145,26 @@ class Catalogue:
         self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
 
     def translate(self, text: str) -> str:
-        """Return the translation of a message, or of each of its lines, or the text itself if there is none."""
-        found = self.find(text)
-        if found is None and "\n" in text:
-            lines = text.split("\n")
-            return "\n".join(line.replace(line.strip(), self.translate(line.strip()), 1) for line in lines)
-        return text if found is None else found
+        """Return the translation of a message, of its lines or parts, or the text itself."""
+        core = text.strip()
+        found = self.find(core)
+        if found is not None:
+            return text.replace(core, found, 1) if core else text
+        for separator in _SEPARATORS:
+            if separator in text:
+                return separator.join(self.translate(part) for part in text.split(separator))
+        return text
 
     def find(self, text: str) -> str | None:
         """Return the translation of a message, or None if there is none."""
         if text in self._texts:
             return self._texts[text]
-        for template in self._templates:
-            fields = template.fields(text)
-            if fields is not None and self._is_plausible(template, text, fields):
-                return self._fill(template.translation, fields)
-        return None
+        matches = [(template, fields) for template in self._templates if (fields := template.fields(text)) is not None]
+        matches = [match for match in matches if self._is_plausible(match[0], text, match[1])]
+        if not matches:
+            return None
+        template, fields = min(matches, key=lambda match: sum(map(len, self._untranslated(*match).values())))
+        return self._fill(template.translation, fields)
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
         """Return whether a text has the form of a template for more than a chance.
@@ -172,11 +176,15 @@ class Catalogue:
             return False
         if sum(map(str.isalpha, fixed)) >= _LEAST_LETTERS:
             return True
-        return all(
-            len(value.split()) <= _MOST_WORDS
-            or (f"{{{name}!t}}" in template.translation and self.find(value) is not None)
+        return all(len(value.split()) <= _MOST_WORDS for value in self._untranslated(template, fields).values())
+
+    def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
+        """Return the fields that are repeated as they are, because they are no messages."""
+        return {
+            name: value
             for name, value in fields.items()
-        )
+            if f"{{{name}!t}}" not in template.translation or self.translate(value) == value
+        }
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
         """Return a translation with its fields; `{name!t}` is a field that is a message itself."""

@@ -402,7 +402,7 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
         marks=text.marks,
     )
     for line in account.lines:
-        display.say(f"  {line.name}  {line.value}  {localized(line.reason)}")
+        display.show(f"  {line.name}  {localized(line.value)}  {localized(line.reason)}")
     return tokenizer
 
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
-from transduce.ui_language import localized
+from transduce.ui_language import column, localized
 
 # --- TensorBoard files, without the tensorboard package ---
 # The file is a sequence of records in TensorFlow's TFRecord format: length, checksum of the length, data, checksum
@@ -424,12 +424,17 @@ class ProgressDisplay:
         self.say(f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}")
         if event.bleu is not None and event.bleu < _MIN_SHOWN_BLEU:
             return  # early in training, a sample is one word again and again
-        for source, reference, translation in event.samples[:1]:
-            self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
+        for sample in event.samples[:1]:
+            lines = zip(("source", "reference", "translation"), sample, strict=True)
+            self.show("\n".join(f"    {column(name, 12)} {text}" for name, text in lines))
 
     def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
-        self.console.print(localized(text), markup=False, soft_wrap=True)
+        """Print a message above the progress bar, in the user's language."""
+        self.show(localized(text))
+
+    def show(self, text: str) -> None:
+        """Print a text above the progress bar as it is."""
+        self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 
     def stop(self) -> None:
