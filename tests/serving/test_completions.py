@@ -11,6 +11,7 @@ from transduce.inference.generator import Generator
 from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
+from transduce.search.settings import SearchSettings
 from transduce.serving.completions import _safe_length
 from transduce.serving.models import ServedGenerator
 from transduce.text.corpus import Pair
@@ -288,11 +289,22 @@ def test_a_language_model_stops_at_a_stop_sequence(both: Any, generator: ServedG
     assert reply["usage"]["completion_tokens"] <= 8
 
 
+def test_penalties_of_openai_are_those_of_the_settings(both: Any, generator: ServedGenerator) -> None:
+    penalties = {"frequency_penalty": 0.7, "presence_penalty": -0.4}
+    plain = SearchSettings(beam_size=1, length_penalty=0.0, max_length=30)
+    penalized = msgspec.structs.replace(plain, **penalties)
+    texts = [generator.generator.generate("abc", search).continuations[0].text for search in (plain, penalized)]
+    reply = both.ask(
+        "POST", TEXT, {"model": "letters", "prompt": "abc", "max_tokens": 30, "temperature": 0} | penalties
+    ).json
+    assert reply["choices"][0]["text"] == texts[1] != texts[0]
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"max_tokens": 2000}, "the maximum number of tokens must be at most 1000, but is 2000"),
-        ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported"),
+        ({"frequency_penalty": 2.5}, "`frequency_penalty`"),
         ({"temperature": 0, "n": 2}, "`n` must be 1 if `temperature` is 0"),
         ({"n": 5}, "`n` must be at most 4, but is 5"),
         ({"echo": True}, "`echo` is not supported"),

@@ -19,7 +19,7 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import build_rules, explain_search_out_of_memory, find_compiled_search
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, find_compiled_search, scored_for
 from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
@@ -386,9 +386,10 @@ class Generator:
         assert search.max_length is not None
         count = len(prompts)
         bounds = Bounds(prompts[0][-1], end, torch.full((count,), search.max_length, device=self.device))
-        rules = build_rules(search, [[]] * count, vocabulary)
+        rules = build_rules(search, [[]] * count, vocabulary, prompts)
         if vocabulary.ends[1:]:
-            rules = [ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
+            ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
+            rules.insert(int(search.penalizes_repetition), ends)  # penalties come first
         if search.sampling is not None:
             # The same random numbers for each prompt, so that a continuation does not depend on the other prompts.
             draw = Draw(search.sampling, [0] * count, samples=search.n_best)
@@ -401,7 +402,7 @@ class Generator:
                 return compiled
         if search.beam_size == 1:
             return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
-        return BeamSearch(scorer, bounds, beam, rules=rules)
+        return BeamSearch(scored_for(scorer, rules, generates=False, is_beam=True), bounds, beam, rules=rules)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
         """Return an observer that ends the search after the first line; None unless line feeds are ordinary tokens."""

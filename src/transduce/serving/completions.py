@@ -52,6 +52,8 @@ class CompletionRequest(NamedTuple):
     """Texts before which a completion ends."""
     sampling: Mapping[str, float | None] = {}
     """`temperature`, `top_p`, `top_k`, `min_p` and `seed`; only language models use them."""
+    penalties: Mapping[str, float | None] = {}
+    """`frequency_penalty` and `presence_penalty`; only language models use them."""
     with_tokens: bool = False
     """True if the completions contain their tokens."""
 
@@ -234,15 +236,16 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
         sampling = (
             None if is_greedy else msgspec.structs.replace(model.search.sampling or SamplingSettings(), **changes)
         )
+        return msgspec.structs.replace(
+            model.search,
+            sampling=sampling,
+            beam_size=1,
+            n_best=request.choices,
+            max_length=min(request.max_tokens or most_tokens, most_tokens),
+            **{name: value for name, value in request.penalties.items() if value is not None},
+        )
     except TransduceError as error:
         raise invalid_request(str(error)) from None
-    return msgspec.structs.replace(
-        model.search,
-        sampling=sampling,
-        beam_size=1,
-        n_best=request.choices,
-        max_length=min(request.max_tokens or most_tokens, most_tokens),
-    )
 
 
 class _GenerationObserver:
