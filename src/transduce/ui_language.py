@@ -43,7 +43,9 @@ def set_ui_language(language: str) -> None:
     if language != "auto" and language not in LANGUAGES:
         from transduce.errors import TransduceError
 
-        raise TransduceError(f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}.")
+        raise TransduceError(
+            f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}: choose one of these."
+        )
     _state["language"] = language_of_environment(os.environ) if language == "auto" else language
 
 
