@@ -76,8 +76,10 @@ GROUPS = {
         "inspect",
         "Inspection",
         "attention_maps",
-        "attribute",
-        "Attribution",
+        *("inspect_text", "TextInspection"),
+        *("attribute", "attributions", "Attribution"),
+        *("record_activations", "Recording", "hook_points", "HookPoint"),
+        *("ablate", "Ablation", "patch_activations", "Patching", "logit_lens", "LogitLens", "probe", "Probing"),
         "word_attention",
         "align",
         "pronoun_attention",
@@ -108,7 +110,7 @@ GROUPS = {
         "fill_embeddings",
     ],
     "Installation": ["check_install", "InstallReport"],
-    "Errors": ["TransduceError"],
+    "Errors": ["TransduceError", "set_ui_language"],
 }
 
 _MOST_COLUMNS = 100

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from transduce.commands.serve import inspection_views
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_maps
 from transduce.inspection.plots import save_chart
 from transduce.inspection.plots_runs import plot_attention, plot_positions, plot_schedules
 from transduce.inspection.sentence import inspect_sentence
@@ -48,8 +49,9 @@ def main() -> None:
     parser.add_argument("model", help="the folder of the demonstration's model")
     translator = open_translator(parser.parse_args().model, precision="fp32", device="cpu")
     PICTURES.mkdir(exist_ok=True)
-    inspection = inspect_sentence(translator, SENTENCE, search=SearchSettings())
-    save_chart(plot_attention(inspection, kind="memory", layer=None), PICTURES / "attention.png")
+    save_chart(
+        plot_attention(attention_maps(translator, SENTENCE), kind="memory", layer=None), PICTURES / "attention.png"
+    )
     save_chart(plot_positions(length=100, d_model=128), PICTURES / "positions.png")
     schedules = plot_schedules(schedules=["inverse-sqrt"], warmups=[2000, 4000, 8000], widths=[512], steps=20_000)
     save_chart(schedules, PICTURES / "schedule.png")

@@ -41,16 +41,20 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
-    from transduce.inspection.attribution import Attribution, attribute
+    from transduce.inspection.attribution import Attribution, attribute, attributions
+    from transduce.inspection.causal import Ablation, LogitLens, Patching, ablate, logit_lens, patch_activations
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
     from transduce.inspection.experiments import ExperimentReport, experiment
     from transduce.inspection.installation import InstallReport, check_install
     from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
+    from transduce.inspection.probing import Probing, probe
     from transduce.inspection.pronouns import PronounAttention, PronounPair
+    from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
-    from transduce.inspection.sentence_view import Inspection
+    from transduce.inspection.sentence import inspect_text
+    from transduce.inspection.sentence_view import Inspection, TextInspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -87,6 +91,7 @@ if TYPE_CHECKING:
     from transduce.ui_language import set_ui_language
 
 __all__ = [
+    "Ablation",
     "Alternative",
     "Attribution",
     "Callback",
@@ -112,10 +117,12 @@ __all__ = [
     "Generator",
     "Glossary",
     "Head",
+    "HookPoint",
     "ImportReport",
     "Inspection",
     "InstallReport",
     "Intervention",
+    "LogitLens",
     "LowRankSettings",
     "MarkupSettings",
     "MlflowTracker",
@@ -123,11 +130,14 @@ __all__ = [
     "MultiHeadAttention",
     "Parse",
     "Parser",
+    "Patching",
     "PreparationReport",
+    "Probing",
     "PronounAttention",
     "PronounPair",
     "QualityWarning",
     "QuantizeReport",
+    "Recording",
     "RunEnd",
     "RunForecast",
     "RunStart",
@@ -142,6 +152,7 @@ __all__ = [
     "Tagging",
     "TensorBoardTracker",
     "Term",
+    "TextInspection",
     "TextScore",
     "TokenStates",
     "Tokenizer",
@@ -158,10 +169,12 @@ __all__ = [
     "ValidationEvent",
     "VerifyReport",
     "WandbTracker",
+    "ablate",
     "add_lora",
     "align",
     "attention_maps",
     "attribute",
+    "attributions",
     "build_datastore",
     "check_install",
     "compare",
@@ -172,19 +185,25 @@ __all__ = [
     "experiment",
     "export",
     "fill_embeddings",
+    "hook_points",
     "import_model",
     "import_tutorial",
     "inspect",
+    "inspect_text",
     "intervene",
     "load",
+    "logit_lens",
     "merge_lora",
     "merge_shards",
+    "patch_activations",
     "pipeline",
     "prepare",
+    "probe",
     "pronoun_attention",
     "quantize",
     "read_glossary",
     "read_vocabulary",
+    "record_activations",
     "redecode",
     "register",
     "replace_word",
@@ -310,6 +329,21 @@ _DEFINED_IN = {
     "verify": "transduce.model_folder.upkeep",
     "translate_markup": "transduce.documents.markup",
     "MarkupSettings": "transduce.documents.markup_tokens",
+    "Ablation": "transduce.inspection.causal",
+    "LogitLens": "transduce.inspection.causal",
+    "Patching": "transduce.inspection.causal",
+    "ablate": "transduce.inspection.causal",
+    "logit_lens": "transduce.inspection.causal",
+    "patch_activations": "transduce.inspection.causal",
+    "Probing": "transduce.inspection.probing",
+    "probe": "transduce.inspection.probing",
+    "HookPoint": "transduce.inspection.recorder",
+    "Recording": "transduce.inspection.recorder",
+    "hook_points": "transduce.inspection.recorder",
+    "record_activations": "transduce.inspection.recorder",
+    "inspect_text": "transduce.inspection.sentence",
+    "TextInspection": "transduce.inspection.sentence_view",
+    "attributions": "transduce.inspection.attribution",
     "word_attention": "transduce.inspection.attention",
 }
 
