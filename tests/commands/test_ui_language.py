@@ -19,7 +19,7 @@ from transduce.errors import TransduceError
 from transduce.ui_language import CATALOGUES, Catalogue, language_of_environment, localized, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
-_MOST_UNTRANSLATED = 40
+_MOST_UNTRANSLATED = 100
 """Messages that may wait for somebody who writes Chinese; they are shown in English."""
 
 
