@@ -137,11 +137,12 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def texts_of(node: ast.expr) -> list[str]:
+def texts_of(node: ast.AST) -> list[str]:
     """Return the forms of a text with fields in braces: one for each combination of its conditional parts."""
     forms = []
     for pieces in _forms(node)[:_MOST_FORMS]:
-        text, names, was_field = "", set(), False
+        text, was_field = "", False
+        names: set[str] = set()
         for literal, name in pieces:
             if name is None:
                 text += literal.replace("{", "{{").replace("}", "}}")
@@ -160,7 +161,7 @@ def texts_of(node: ast.expr) -> list[str]:
 Pieces = list[tuple[str, str | None]]
 
 
-def _forms(node: ast.expr) -> list[Pieces]:
+def _forms(node: ast.AST) -> list[Pieces]:
     """Return the combinations of pieces that a text can consist of; a piece is a literal, or a field with its name."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         pieces = re.split(r"(\{[a-z_]*\})", node.value)  # filled in by `format`
@@ -181,7 +182,7 @@ def _forms(node: ast.expr) -> list[Pieces]:
     return [[piece for part in chosen for piece in part] for chosen in product(*parts)]
 
 
-def _field_name(node: ast.expr) -> str:
+def _field_name(node: ast.AST) -> str:
     words = re.findall(r"[a-z_]{2,}", re.sub(r"'[^']*'", "", ast.unparse(node)))
     names = [name.strip("_") for name in words if name.strip("_") not in _NOT_NAMES and name.strip("_")]
     return names[-1] if names else "value"

@@ -67,10 +67,10 @@ raise TransduceError(f"`{names[0]}` must be {'positive' if zero else f'at least 
 print(localized("step"))
 """
     tree = GENERATOR.ast.parse(code)
-    assert list(GENERATOR._messages_of(tree)) == [
+    assert list(dict.fromkeys(GENERATOR._messages_of(tree))) == [
+        "step",
         "`{names}` must be positive, but is {value}.",
         "`{names}` must be at least {least}, but is {value}.",
-        "step",
     ]
 
 
