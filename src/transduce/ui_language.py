@@ -10,11 +10,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from gettext import GNUTranslations
 from pathlib import Path
-from string import Formatter
 from typing import NamedTuple
-from unicodedata import east_asian_width
 
 LANGUAGES = ("en", "zh")
 """Languages that messages exist in; English needs no catalogue."""
@@ -90,6 +87,8 @@ def localized(text: str) -> str:
 
 def column(text: str, width: int, *, right: bool = False) -> str:
     """Return a message in the user's language, padded with spaces to a width in terminal columns."""
+    from unicodedata import east_asian_width
+
     shown = localized(text)
     spaces = " " * (width - sum(2 if east_asian_width(character) in "WF" else 1 for character in shown))
     return spaces + shown if right else shown + spaces
@@ -123,6 +122,8 @@ class Template(NamedTuple):
 
 def parse_template(text: str, translation: str) -> Template:
     """Return the template of a message with fields in braces, where two braces stand for one."""
+    from string import Formatter  # as the imports in other functions here: `transduce --help` in English needs none
+
     parts, names = [""], []
     for literal, name, _, _ in Formatter().parse(text):
         parts[-1] += literal
@@ -190,6 +191,8 @@ class Catalogue:
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
         """Return a translation with its fields; `{name!t}` is a field that is a message itself."""
+        from string import Formatter
+
         result = ""
         for literal, name, _, conversion in Formatter().parse(translation):
             result += literal
@@ -201,6 +204,8 @@ class Catalogue:
 
 @cache
 def _catalogue(language: str) -> Catalogue:
+    from gettext import GNUTranslations
+
     path = CATALOGUES / language / "LC_MESSAGES" / "transduce.mo"
     with path.open("rb") as file:
         # The public methods of gettext find texts by their exact key only.

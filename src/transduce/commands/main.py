@@ -1,7 +1,6 @@
 """`transduce COMMAND …`: run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
-import difflib
 import io
 import keyword
 import os
@@ -57,7 +56,7 @@ VERBS = {
 
 _UI_LANGUAGE = "--ui-language"
 # What stays on one line: a word or a Chinese character, with opening marks before it and closing marks after it.
-_UNIT = re.compile(r"[（“]*(?:[!-\u2e7f]+|[\u2e80-\uffff])[，。；：、）”？！]*| +")
+_UNIT = r"[（“]*(?:[!-\u2e7f]+|[\u2e80-\uffff])[，。；：、）”？！]*| +"
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -137,7 +136,9 @@ class Parser(argparse.ArgumentParser):
             if option == "--":
                 break
             if option.startswith("--") and " " not in option and option not in self._option_string_actions:
-                near = difflib.get_close_matches(option, list(self._option_string_actions), 1)
+                from difflib import get_close_matches  # imported only for a mistake, as it takes a while
+
+                near = get_close_matches(option, list(self._option_string_actions), 1)
                 self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
         return self.parse_intermixed_args(arguments)
 
@@ -307,7 +308,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     verb = current_command(verb)
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, 1)
+        from difflib import get_close_matches
+
+        near = get_close_matches(verb, VERBS, 1)
         raise TransduceError(
             f"There is no command `{verb}`"
             + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")
