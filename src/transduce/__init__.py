@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.datastore import Datastore, build_datastore
     from transduce.inference.embedder import Embedder, TokenStates
-    from transduce.inference.evaluate import evaluate
+    from transduce.inference.evaluate import evaluate, prove_int8
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator, TextScore
     from transduce.inference.load import load, pipeline
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
+    from transduce.model_folder.weight_cache import Int8Proof
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
@@ -121,6 +122,7 @@ __all__ = [
     "ImportReport",
     "Inspection",
     "InstallReport",
+    "Int8Proof",
     "Intervention",
     "LogitLens",
     "LowRankSettings",
@@ -200,6 +202,7 @@ __all__ = [
     "prepare",
     "probe",
     "pronoun_attention",
+    "prove_int8",
     "quantize",
     "read_glossary",
     "read_vocabulary",
@@ -271,6 +274,7 @@ _DEFINED_IN = {
     "PronounPair": "transduce.inspection.pronouns",
     "QualityWarning": "transduce.inference.quality_estimation",
     "QuantizeReport": "transduce.model_folder.upkeep",
+    "Int8Proof": "transduce.model_folder.weight_cache",
     "SamplingSettings": "transduce.search.settings",
     "Score": "transduce.inference.scoring",
     "ScoreReport": "transduce.evaluation.scores",
@@ -314,6 +318,7 @@ _DEFINED_IN = {
     "merge_shards": "transduce.tasks.preparing",
     "pipeline": "transduce.inference.load",
     "prepare": "transduce.tasks.preparing",
+    "prove_int8": "transduce.inference.evaluate",
     "pronoun_attention": "transduce.inspection.coreference",
     "quantize": "transduce.model_folder.upkeep:quantize_folder",
     "read_glossary": "transduce.text.glossary",

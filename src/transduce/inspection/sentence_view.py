@@ -131,7 +131,8 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def draw(self, title: str | None = None) -> str:
         """Return the predictions and the table of words as text for a terminal; the default title names attention."""
-        words = np.array(self.words.weights, dtype=np.float32).reshape(len(self.words.target_words), -1)
+        shape = len(self.words.target_words), len(self.words.source_words)
+        words = np.array(self.words.weights, dtype=np.float32).reshape(shape)
         title = (
             title
             or {
