@@ -57,19 +57,25 @@ class AdamScalars(NamedTuple):
 
 
 class Projection(Protocol):
-    """A matrix (V, D) prepared for multiplication by many blocks of rows (N, D); all tensors are contiguous."""
+    """A matrix (V, D), with a bias or without, prepared for multiplication by many blocks of rows (N, D).
+
+    All tensors are contiguous. Logits have C ≥ V columns, and -inf in those from V on.
+    """
+
+    columns: int
+    """The number of columns C of the logits and of their gradient."""
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits, the product x · matrixᵀ of shape (N, V), to `out`."""
+        """Write the logits, x · matrixᵀ + bias, to `out`, (N, C)."""
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute the gradients from the gradient with respect to the logits, (N, V).
 
         Args:
-            gradient: the gradient with respect to the logits, (N, V).
+            gradient: the gradient with respect to the logits, (N, C).
             x: the rows that `logits` multiplied, (N, D).
             by_x: receives the gradient with respect to x, (N, D).
-            weight_sum: float32, (V, D); the gradient with respect to the matrix is added to it.
+            weight_sum: float32, (C, D); the gradient with respect to the matrix is added to it.
         """
 
 
@@ -244,8 +250,11 @@ class TrainingKernels(Protocol):
             (…, O), or as many columns as there are `rows`.
         """
 
-    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
-        """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
+    def project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection | None:  # noqa: ARG002
+        """Prepare a matrix (V, D) and a bias (V,) for multiplication by blocks of at least 8 rows.
+
+        None: PyTorch is at least as fast.
+        """
         return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:
