@@ -132,6 +132,16 @@ class AddArguments(NamedTuple):
     """The number of elements, a multiple of the lanes."""
 
 
+def emit_hash(k: KernelBuilder, numbers: Value, seed: Value) -> Value:
+    """Emit a 32-bit hash of a 64-bit seed and each 32-bit number of a vector."""
+    low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
+    bits = k.build.add(numbers, low)
+    for shift, factor in _ROUNDS:
+        bits = k.build.xor(bits, k.build.lshr(bits, k.splat_int(shift)))
+        bits = k.build.xor(k.build.mul(bits, k.splat_int(factor)), high)
+    return bits
+
+
 class RowKernelEmitter:
     """An emitter of the kernels `drop`, `norm`, `rms`, their `…_backward`, `softmax`, `sum_columns` and `add`."""
 
@@ -230,14 +240,10 @@ class RowKernelEmitter:
         vector length, so results are the same on every processor.
         """
         k = self.k
-        low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
         start = k.splat(k.build.trunc(k.mul(block, _HASHES), I32))
         for first in range(0, _HASHES, k.lanes):
             indices = ir.Constant(k.ints, list(range(first, first + k.lanes)))
-            bits = k.build.add(k.build.add(start, indices), low)
-            for shift, factor in _ROUNDS:
-                bits = k.build.xor(bits, k.build.lshr(bits, k.splat_int(shift)))
-                bits = k.build.xor(k.build.mul(bits, k.splat_int(factor)), high)
+            bits = emit_hash(k, k.build.add(start, indices), seed)
             for byte in range(_BLOCK // _HASHES):
                 shifted = k.build.lshr(bits, k.splat_int(8 * byte))
                 yield byte * _HASHES + first, k.build.and_(shifted, k.splat_int(255))
@@ -621,12 +627,15 @@ def add_in_place(total: Tensor, part: Tensor) -> None:
     row_kernels(part.dtype)["add"].run(*AddArguments(total.data_ptr(), part.data_ptr(), part.numel()))
 
 
-ACTIVATIONS = frozenset((*ACTIVATION_EMITTERS, *GATED_BY))
-"""The names of the activations that `activate` computes."""
+def supports_activation(name: str, x: Tensor, width: int) -> bool:
+    """Return whether `activate` computes an activation of this name and width, in x's dtype on x's device."""
+    tile, kind_fits = find_integer_tile(), x.device.type == "cpu" and x.dtype in LLVM_TYPES
+    is_known = name in ACTIVATION_EMITTERS or name in GATED_BY
+    return tile is not None and kind_fits and is_known and width % tile.lanes == 0 and x.numel() > 0
 
 
 def activate(projected: Tensor, name: str) -> Tensor:
-    """Apply an activation of `ACTIVATIONS`: (…, F) to (…, F), or (…, 2 F), gates before values, to (…, F)."""
+    """Apply an activation that `supports_activation` knows: (…, F) to (…, F), or (…, 2 F), gates before values, to (…, F)."""
     return ActivationNode.apply(projected, name)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -694,7 +703,7 @@ def _run_activation(kernel_name: str, name: str, projected: Tensor, out: Tensor,
 
 
 def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
-    """Return the compiled kernels of an activation of `ACTIVATIONS` for a dtype."""
+    """Return the compiled kernels of an activation that `supports_activation` knows, for a dtype."""
     return _activation_kernels(name, dtype, require_integer_tile())
 
 
