@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from transduce.kernels.cpu.gemm.packing import Gradient, Matrix
-from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Float32GemmEmitter, Gemm, GemmEmitter
+from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Epilogue, Float32GemmEmitter, Gemm, GemmEmitter
 from transduce.kernels.cpu.gemm.train_amx import AmxGemmEmitter
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -99,6 +99,8 @@ class BackwardArguments(NamedTuple):
     """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
     is_nontemporal: Any
     """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
+    partial_sums: Any = 0
+    """Scratch space of N × I float32, N padded to whole row tiles, if there are many outputs, as of a vocabulary."""
 
 
 class LinearKernelEmitter:
@@ -108,7 +110,8 @@ class LinearKernelEmitter:
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
-        self.multiplier = multiplier(k, "bias", "add")
+        endings: tuple[Epilogue, ...] = ("bias", "add", "sum") if multiplier.splits_sums else ("bias", "add")
+        self.multiplier = multiplier(k, *endings)
 
     def write(self) -> None:
         """Emit the kernels `forward` and `backward`, which compute a linear layer and its gradients."""
@@ -168,6 +171,7 @@ class LinearKernelEmitter:
                 ending="bias",
                 values=(k.int64(0), k.float32(float("-inf")), args.is_nontemporal, k.int64(0), args.relu_mask),
                 scratch=args.thread_scratch,
+                partial_sums=args.partial_sums if self.multiplier.splits_sums else None,
             )
             self.multiplier.multiply(gemm, thread, threads)
         gemm = Gemm(
@@ -189,6 +193,7 @@ class LinearKernelEmitter:
 _INPUTS_TOGETHER = 32  # the number of inputs must be a multiple of this
 _LINE_BYTES = 64  # of a cache line
 _STREAMED_BYTES = 3 << 20  # larger results are written past the caches, as they would evict everything else
+_MANY_OUTPUTS = 1 << 13  # the summed dimension of a gradient by so many outputs is split
 _SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to the greatest one
 
 
@@ -424,6 +429,7 @@ def _backward(
     filled = padded_rows(positions, tile)
     packed_x = x.new_empty(inputs, filled)
     scratch = process_stack().allocate(torch.get_num_threads() * multiplier.thread_bytes)
+    partial_sums = process_stack().allocate(_split_sums_bytes(positions, inputs, outputs, tile))
     arguments = BackwardArguments(
         x=x.data_ptr(),
         weight=address_of(weight),
@@ -439,9 +445,17 @@ def _backward(
         packed_x=packed_x.data_ptr(),
         thread_scratch=scratch.address,
         is_nontemporal=int(by_x is not None and _is_streamed(by_x)),
+        partial_sums=partial_sums.address if outputs >= _MANY_OUTPUTS and multiplier.splits_sums else 0,
     )
     gemm_kernels(tile)["backward"].run(*arguments)
+    partial_sums.free()
     scratch.free()
+
+
+def _split_sums_bytes(positions: int, inputs: int, outputs: int, tile: Tile) -> int:
+    """Return the bytes of `BackwardArguments.partial_sums`."""
+    rows = gemm_emitter_of(tile).layout.tile_rows
+    return -(-positions // rows) * rows * inputs * 4 if outputs >= _MANY_OUTPUTS else 0
 
 
 @cache
