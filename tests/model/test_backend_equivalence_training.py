@@ -1,8 +1,9 @@
 """A changed component gives the same loss and gradients with training kernels as without them.
 
-The first tests read the table of the kernels of whole layers: each row, and seeded pairs of two, equal the model without
-kernels. Each other test changes one component of a model: by a subclass, an overridden `forward` or method, a hook, a parametrization
-or another submodule. Kernels must notice the change, also if the model was trained with kernels before.
+The first tests read the table of the kernels of whole layers: each row, and seeded pairs of two, equal the model
+without kernels. Each other test changes one component of a model: by a subclass, an overridden `forward` or method, a
+hook, a parametrization or another submodule. Kernels must notice the change, also if the model was trained with kernels
+before.
 """
 
 import random
@@ -70,8 +71,14 @@ class Counting(NativeTraining):
 def make_model(kind: type[nn.Module] = LayerNorm, **changes: Any) -> Transformer:
     """Return a model in training without dropout, whose norms are RMSNorms if a test changes one of those."""
     torch.manual_seed(5)
-    sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 96, "num_heads": 2}
-    settings = {"dropout": 0.0, "norm": "rms" if kind is RMSNorm else "layer"} | changes
+    sizes: dict[str, Any] = {
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "d_model": 64,
+        "d_ff": 96,
+        "num_heads": 2,
+    }
+    settings: dict[str, Any] = {"dropout": 0.0, "norm": "rms" if kind is RMSNorm else "layer"} | changes
     config = ModelConfig(source_vocabulary_size=50, target_vocabulary_size=50, **sizes, **settings)
     model = Transformer(config).train()
     for name, parameter in model.named_parameters():

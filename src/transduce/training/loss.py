@@ -133,61 +133,24 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, options: _Options
     ) -> tuple[Tensor, Tensor]:
-        hidden_learns, weight_learns, bias_learns = (
-            options.recording and learns for learns in ctx.needs_input_grad[:3]
-        )
-        sums = _sum_dtype(hidden)
+        dtype = _sum_dtype(hidden)
+        counted = options.present if options.factors is None else options.factors
+        ones = torch.ones(len(hidden), dtype=dtype, device=hidden.device) if counted is None else counted.to(dtype)
         # The gradient of the weight is linear in the hidden states, so their factors give it the rows' factors.
         weighted = hidden if options.factors is None else (hidden * options.factors[:, None]).to(hidden.dtype)
-        at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=sums, device=hidden.device)
-        hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
-        projection = _project(hidden, weight, bias)
-        weight_gradient = weight.new_zeros(projection.columns, weight.shape[1], dtype=sums) if weight_learns else None
-        bias_gradient = weight.new_zeros(projection.columns, dtype=sums) if bias_learns else None
-        bounds = _chunks(len(hidden), weight)
-        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), projection.columns)
-        counted = options.present if options.factors is None else options.factors
-        for part in bounds:
-            x, chosen = hidden[part], labels[part, None]
-            chunk = logits[: len(x)]
-            projection.logits(x, chunk)
-            at_labels[part] = chunk.gather(1, chosen)
-            probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
-            if hidden_gradient is not None or weight_gradient is not None:
-                by_x = None if hidden_gradient is None else hidden_gradient[part]
-                projection.backward(probabilities, weighted[part], by_x, weight_gradient)
-            if bias_gradient is not None:
-                bias_gradient += _sum_rows(probabilities, None if counted is None else counted[part])
+        found = _Gradients(*(options.recording and learns for learns in ctx.needs_input_grad[:3]))
+        at_labels, log_sum_exps = found.of_softmax((hidden, weighted), (weight, bias), labels, counted)
         likelihood = _sum_present(log_sum_exps - at_labels, counted)
-        log_sum_exp_sum = _sum_present(log_sum_exps, counted)
-        # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row).
+        # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row) + mean bias.
         total_hidden, total_row = _sum_rows(weighted), _sum_rows(weight)
-        uniform = log_sum_exp_sum - total_hidden @ total_row / len(weight)
-        ones = torch.ones(len(hidden), dtype=sums, device=hidden.device) if counted is None else counted.to(sums)
+        uniform = _sum_present(log_sum_exps, counted) - total_hidden @ total_row / len(weight)
         if bias is not None:
-            uniform -= ones.sum() * bias.to(sums).mean()
-        smoothing = options.label_smoothing
-        if hidden_gradient is not None:
-            uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
-            hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(uniform_part)
-            if options.factors is not None:
-                hidden_gradient *= options.factors[:, None]
-        if weight_gradient is not None:
-            # Σ over n of (smoothed target of n) ⊗ (hidden of n).
-            _add_rows(weight_gradient, labels, weighted, smoothing - 1.0)
-            weight_gradient -= total_hidden * (smoothing / len(weight))
-        if bias_gradient is not None:
-            bias_gradient.index_add_(0, labels, ones, alpha=smoothing - 1.0)
-            bias_gradient -= ones.sum() * (smoothing / len(weight))
+            uniform -= ones.sum() * bias.to(dtype).mean()
+        found.subtract_targets(weighted, weight, labels, options, ones, (total_hidden, total_row))
         ctx.sums = options.sums
-        gradients: list[Tensor | None] = []
-        for gradient, total in zip((weight_gradient, bias_gradient), options.sums, strict=True):
-            if gradient is not None and options.frozen_row is not None:
-                gradient[options.frozen_row] = 0.0
-            kept = None if gradient is None else gradient[: len(weight)]
-            gradients.append(kept if kept is None or total is not None else kept.to(weight.dtype))
-        ctx.save_for_backward(hidden_gradient, *gradients)
+        ctx.save_for_backward(found.hidden, *found.of_parameters(weight, options))
         ctx.mark_non_differentiable(likelihood)
+        smoothing = options.label_smoothing
         return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
 
     @staticmethod
@@ -199,6 +162,93 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 total.addcmul_(gradient, scale.to(gradient.dtype))
             found.append(_scaled(gradient if total is None else None, scale))
         return _scaled(by_hidden, scale), *found, None, None
+
+
+class _Gradients:
+    """The gradients of the hidden states, the weight and the bias, each if it is requested, while they are computed."""
+
+    def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
+        self._learn = hidden_learns, weight_learns, bias_learns
+        self.hidden: Tensor | None = None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def of_softmax(
+        self,
+        states: tuple[Tensor, Tensor],
+        projected_by: tuple[Tensor, Tensor | None],
+        labels: Tensor,
+        counted: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the softmax of the logits, and its gradients; return each row's logit at the label and log-sum-exp.
+
+        Args:
+            states: the hidden states, and the same times the rows' factors, (N, D).
+            projected_by: weight (V, D) and bias (V,) of the output projection.
+            labels: (N,).
+            counted: the mask or the factors of the rows, (N,).
+
+        Returns:
+            Two tensors, (N, 1).
+        """
+        (hidden, weighted), (weight, bias), (hidden_learns, weight_learns, bias_learns) = (
+            states,
+            projected_by,
+            self._learn,
+        )
+        dtype, projection = _sum_dtype(hidden), _project(hidden, weight, bias)
+        at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=dtype, device=hidden.device)
+        self.hidden = torch.empty_like(hidden) if hidden_learns else None
+        self.weight = weight.new_zeros(projection.columns, weight.shape[1], dtype=dtype) if weight_learns else None
+        self.bias = weight.new_zeros(projection.columns, dtype=dtype) if bias_learns else None
+        bounds = _chunks(len(hidden), weight)
+        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), projection.columns)
+        for part in bounds:
+            x, chosen = hidden[part], labels[part, None]
+            chunk = logits[: len(x)]
+            projection.logits(x, chunk)
+            at_labels[part] = chunk.gather(1, chosen)
+            probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
+            if self.hidden is not None or self.weight is not None:
+                by_x = None if self.hidden is None else self.hidden[part]
+                projection.backward(probabilities, weighted[part], by_x, self.weight)
+            if self.bias is not None:
+                self.bias += _sum_rows(probabilities, None if counted is None else counted[part])
+        return at_labels, log_sum_exps
+
+    def subtract_targets(
+        self,
+        weighted: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        options: _Options,
+        ones: Tensor,
+        totals: tuple[Tensor, Tensor],
+    ) -> None:
+        """Subtract the gradients by the smoothed targets; `ones` has each row's factor, `totals` sums of rows."""
+        (total_hidden, total_row), smoothing = totals, options.label_smoothing
+        if self.hidden is not None:
+            uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
+            self.hidden -= (weight[labels] * (1.0 - smoothing)).add_(uniform_part)
+            if options.factors is not None:
+                self.hidden *= options.factors[:, None]
+        if self.weight is not None:
+            # Σ over n of (smoothed target of n) ⊗ (hidden of n).
+            _add_rows(self.weight, labels, weighted, smoothing - 1.0)
+            self.weight -= total_hidden * (smoothing / len(weight))
+        if self.bias is not None:
+            self.bias.index_add_(0, labels, ones, alpha=smoothing - 1.0)
+            self.bias -= ones.sum() * (smoothing / len(weight))
+
+    def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
+        """Return the gradients of weight and bias, in their dtype unless they are added to float32 sums."""
+        found: list[Tensor | None] = []
+        for gradient, total in zip((self.weight, self.bias), options.sums, strict=True):
+            if gradient is not None and options.frozen_row is not None:
+                gradient[options.frozen_row] = 0.0
+            kept = None if gradient is None else gradient[: len(weight)]
+            found.append(kept if kept is None or total is not None else kept.to(weight.dtype))
+        return found
 
 
 def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:

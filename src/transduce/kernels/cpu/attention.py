@@ -170,10 +170,10 @@ class QueryGroup(NamedTuple):
 
 
 class HeadAddresses:
-    """The addresses in one sentence of one head's keys and values, and of the queries and outputs of a head for them."""
+    """The addresses of one head's keys and values in one sentence, and of a query head's queries and outputs."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Load the number of keys of a head's sentence; `where` is the indices of the sentence and the key/value head."""
+        """Load the number of keys of a head's sentence; `where` is the indices of sentence and key/value head."""
         self.k, self.shape, self.args = k, shape, args
         self.sentence, self.key_head = where
         self.head = k.mul(self.key_head, shape.shared)
@@ -381,13 +381,13 @@ class Head(HeadAddresses):
         kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
         scale = k.splat(k.build.fdiv(k.float32(256.0), kept_of_256))
         dropped = k.splat(k.build.trunc(args.drop_256ths, I32))
-        row = k.add(k.mul(self.sentence, args.heads), self.head)
-        row = k.add(k.mul(row, k.build.sdiv(k.add(args.num_queries, 3), k.int64(4))), k.build.sdiv(group.first, k.int64(4)))
+        head, four = k.add(k.mul(self.sentence, args.heads), self.head), k.int64(4)
+        row = k.add(k.mul(head, k.build.sdiv(k.add(args.num_queries, 3), four)), k.build.sdiv(group.first, four))
         first = k.splat(k.build.trunc(k.add(k.mul(row, args.num_keys), start), I32))
         bits = emit_hash(k, k.build.add(first, ir.Constant(k.ints, list(range(k.lanes)))), args.seed)
         factors = []
         for number in self.numbers_of(group):
-            shift = k.splat(k.build.trunc(k.mul(k.build.srem(number, k.int64(4)), 8), I32))
+            shift = k.splat(k.build.trunc(k.mul(k.build.srem(number, four), 8), I32))
             byte = k.build.and_(k.build.lshr(bits, shift), k.splat_int(255))
             factors.append(k.build.select(k.build.icmp_signed(">=", byte, dropped), scale, k.splat(0.0)))
         return factors

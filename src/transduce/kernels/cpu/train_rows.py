@@ -635,7 +635,7 @@ def supports_activation(name: str, x: Tensor, width: int) -> bool:
 
 
 def activate(projected: Tensor, name: str) -> Tensor:
-    """Apply an activation that `supports_activation` knows: (…, F) to (…, F), or (…, 2 F), gates before values, to (…, F)."""
+    """Apply an activation that `supports_activation` knows: (…, F), or (…, 2 F) with gates before values, to (…, F)."""
     return ActivationNode.apply(projected, name)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -692,7 +692,9 @@ class ActivationNode(torch.autograd.Function):
         return out, None
 
 
-def _run_activation(kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None) -> None:
+def _run_activation(
+    kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None
+) -> None:
     """Run a kernel of an activation; `gradient` is that of the activation, for the backward pass."""
     width = projected.shape[-1] // (2 if name in GATED_BY else 1)
     rows = projected.numel() // projected.shape[-1]

@@ -18,8 +18,8 @@ from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import LayerPart, execute, is_known, packed_hidden, parts_of
 from transduce.model.backend import (
     PLAIN_ATTENTION,
-    AttentionOptions,
     AdamScalars,
+    AttentionOptions,
     LinearSums,
     Polynomials,
     Rows,
