@@ -57,21 +57,18 @@ class FineTuning(NamedTuple):
 
 def write_batches(shape: str, path: Path, settings: dict[str, Any]) -> int:
     """Write batches of random ids to a file, and return the id of positions without a target."""
-    draw = np.random.default_rng(1)
+    draw, pad_id = np.random.default_rng(1), settings.get("pad_token_id", -1)
     arrays: dict[str, Any] = {}
     for number in range(BATCHES):
         if shape == "gpt2":
             ids = draw.integers(100, 20_000, (16, 257))
-            source, target = ids[:, :-1], ids[:, 1:]
-            pad_id = -1
+            source, target, pad_id = ids[:, :-1], ids[:, 1:], -1
         elif shape == "bert-base":
-            pad_id = settings["pad_token_id"]
             source = padded_rows(draw, draw.integers(96, 129, 32), pad_id)
             is_masked = (draw.random(source.shape) < MASKED_SHARE) & (source != pad_id)
             target = np.where(is_masked, source, pad_id)
             source = np.where(is_masked, 103, source)  # [MASK]
         else:
-            pad_id = settings["pad_token_id"]
             longest = 8 + 32 * (number * 5 % BATCHES) // (BATCHES - 1)
             lengths = draw.integers(longest - 2, longest + 1, 4096 // longest)
             source, target = (padded_rows(draw, lengths + draw.integers(0, 3, len(lengths)), pad_id) for _ in range(2))

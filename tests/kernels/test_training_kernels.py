@@ -126,7 +126,8 @@ def test_attention_drops_weights_and_shares_keys(is_causal: bool) -> None:
         return projected, KERNELS.attend(projected, None, lengths, heads, options)
 
     def by_head(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, width)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, width))
+        return heads.transpose(1, 2)
 
     units = torch.eye(length, width).expand(batch, length, width).repeat(1, 1, heads // shared)
     is_kept = by_head(attend(units)[1].detach())[..., :length] > 0

@@ -361,7 +361,7 @@ class LayerPart(NamedTuple):
     @property
     def inner_drop_of_256(self) -> int:
         """The dropout rate of the attention weights, or of the feed-forward network's activation, in 256ths."""
-        return _rate_of(self.sublayer.module.dropout)
+        return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
     def parameters(self) -> list[Tensor | None]:
         """Return weight and bias of the norm and of both linear layers; None where there is no bias."""

@@ -191,11 +191,8 @@ class _Gradients:
         Returns:
             Two tensors, (N, 1).
         """
-        (hidden, weighted), (weight, bias), (hidden_learns, weight_learns, bias_learns) = (
-            states,
-            projected_by,
-            self._learn,
-        )
+        (hidden, weighted), (weight, bias) = states, projected_by
+        hidden_learns, weight_learns, bias_learns = self._learn
         dtype, projection = _sum_dtype(hidden), _project(hidden, weight, bias)
         at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=dtype, device=hidden.device)
         self.hidden = torch.empty_like(hidden) if hidden_learns else None
