@@ -12,6 +12,7 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 
 from transduce.kernels.cpu.gemm import train_calls
 from transduce.kernels.cpu.gemm.train_calls import (
+    _MANY_OUTPUTS,
     GradientSums,
     PackedProjection,
     bfloat16_tile,
@@ -171,6 +172,19 @@ def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
         assert_rounded_once(by_x, exact, gradient.double().abs() @ weight.double().abs())
         wanted += gradient.double().t() @ x.double()
     torch.testing.assert_close(total.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@of_each_kind
+@pytest.mark.parametrize("positions", [21, 300])
+def test_a_gradient_of_many_outputs_is_summed_in_parts(positions: int, dtype: torch.dtype) -> None:
+    outputs = _MANY_OUTPUTS + 96
+    x, weight, gradient = (
+        random(*each, dtype=dtype) for each in ((positions, 96), (outputs, 96), (positions, outputs))
+    )
+    found = linear_backward(gradient, x, weight, GradientSums(None), by_x=True)
+    assert found is not None
+    exact = gradient.double() @ weight.double()
+    assert_rounded_once(found, exact, gradient.double().abs() @ weight.double().abs())
 
 
 @of_each_kind
