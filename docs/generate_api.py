@@ -111,7 +111,7 @@ GROUPS = {
         "fill_embeddings",
     ],
     "Installation": ["check_install", "InstallReport"],
-    "Errors": ["TransduceError"],
+    "Errors": ["TransduceError", "set_ui_language"],
 }
 
 _MOST_COLUMNS = 100

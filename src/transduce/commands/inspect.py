@@ -41,6 +41,7 @@ from transduce.inspection.sentence_view import (
 )
 from transduce.text.files import read_lines
 from transduce.text.word_spans import split_words
+from transduce.ui_language import localized
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
@@ -310,7 +311,7 @@ def _show(
         sys.stdout.buffer.write(f"{drawn}\n".encode())
     sys.stdout.buffer.flush()
     if options.html is not None:
-        sys.stderr.write(f"The page is {options.html}: open it in a browser.\n")
+        sys.stderr.write(localized(f"The page is {options.html}: open it in a browser.\n"))
     return 0
 
 
