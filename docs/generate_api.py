@@ -75,6 +75,7 @@ GROUPS = {
     "Look inside": [
         "inspect",
         "Inspection",
+        "InspectionPage",
         "attention_maps",
         *("inspect_text", "TextInspection"),
         *("attribute", "attributions", "Attribution"),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence import inspect_text
-    from transduce.inspection.sentence_view import Inspection, TextInspection
+    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -121,6 +121,7 @@ __all__ = [
     "HookPoint",
     "ImportReport",
     "Inspection",
+    "InspectionPage",
     "InstallReport",
     "Int8Proof",
     "Intervention",
@@ -262,6 +263,7 @@ _DEFINED_IN = {
     "ImportReport": "transduce.exchange.import_folder",
     "InstallReport": "transduce.inspection.installation",
     "Inspection": "transduce.inspection.sentence_view",
+    "InspectionPage": "transduce.inspection.sentence_view",
     "Intervention": "transduce.inspection.interventions",
     "LowRankSettings": "transduce.training.lora",
     "ModelConfig": "transduce.model.config",
