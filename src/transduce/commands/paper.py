@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from transduce.commands.main import ListingFormatter
 from transduce.commands.options import (
     add_computing,
     check_folder,
@@ -13,6 +14,7 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError
+from transduce.ui_language import localized
 
 _RESULTS = {
     "table1": "complexity, sequential operations and path lengths of layers, measured",
@@ -36,9 +38,10 @@ _TAKES: dict[str, tuple[str, ...]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce paper`; an option that is not set is None, so that idle ones are refused."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
-        f"  {name:8} {purpose}\n           " + " ".join(f"[--{option.replace('_', '-')}]" for option in _TAKES[name])
+        f"  {name:8} {localized(purpose)}\n{' ' * 11}"
+        + " ".join(f"[--{option.replace('_', '-')}]" for option in _TAKES[name])
         for name, purpose in _RESULTS.items()
     )
     parser.add_argument("result", choices=tuple(_RESULTS), metavar="RESULT", help=", ".join(_RESULTS))

@@ -27,6 +27,7 @@ from transduce.tasks.experiments import ExperimentOptions, expand, make_experime
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.text.files import count_noun
 from transduce.text.trees import clean, read_trees
+from transduce.ui_language import localized
 
 Say = Callable[[str], None]
 
@@ -365,7 +366,7 @@ def draw_attention_figure(
     if len(words) < 2:
         raise TransduceError(f"A figure needs at least two words, but {sentence!r} has {len(words)}.")
     chosen = max(1, layers - 1) if layer is None else layer
-    place = f"layer {chosen} of {layers}"
+    place = localized(f"layer {chosen} of {layers}")
     heads = weights[chosen - 1].astype(np.float64)  # (H, words, words)
     if word is not None and (name == "figure5" or word not in words):
         reason = "draws all words" if name == "figure5" else f"is of the words {' '.join(words)}"

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transduce.errors import TransduceError
 from transduce.model.attention import Window, attend, attend_in_window
 from transduce.training.choices import PRESETS, count_multiplied_weights
+from transduce.ui_language import localized
 
 # --- reports ---
 
@@ -36,7 +37,7 @@ class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        rows = [list(self.columns), *([_shown(cell) for cell in row] for row in self.rows)]
+        rows = [[localized(_shown(cell)) for cell in row] for row in (self.columns, *self.rows)]
         widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
