@@ -7,6 +7,7 @@ Machine-readable output, exceptions' types and the server's answers stay English
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -183,10 +184,14 @@ class Catalogue:
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
         """Return whether a text has the form of a template for more than a chance.
 
-        A template of one line describes one line. The fields of one with few letters are short, or messages themselves.
+        A template of one line describes one line. A field that the translation leaves out is an ending or a word, such
+        as "s" or "has". The fields of a template with few letters are short, or messages themselves.
         """
         fixed = "".join(template.parts)
-        if "\n" in text and "\n" not in fixed:
+        left_out = [value for name, value in fields.items() if f"{{{name}" not in template.translation]
+        if ("\n" in text and "\n" not in fixed) or not all(
+            re.fullmatch("(?:[a-z]+ ?){0,2}", value) for value in left_out
+        ):
             return False
         if sum(map(str.isalpha, fixed)) >= _LEAST_LETTERS:
             return True
