@@ -444,14 +444,14 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> str:
         """Return a table of the labels' scores, and a confusion table if there are at most 20 labels."""
         width = max(columns_of(localized("label")), *(len(each.label) for each in self.labels))
-        names = (column("texts", 7, right=True), column("precision", 9, right=True), column("recall", 7, right=True))
-        lines = [f"{column('label', width)}  {' '.join(names)} {'F1':>7}"]
+        heads = (column("texts", 7, right=True), column("precision", 9, right=True), column("recall", 7, right=True))
+        lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
         lines += [
             f"{each.label:{width}}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
             for each in self.labels
         ]
         if len(self.labels) <= _MOST_CONFUSED:
-            names = tuple(each.label for each in self.labels)
+            names = [each.label for each in self.labels]
             columns = [
                 max(len(name), *(len(f"{row[number]:,}") for row in self.confusion))
                 for number, name in enumerate(names)
