@@ -99,7 +99,7 @@ class Attention(nn.Module):
         if self.fault == "scores scaled by the model's width":
             scores /= D**0.5
         scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
-        return (F.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2)
+        return (F.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
 
 
 class PositionNorm(nn.LayerNorm):
@@ -107,7 +107,7 @@ class PositionNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         mean, deviation = x.mean(dim=1, keepdim=True), x.std(dim=1, keepdim=True, unbiased=False)
-        return (x - mean) / (deviation + self.eps) * self.weight + self.bias  # type: ignore[no-any-return]
+        return (x - mean) / (deviation + self.eps) * self.weight + self.bias
 
 
 class Block(nn.Module):
