@@ -409,7 +409,7 @@ def _distant(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
         (name, words[row], words[column], float(weights[row, column]), int(distances[row, column]))
         for name, weights, column in zip(names, heads, best, strict=True)
     )
-    return (lines,), found, ("head", "word", "attends most to", "weight", "words apart")
+    return (lines,), found, ("attention head", "word", "attends most to", "weight", "words apart")
 
 
 def _anaphora(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
@@ -432,7 +432,7 @@ def _anaphora(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
         (f"head {number + 1}", words[row], words[int(others[number, row].argmax())], float(others[number, row].max()))
         for number in order
     )
-    return tuple(panels), found, ("head", "word", "attends most to", "weight")
+    return tuple(panels), found, ("attention head", "word", "attends most to", "weight")
 
 
 def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
@@ -444,7 +444,11 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
     )
     offsets = np.subtract.outer(np.arange(len(words)), np.arange(len(words)))
     found = tuple(_described(number, heads[number], offsets, float(differences[one, other])) for number in (one, other))
-    return panels, found, ("head", "to itself", "to the left", "to the right", "mean distance", "difference of the two")
+    return (
+        panels,
+        found,
+        ("attention head", "to itself", "to the left", "to the right", "mean distance", "difference of the two"),
+    )
 
 
 def _described(number: int, weights: Any, offsets: Any, difference: float) -> tuple[str | float, ...]:
