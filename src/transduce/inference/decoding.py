@@ -257,7 +257,7 @@ _ALL_STEPS = 1 << 30
 
 
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
-    """Search many sentences so that a finished one makes space for the next; None if the search cannot do that.
+    """Search many sentences so that a finished one makes space for the next; None if that is impossible or no faster.
 
     Each sentence gets the hypotheses that it would get in any other batch.
 
@@ -268,6 +268,8 @@ def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int)
     """
     search = begin(range(min(size, count)))
     if not isinstance(search, CompiledSearch) or not isinstance(search.search, JoinableSearch):
+        return None
+    if not search.search.gains_by_joining:
         return None
     main, results = search.search, dict[int, list[Hypothesis]]()
     sentence_at = dict(enumerate(range(min(size, count))))  # the sentence at each index of the batch

@@ -631,6 +631,10 @@ class JoinableSearch(BatchSearch, Protocol):
     def advance(self, steps: int, *, least: int = 0) -> None:
         """Take at most `steps` steps; the search stops earlier when at most `least` sentences are unfinished."""
 
+    @property
+    def gains_by_joining(self) -> bool:
+        """Return whether a step of many rows takes much less time than as many steps of few rows."""
+
     def can_absorb(self, other: Any) -> bool:
         """Return whether the sentences of another search may join this one."""
 

@@ -23,6 +23,7 @@ from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
+_LARGE_STEP = 1 << 25  # multiplications of a row, as many as there are weights
 _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
@@ -225,6 +226,14 @@ class NativeSearch:
         return hypotheses
 
     # --- sentences that join the batch ----------------------------------------------------------------------------
+
+    @property
+    def gains_by_joining(self) -> bool:
+        """Return whether a step of many rows takes much less time than as many steps of few rows.
+
+        That is so if the weights exceed the processor's cache, so that each step reads them from memory.
+        """
+        return self.state.compiled.step_multiplications >= _LARGE_STEP
 
     def can_absorb(self, other: "NativeSearch") -> bool:
         """Return whether the prompts of another search of the same model and settings fit into this one's buffers."""
