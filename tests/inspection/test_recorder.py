@@ -151,6 +151,16 @@ def test_steps_are_joined_along_the_positions() -> None:
         assert torch.allclose(steps[name], whole[name], atol=1e-5), name
 
 
+def test_calls_of_different_batches_are_not_joined() -> None:
+    model = build(**VARIANTS["decoder"])
+    with torch.inference_mode(), record_activations(model) as recording:
+        model(torch.tensor([[0, 8]]))
+        model(torch.tensor([[0, 8], [0, 9]]))
+    assert [len(call) for call in recording.calls("decoder.0.residual")] == [1, 2]
+    with pytest.raises(TransduceError, match="recorded in 2 calls for batches of several sizes"):
+        recording["decoder.0.residual"]
+
+
 def test_unknown_points_and_wrong_edits_are_refused() -> None:
     model = build()
     with (

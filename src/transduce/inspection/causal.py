@@ -56,10 +56,10 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         cells = [[form.format(round(factor * value, digits) + 0.0) for value in row] for row in self.values]
         return f"{self.title}\n{draw_cells(self.rows, self.columns, cells)}"
 
-    def panel(self, least: float, most: float) -> HeatMap:
+    def panel(self, least: float, most: float, title: str | None = None) -> HeatMap:
         """Return the table as a heat map whose shades span the numbers from `least` to `most`."""
         return HeatMap(
-            title=self.title,
+            title=title or self.title,
             x_label="",
             y_label="",
             values=np.array(self.values, dtype=np.float64),
@@ -127,10 +127,12 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([head, *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps."""
-        grids = (*self.layers, *self.heads)
-        most = _largest(grids)
-        return Chart(tuple(grid.panel(-most, most) for grid in grids))
+        """Return the tables as heat maps; the darkest shade of layers and that of heads are in the titles."""
+        panels = []
+        for grids in (self.layers, self.heads):
+            most = _largest(grids)
+            panels += [grid.panel(-most, most, f"{grid.title} (dark: {most:.2g} nats)") for grid in grids]
+        return Chart(tuple(panels))
 
 
 def ablate(

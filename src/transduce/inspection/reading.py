@@ -390,13 +390,14 @@ def _encoder_reading(
     predictions: _Predictions,
 ) -> Reading:
     model, vocabulary = reader.model, reader.tokenizer.source
-    inputs = torch.tensor([framed], device=model.source_weight.device)
+    inputs, mask = torch.tensor([framed], device=model.source_weight.device), vocabulary.special_token_names[2]
     return Reading(
         model=model,
         reader=reader,
         text=text,
         answer=answer,
-        source_tokens=tuple(vocabulary.pieces(framed)),
+        # A mask replaces the space before it, but is a word of its own.
+        source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.pieces(framed)),
         outputs=predictions.outputs,
         labels=tuple(predictions.labels),
         column_name=predictions.column_name,

@@ -62,10 +62,20 @@ class Recording(Mapping[str, Tensor]):
         self._shapes: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return an activation; the calls of a model that computes step by step are joined along the positions."""
+        """Return an activation; the calls of a model that computes step by step are joined along the positions.
+
+        Raises:
+            KeyError: nothing was recorded at this hook point.
+            TransduceError: the calls belong to batches of several sizes, which cannot be joined.
+        """
         calls = self._calls[name]
         if len(calls) == 1:
             return calls[0]
+        if len({len(call) for call in calls}) > 1:
+            raise TransduceError(
+                f"`{name}` was recorded in {len(calls)} calls for batches of several sizes, such as those of a beam: "
+                "use the method `calls`, or record a single pass of the model."
+            )
         axes = self._shapes[name].split()
         if axes[-1] == "L":
             return join_step_weights(calls)
