@@ -23,7 +23,7 @@ from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
-_LARGE_STEP = 1 << 25  # multiplications of a row, as many as there are weights
+_LARGE_STEP = 25_000_000  # multiplications of a row, as many as there are weights
 _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
