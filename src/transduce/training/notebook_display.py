@@ -102,9 +102,8 @@ class NotebookDisplay(ProgressDisplay):
             step, steps, text = self._progress
             bar = f'<progress value="{step}" max="{steps or max(1, step)}" style="width: 20em"></progress>'
             last = f"{steps:,}" if steps else "?"
-            parts.append(
-                f"<div>{bar} {localized('step')} {step:,}/{last} · {html.escape(localized(text))}</div>{draw_losses(self._curves)}"
-            )
+            shown = f"{localized('step')} {step:,}/{last} · {html.escape(localized(text))}"
+            parts.append(f"<div>{bar} {shown}</div>{draw_losses(self._curves)}")
         shown = html.escape("\n".join(self._messages[-_SHOWN_MESSAGES:]))
         self._show("".join([*parts, f"<pre>{shown}</pre>"]))
 
