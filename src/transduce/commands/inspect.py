@@ -3,13 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
+    ATTRIBUTION_METHODS,
     add_computing,
     add_search,
     check_writable,
@@ -18,14 +18,11 @@ from transduce.commands.options import (
     text_argument,
 )
 from transduce.errors import TransduceError
-from transduce.inference.load import load
-from transduce.inference.translator import Translator
-from transduce.inspection.attention import WordAttention
-from transduce.inspection.attribution import Method, attribute
-from transduce.inspection.coreference import pronoun_attention
-from transduce.inspection.pronouns import PronounAttention
-from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.sentence_view import Inspection, WordAlignment, draw_inspection
+
+if TYPE_CHECKING:
+    from transduce.inspection.attention import WordAttention
+    from transduce.inspection.pronouns import PronounAttention
+    from transduce.inspection.sentence_view import Inspection
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
     add(
         "--attribution",
-        choices=get_args(Method),
+        choices=ATTRIBUTION_METHODS,
         help="show which source words made each word of the translation, by this method, in place of attention",
     )
     pronoun = parser.add_argument_group("pronoun")
@@ -65,6 +62,13 @@ def run(options: argparse.Namespace) -> int:
 
     With --pronoun, print what each head attends to; a model that does not translate shows only that.
     """
+    from transduce.inference.load import load
+    from transduce.inference.translator import Translator
+    from transduce.inspection.attribution import attribute
+    from transduce.inspection.coreference import pronoun_attention
+    from transduce.inspection.sentence import inspect_sentence
+    from transduce.inspection.sentence_view import WordAlignment, draw_inspection
+
     check_writable(options.html, report=options.json, inputs=[options.model])
     _check_pronoun(options)
     search_settings(options, options.model)  # check the options before a model is loaded
@@ -110,8 +114,10 @@ def _check_pronoun(options: argparse.Namespace) -> None:
         raise TransduceError("--attribution explains a translation, and --pronoun one word: pass one of them.")
 
 
-def _show(options: argparse.Namespace, result: Inspection | PronounAttention, drawn: str) -> int:
+def _show(options: argparse.Namespace, result: "Inspection | PronounAttention", drawn: str) -> int:
     """Print a result as text or JSON, and write the requested files."""
+    from transduce.inspection.sentence_view import Inspection
+
     if options.html is not None and isinstance(result, Inspection):
         write_file(Path(options.html), result.to_html().encode())
     content = msgspec.json.encode(result) + b"\n"
@@ -127,7 +133,11 @@ def _show(options: argparse.Namespace, result: Inspection | PronounAttention, dr
     return 0
 
 
-def _attention(inspection: Inspection) -> WordAttention:
+def _attention(inspection: "Inspection") -> "WordAttention":
+    import numpy as np
+
+    from transduce.inspection.attention import WordAttention
+
     words = inspection.words
     shape = len(words.target_words), len(words.source_words)
     return WordAttention(

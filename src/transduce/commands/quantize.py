@@ -3,7 +3,6 @@
 import argparse
 
 from transduce.commands.options import check_writable, write_report
-from transduce.model_folder.upkeep import quantize_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Quantize a model, and print where its weights are."""
+    from transduce.model_folder.upkeep import quantize_folder
+
     check_writable(report=options.json, inputs=[options.folder])
     write_report(quantize_folder(options.folder), options.json)
     return 0

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,13 +24,13 @@ from transduce.documents.formats import (
     recognize_text,
 )
 from transduce.documents.limits import LOCAL_LIMITS
-from transduce.documents.translate import ModelTexts, translate_content, write_translated
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError
-from transduce.inference.bulk_files import Job
-from transduce.inference.line_warnings import LineWarnings, unknown_letters
-from transduce.inference.translator import Translator
 from transduce.text.files import count_noun
+
+if TYPE_CHECKING:
+    from transduce.inference.bulk_files import Job
+    from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "mark_fuzzy", "encoding")
 _OF_LINES: dict[str, object] = {
@@ -113,7 +114,7 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 
 
 def translate_file(
-    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: Job, identity: bytes
+    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "Job", identity: bytes
 ) -> int:
     """Translate a document; write it to --output, or to standard output if it is text.
 
@@ -128,6 +129,8 @@ def translate_file(
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
     """
+    from transduce.documents.translate import ModelTexts, translate_content, write_translated
+
     for name, unset in _OF_LINES.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
             raise TransduceError(
@@ -206,7 +209,9 @@ def _write_stream(path: str | None, content: bytes) -> None:
 class _UnitWarnings:
     """A collector of warnings about the texts of a document, which are numbered from 1."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: "Translator") -> None:
+        from transduce.inference.line_warnings import LineWarnings, unknown_letters
+
         self._warnings = LineWarnings(
             translator.source_language,
             translator.target_language,
