@@ -18,8 +18,10 @@ from transduce.commands.options import (
     text_argument,
 )
 from transduce.errors import TransduceError
+from transduce.text.sentences import find_sentences
 
 if TYPE_CHECKING:
+    from transduce.inference.translator import Translator
     from transduce.inspection.attention import WordAttention
     from transduce.inspection.pronouns import PronounAttention
     from transduce.inspection.sentence_view import Inspection
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
     search_settings(options, options.model)  # check the options before a model is loaded
     if options.pronoun is None:
         translator = load_translator(options.model, options)
+        _report_sentences(translator, options.sentence)
         inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
         if options.attribution is not None:
             if options.html is not None:
@@ -104,6 +107,16 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         raise TransduceError("--html shows how a sentence is translated, but there is no translation: leave it out.")
     return _show(options, result, result.draw())
+
+
+def _report_sentences(translator: "Translator", text: str) -> None:
+    """Report a text with several sentences, which are inspected as one input, but which translation would divide."""
+    sentences = len(find_sentences(text, translator.source_language))
+    if sentences > 1 and not translator.is_plain_sentence(text):
+        sys.stderr.write(
+            f"warning: the text has {sentences} sentences, which are inspected as one input, while translation takes "
+            "each by itself: pass a single sentence to see how it is translated.\n"
+        )
 
 
 def _check_pronoun(options: argparse.Namespace) -> None:
