@@ -145,7 +145,7 @@ def test_train_with_a_settings_file_set_and_options(
         (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
         (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
         (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
-        (["--preset", "huge"], "`preset` must be one of tiny, small, base, big, paper-base, paper-big, but is `huge`"),
+        (["--preset", "huge"], f"`preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),

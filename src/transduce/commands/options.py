@@ -37,6 +37,7 @@ EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks")
 ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
+ABLATION_FILLS = ("zero", "mean")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 DEMO_STEPS = 600
 GENERATED_TOKENS = 200
@@ -102,6 +103,7 @@ SEARCH_OPTIONS = (
     "max_length",
     "min_length",
     "no_repeated_ngrams",
+    "repetition_penalty",
     "coverage_penalty",
     "diverse_groups",
     "diversity_penalty",
@@ -128,6 +130,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-length", type=int, metavar="N", help="minimum number of new tokens; usually 0")
     group.add_argument(
         "--no-repeated-ngrams", type=int, metavar="N", help="no n-gram of N tokens occurs twice; usually 0: no limit"
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="P",
+        help="greater than 1: tokens so far become less likely, as in transformers; usually 1: no effect",
     )
     group.add_argument(
         "--coverage-penalty",
