@@ -10,6 +10,7 @@ import msgspec
 from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.datastore import Datastore
@@ -80,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
     datastore = build_datastore(translator, sources, targets, dev=dev, report_progress=_progress_printer(len(sources)))
     datastore.write(options.out)
     write_report(_report(datastore), options.json)
-    sys.stderr.write(f"Written to {options.out}: transduce translate {options.model} --datastore {options.out}\n")
+    sys.stderr.write(
+        localized(f"Written to {options.out}: transduce translate {options.model} --datastore {options.out}\n")
+    )
     return 0
 
 
@@ -106,6 +109,6 @@ def _progress_printer(pairs: int) -> Callable[[int], None]:
 
     def print_progress(done: int) -> None:
         if clock.is_due():
-            sys.stderr.write(f"{done:,} of {pairs:,} pairs\n")
+            sys.stderr.write(localized(f"{done:,} of {pairs:,} pairs\n"))
 
     return print_progress

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transduce.commands.options import DEMO_STEPS, add_computing, check_folder, check_writable, write_report
 from transduce.errors import TransduceError
+from transduce.ui_language import localized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
             threads=options.threads,
             precision=options.precision,
         )
-        sys.stdout.write(f'\nNext: {_activation()}transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"\n')
+        command = f'transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"'
+        sys.stdout.write(localized(f"\nNext: {_activation()}{command}\n"))
         sys.stdout.flush()
     write_report(result, options.json)
     return 0

@@ -11,6 +11,7 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import add_device, check_writable, write_report
 from transduce.errors import TransduceError
 from transduce.text.corpus import format_of
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inspection.corpus_doctor import CorpusReport
@@ -104,7 +105,7 @@ def _holds_pairs(path: str) -> bool:
 def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
     from transduce.inspection.corpus_doctor import examine_corpus
 
-    sys.stderr.write("Examining the text; this takes about half a minute for 150,000 pairs.\n")
+    sys.stderr.write(localized("Examining the text; this takes about half a minute for 150,000 pairs.\n"))
     return examine_corpus(
         options.source,
         options.target or (),

@@ -20,6 +20,7 @@ from transduce.commands.options import (
     search_settings,
     write_lines,
 )
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.quality_estimation import QualityWarning, WarningKind
@@ -90,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
         remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
-        sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
+        sys.stderr.write(localized(f"Re-decoding changed {changed:,}; {remaining}\n"))
     return 0
 
 

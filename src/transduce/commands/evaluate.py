@@ -25,6 +25,7 @@ from transduce.commands.options import (
 )
 from transduce.errors import TransduceError
 from transduce.text.glossary import Glossary, TermTally
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.translator import Translator
@@ -100,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
         tally = TermTally(glossary)
         for number, pair in enumerate(zip(sources, hypotheses, strict=True), 1):
             tally.add(number, *pair)
-        sys.stderr.write(f"{tally}\n")
-    sys.stderr.write(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n")
+        sys.stderr.write(localized(f"{tally}\n"))
+    sys.stderr.write(localized(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n"))
     return 0
 
 
@@ -156,7 +157,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     report = score_labels(predicted, labels)
     write_report(report, options.json)
     if options.json != "-":
-        sys.stdout.write(f"\n{report.table()}\n")
+        sys.stdout.write(localized(f"\n{report.table()}\n"))
     return 0
 
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from transduce.commands.options import add_computing, check_writable, write_report
+from transduce.ui_language import localized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         for each in expand(read_experiment(options.file)):
             state = "finished" if each.result() else "started" if each.folder.exists() else "new"
-            print(f"{each.variant}, seed {each.seed}: {state}, {each.folder}")
+            print(localized(f"{each.variant}, seed {each.seed}: {state}, {each.folder}"))
         return 0
     report = experiment(
         options.file,
@@ -36,5 +37,5 @@ def run(options: argparse.Namespace) -> int:
     )
     write_report(report, options.json)
     if options.json != "-":
-        print(f"The report is in {Path(read_experiment(options.file).out) / REPORT}.")
+        print(localized(f"The report is in {Path(read_experiment(options.file).out) / REPORT}."))
     return 1 if report.failures else 0

@@ -14,6 +14,7 @@ from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.translator import Translator
@@ -371,7 +372,7 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     if json_path is not None:
         write_json(report, json_path)
     if json_path != "-":
-        sys.stdout.buffer.write(f"{report}\n".encode())
+        sys.stdout.buffer.write(localized(f"{report}\n").encode())
         sys.stdout.buffer.flush()
 
 
@@ -395,4 +396,4 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     if json_path != "-":
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         sys.stdout.buffer.flush()
-    sys.stderr.write(f"{report}\n")
+    sys.stderr.write(localized(f"{report}\n"))

@@ -13,6 +13,7 @@ from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines, uncompressed_name
 from transduce.text.tagged import COLUMN_SUFFIXES, JSON_SUFFIXES, read_tagged
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.tagger import Tagger, Tagging
@@ -97,9 +98,8 @@ def _report(options: argparse.Namespace, tagger: "Tagger") -> None:
             f"{', '.join(tagger.tags[:_MOST_SHOWN])}{more}; choose the column of the tags by --columns."
         )
     if unknown:
-        sys.stderr.write(
-            f"The model does not know {len(unknown)} of {len(tags)} tags: {', '.join(unknown[:_MOST_SHOWN])}\n"
-        )
+        shown = ", ".join(unknown[:_MOST_SHOWN])
+        sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_tagged(tagger, [sentence.words for sentence in sentences]))
     if options.output:
         write_file(Path(options.output), "".join(f"{tagging}\n\n" for tagging in taggings).encode())

@@ -35,6 +35,7 @@ from transduce.inference.segmentation import join_wrapped_lines
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.text_settings import SplitSentences, TextSettings
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.bulk_files import Job, Portion, ResumableFile
@@ -307,7 +308,7 @@ def _tallied(glossary: Glossary, results: "Iterable[tuple[Portion, str]]") -> "I
         yield portion, text
         for position, source, translation in zip(portion.indices, portion.lines, text.split("\n"), strict=False):
             tally.add(position + 1, source, translation)
-    sys.stderr.write(f"{tally}\n")
+    sys.stderr.write(localized(f"{tally}\n"))
 
 
 def _translated(
@@ -342,7 +343,9 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", w
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
         if file.is_finished:
-            sys.stderr.write(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
+            sys.stderr.write(
+                localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
+            )
         else:
             _write(file, options, folders, job, waiting)
 
@@ -355,20 +358,20 @@ def _write(
     if file.progress.lines:
         done, waiting = skip_lines(waiting, file.progress.lines)
         file.skip(done)
-        sys.stderr.write(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n")
+        sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
     elif options.resume:
-        sys.stderr.write("There is nothing to resume, so this starts at the first line.\n")
+        sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
     file.open()
     clock, before = ReportClock(), file.progress.lines
     for portion, text in translated(options, folders, job, waiting):
         file.append(portion.lines, text)
         if clock.is_due():
             rate = (file.progress.lines - before) / clock.elapsed_seconds
-            sys.stderr.write(
-                f"{count_noun(file.progress.lines, 'line')}, {rate:,.{0 if rate >= 10 else 1}f} a second\n"
-            )
+            lines = count_noun(file.progress.lines, "line")
+            sys.stderr.write(localized(f"{lines}, {rate:,.{0 if rate >= 10 else 1}f} a second\n"))
     file.finish()
-    sys.stderr.write(f"{count_noun(file.progress.lines, 'line')} in {file.path}, {clock.elapsed_seconds:.1f} s\n")
+    lines = count_noun(file.progress.lines, "line")
+    sys.stderr.write(localized(f"{lines} in {file.path}, {clock.elapsed_seconds:.1f} s\n"))
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> bytes:
@@ -434,10 +437,12 @@ def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
         if text.count("\ufffd") > line.count("\ufffd".encode()):
             damaged += 1
             if damaged <= _MOST_DAMAGED:
-                sys.stderr.write(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
+                sys.stderr.write(
+                    localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
+                )
         yield text
     if damaged > _MOST_DAMAGED:
-        sys.stderr.write(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n")
+        sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
 
 
 def _refuse_other_content(line: bytes) -> None:
@@ -461,7 +466,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
     from transduce.inference.redecoding import redecode
 
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
-    sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
+    sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
     while True:
         try:
             sentence = _ask()
@@ -471,7 +476,7 @@ def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> No
             return
         wrong = describe_wrong_language(sentence, translator.source_language)
         if wrong is not None:
-            sys.stderr.write(f"warning: this {wrong}.\n")
+            sys.stderr.write(localized(f"warning: this {wrong}.\n"))
         if job.search.n_best == 1 and not job.redecode:
             for text in translator.stream(
                 sentence,

@@ -27,6 +27,7 @@ from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.inference.bulk_files import Job
@@ -179,10 +180,10 @@ def translate_file(
         else:
             identity += msgspec.json.encode(settings) + content
             write_translated(document, output, translate, identity=identity, resume=options.resume, observe=observe)
-    sys.stderr.write(str(warnings))
+    sys.stderr.write(localized(str(warnings)))
     if output is not None:
         seconds = time.monotonic() - started_at
-        sys.stderr.write(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n")
+        sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
     return 0
 
 

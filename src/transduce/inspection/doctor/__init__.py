@@ -15,6 +15,7 @@ import torch
 from transduce.errors import TransduceError
 from transduce.inspection.doctor.checks import DECODING_CHECKS, DEPENDENCE_CHECKS, LEARNING_CHECKS, STRUCTURE_CHECKS
 from transduce.inspection.doctor.subject import Check, ResidualLayer, SplitModel, Subject
+from transduce.ui_language import column, localized
 
 __all__ = [
     "CHECKS",
@@ -48,8 +49,9 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
-        figure = "" if self.figure is None else f": {self.figure:.3g} ({self.bar})"
-        return f"{verdict}  {self.name:17} {self.tested}{figure}\n{'':24}{self.meaning}"
+        figure = "" if self.figure is None else f": {self.figure:.3g} ({localized(self.bar)})"
+        head = f"{column(verdict, 4)}  {column(self.name, 17)} {localized(self.tested)}{figure}"
+        return f"{head}\n{'':24}{localized(self.meaning)}"
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,9 +70,10 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         tried = sum(check.passed is not None for check in self.checks)
         failed = self.failed()
-        verdict = f"{len(failed)} of {tried} checks failed: {', '.join(failed)}" if failed else f"all {tried} passed"
-        lines = [f"The doctor on {self.subject}", *map(str, self.checks), f"{verdict} ({self.elapsed_seconds:.1f} s)"]
-        return "\n".join(lines)
+        names = ", ".join(map(localized, failed))
+        verdict = f"{len(failed)} of {tried} checks failed: {names}" if failed else f"all {tried} passed"
+        title = localized(f"The doctor on {self.subject}")
+        return "\n".join([title, *map(str, self.checks), f"{localized(verdict)} ({self.elapsed_seconds:.1f} s)"])
 
 
 # --- running the checks ---

@@ -115,10 +115,11 @@ class TranslationTask:
         target = to_device(batch.target, device)
         config = self.model.config
         hidden = self.model.hidden(source, target_input(target, config.start_id))
-        factors = self.model.logit_factors(hidden)
         return projected_cross_entropy(
-            *factors,
+            hidden,
+            self.model.output_weight,
             target,
+            bias=self.model.output_bias,
             pad_id=config.pad_id,
             frozen_row=config.frozen_row,
             label_smoothing=self.label_smoothing,
