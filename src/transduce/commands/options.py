@@ -33,7 +33,19 @@ TASK_KINDS = (
     "time-series",
 )
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
-PRESETS = ("tiny", "small", "base", "big", "paper-base", "paper-big")
+PRESETS = (
+    "tiny",
+    "small",
+    "base",
+    "big",
+    "paper-base",
+    "paper-big",
+    "bert-base",
+    "bert-large",
+    "gpt2",
+    "t5-small",
+    "bart-base",
+)
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks")
