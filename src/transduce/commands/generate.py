@@ -16,9 +16,10 @@ from transduce.commands.options import (
 )
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
+from transduce.text.files import read_lines
 
 if TYPE_CHECKING:
-    from transduce.inference.generator import Continuation, Generator
+    from transduce.inference.generator import Continuation, Generation, Generator
     from transduce.search.settings import SearchSettings
 
 _TEMPERATURE = 0.8
@@ -37,8 +38,18 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
         return "\n---\n".join(self.prompt + each.text for each in self.continuations)
 
 
+class GenerationReports(msgspec.Struct, frozen=True):
+    """The continuations of several prompts."""
+
+    generations: tuple[GenerationReport, ...]
+
+    def __str__(self) -> str:
+        return "\n---\n".join(map(str, self.generations))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce generate`."""
+
     add = parser.add_argument
     add("model", help="the folder of a language model")
     add(
@@ -47,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         type=text_argument,
         help="the beginning of the text; -: read it from standard input (default: empty)",
+    )
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="beginnings of texts, one per line, which are continued together; lines of --- separate the texts",
     )
     add("--max-length", type=int, default=GENERATED_TOKENS, metavar="N", help="maximum number of new tokens")
     add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
@@ -117,20 +133,34 @@ def run(options: argparse.Namespace) -> int:
     from transduce.inference.generator import load_generator
 
     search = search_from_options(options)
-    check_writable(report=options.json, inputs=[options.model])
+    check_writable(report=options.json, inputs=[options.model, options.prompts])
+    if options.prompts and options.prompt:
+        raise TransduceError("A prompt and --prompts are both set: leave one of them out.")
+    prompts = list(read_lines(options.prompts)) if options.prompts else []
     prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(
         options.model, precision=options.precision, device=options.device, threads=options.threads
     )
+    if options.prompts:
+        generations = generator(prompts, search=search, one_line=options.one_line)
+        write_report(GenerationReports(tuple(_report(each, search, generator) for each in generations)), options.json)
+        return 0
     if options.n_best == 1 and options.json is None:
         _stream(generator, prompt, search, one_line=options.one_line)
         return 0
     generation = generator(prompt, search=search, one_line=options.one_line)
-    report = GenerationReport(
-        prompt=prompt, continuations=generation.continuations, search=search, precision=generator.precision
-    )
-    write_report(report, options.json)
+    write_report(_report(generation, search, generator), options.json)
     return 0
+
+
+def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:
+    """Return the report on a prompt and its continuations."""
+    return GenerationReport(
+        prompt=generation.prompt,
+        continuations=generation.continuations,
+        search=search,
+        precision=generator.precision,
+    )
 
 
 def _standard_input() -> str:
