@@ -179,6 +179,7 @@ class TrainingKernels(Protocol):
         lengths: Tensor | None,
         num_heads: int,
         options: AttentionOptions = PLAIN_ATTENTION,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Compute scaled dot-product attention, equation (1), with all heads.
 
@@ -188,6 +189,7 @@ class TrainingKernels(Protocol):
             lengths: the number of keys in each sentence, at least 1, int64, (B,); None: the look-ahead mask.
             num_heads: H, the number of query heads.
             options: among them H / G, the number of query heads for each key/value head.
+            bias: what is added to the scores of all sentences, (H, Q, Q), as by relative positions.
 
         Returns:
             (B, Q, H × K).
