@@ -14,6 +14,7 @@ from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
 from transduce.inspection.pronouns import PronounAttention
+from transduce.ui_language import localized
 
 # --- data that the page, the terminal and notebooks show ---
 # Shapes: N layers, H heads, Q queries, L keys.
@@ -192,7 +193,8 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
             )
             table = draw_chart(Chart((panel,)))
         steps = [draw_steps(self.steps, self.outputs)] if self.steps else []
-        return "\n\n".join([f"{self.text}  →  {self.answer}", self.model, *steps, title, table])
+        head = [f"{self.text}  →  {self.answer}", localized(self.model)]
+        return "\n\n".join([*head, *steps, localized(title), table])
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
@@ -244,11 +246,13 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
     return "\n".join(
         [
             f"{inspection.source}  →  {inspection.translation}",
-            f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended",
+            localized(
+                f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended"
+            ),
             "",
             draw_steps(inspection.steps),
             "",
-            *([title, ""] if title else []),
+            *([localized(title), ""] if title else []),
             draw_attention(attention),
         ]
     )
