@@ -14,7 +14,7 @@ from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
 from transduce.inspection.pronouns import PronounAttention
-from transduce.ui_language import localized
+from transduce.ui_language import localized, ui_language
 
 # --- data that the page, the terminal and notebooks show ---
 # Shapes: N layers, H heads, Q queries, L keys.
@@ -126,7 +126,7 @@ class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
 
     inspections: tuple[Inspection, ...]
     language: Literal["en", "zh"] | None = None
-    """The language in which the page opens; None: the browser's."""
+    """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspections without further files or network access.
@@ -137,7 +137,9 @@ class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
         if not self.inspections:
             raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
         first = self.inspections[0]
-        return render_page(f"{first.source} → {first.translation}", msgspec.json.encode(self).decode())
+        language = self.language or ("zh" if ui_language() == "zh" else None)
+        content = msgspec.json.encode(msgspec.structs.replace(self, language=language)).decode()
+        return render_page(f"{first.source} → {first.translation}", content)
 
     def _repr_html_(self) -> str:
         return page_in_iframe(self.to_html())
