@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
+from transduce.ui_language import columns_of, localized, ui_language
 
 # --- charts ---
 # Charts as data, independent of what draws them: curves and heat maps.
@@ -57,10 +58,24 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     column_names: tuple[str, ...] = ()
 
 
+class WordLines(msgspec.Struct, frozen=True, kw_only=True):
+    """A panel with words at the left and at the right, and lines between them: the darker, the higher the weight."""
+
+    title: str
+    left: tuple[str, ...]
+    """The words that attend."""
+    right: tuple[str, ...]
+    """The words that are attended to."""
+    weights: Numbers
+    """Weights from 0 to 1, (heads, left words, right words); each head has a color."""
+    head_names: tuple[str, ...] = ()
+    """Names of the heads in the legend; empty: no legend."""
+
+
 class Chart(msgspec.Struct, frozen=True):
     """A picture of one or more panels."""
 
-    panels: tuple[Curves | HeatMap, ...]
+    panels: tuple[Curves | HeatMap | WordLines, ...]
     columns: int = 3
     """Maximum number of panels in a row."""
 
@@ -74,12 +89,32 @@ def texts(chart: Chart) -> list[str]:
     """Return all titles, labels and names that a chart shows."""
     result: list[str] = []
     for panel in chart.panels:
+        if isinstance(panel, WordLines):
+            result += [panel.title, *panel.left, *panel.right, *panel.head_names]
+            continue
         result += [panel.title, panel.x_label, panel.y_label]
         if isinstance(panel, Curves):
             result += [item.name for item in panel.curves]
         else:
             result += [*panel.row_names, *panel.column_names]
     return result
+
+
+def localized_chart(chart: Chart) -> Chart:
+    """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay."""
+    if ui_language() == "en":
+        return chart
+    panels: list[Curves | HeatMap | WordLines] = []
+    for panel in chart.panels:
+        if isinstance(panel, WordLines):
+            names = tuple(map(localized, panel.head_names))
+            panels.append(msgspec.structs.replace(panel, title=localized(panel.title), head_names=names))
+            continue
+        changed: dict[str, Any] = {name: localized(getattr(panel, name)) for name in ("title", "x_label", "y_label")}
+        if isinstance(panel, Curves):
+            changed["curves"] = tuple(msgspec.structs.replace(each, name=localized(each.name)) for each in panel.curves)
+        panels.append(msgspec.structs.replace(panel, **changed))
+    return msgspec.structs.replace(chart, panels=tuple(panels))
 
 
 # --- plots files ---
@@ -156,6 +191,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise TransduceError(_NO_MATPLOTLIB) from None
+    if ui_language() != "en" and _chinese_font() is not None:  # English titles can be drawn everywhere
+        chart = localized_chart(chart)
     settings: dict[Any, object] = {
         "font.family": _font_families(chart),
         "svg.hashsalt": "transduce",
@@ -177,6 +214,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
             axes = figure.add_subplot(rows, columns, number)
             if isinstance(panel, Curves):
                 _plot_curves(axes, panel)
+            elif isinstance(panel, WordLines):
+                _plot_word_lines(axes, panel)
             else:
                 _plot_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
@@ -210,6 +249,29 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
     if len(panel.curves) > 1:
         axes.legend(
             frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
+        )
+
+
+_FAINTEST = 0.02  # lines of less weight are not drawn
+
+
+def _plot_word_lines(axes: Any, panel: WordLines) -> None:
+    """Draw lines between two columns of words, as Figures 3 to 5 of "Attention Is All You Need" do."""
+    from matplotlib.lines import Line2D
+
+    axes.set(title=panel.title, xlim=(-0.1, 1.1), ylim=(max(len(panel.left), len(panel.right)) - 0.5, -0.5))
+    axes.axis("off")
+    for words, x, side in ((panel.left, -0.02, "right"), (panel.right, 1.02, "left")):
+        for row, word in enumerate(words):
+            axes.text(x, row, _visible(word), ha=side, va="center")
+    for head, weights in enumerate(panel.weights):
+        for row, column in np.argwhere(weights >= _FAINTEST):
+            weight = min(1.0, float(weights[row, column]))
+            axes.plot([0.0, 1.0], [row, column], color=f"C{head}", alpha=weight, linewidth=2.2, solid_capstyle="butt")
+    if panel.head_names:
+        handles = [Line2D([], [], color=f"C{head}") for head in range(len(panel.head_names))]
+        axes.legend(
+            handles, panel.head_names, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(handles)
         )
 
 
@@ -290,11 +352,31 @@ _MAX_ROWS = 40  # of a heat map
 
 def draw_chart(chart: Chart, *, columns: int = 80) -> str:
     """Return the panels of a chart as text, one below another, each at most `columns` wide."""
-    drawn = [
-        _draw_curves(each, columns) if isinstance(each, Curves) else _draw_heat_map(each, columns)
-        for each in chart.panels
-    ]
-    return "\n\n".join(drawn)
+    return "\n\n".join(_draw_panel(each, columns) for each in localized_chart(chart).panels)
+
+
+def _draw_panel(panel: Curves | HeatMap | WordLines, columns: int) -> str:
+    if isinstance(panel, WordLines):
+        return _draw_word_lines(panel)
+    return _draw_curves(panel, columns) if isinstance(panel, Curves) else _draw_heat_map(panel, columns)
+
+
+_LISTED = 3  # right words of a left word
+
+
+def _draw_word_lines(panel: WordLines) -> str:
+    """List, for each head and left word that has lines, the right words with the highest weights."""
+    lines, width = [panel.title], max(map(cell_len, panel.left), default=0)
+    for head, weights in enumerate(panel.weights):
+        lines += [panel.head_names[head]] if panel.head_names else []
+        for row, word in enumerate(panel.left):
+            best = [int(each) for each in np.argsort(-weights[row], kind="stable")[:_LISTED]]
+            shown = [
+                f"{panel.right[each]} {weights[row, each]:.2f}" for each in best if weights[row, each] >= _FAINTEST
+            ]
+            if shown:
+                lines.append(f"  {word}{' ' * (width - cell_len(word))} → {', '.join(shown)}")
+    return "\n".join(lines)
 
 
 def _draw_curves(panel: Curves, columns: int) -> str:
@@ -302,7 +384,7 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
     if not len(x):
-        return f"{panel.title}\n(nothing to draw)"
+        return f"{panel.title}\n{localized('(nothing to draw)')}"
     low, high = _limits(y)
     scale = [f"{high:.4g}", f"{low:.4g}"]
     margin = max(map(len, scale)) + 1
@@ -316,7 +398,12 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     lines = [f"{label:>{margin - 1}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
     left, right = (f"{value:,.4g}" for value in _limits(x))
     axis = " " * margin + "└" + "─" * width
-    below = " " * (margin + 1) + left + panel.x_label.center(max(0, width - len(left) - len(right))) + right
+    below = (
+        " " * (margin + 1)
+        + left
+        + panel.x_label.center(max(0, width - len(left) - columns_of(panel.x_label) + len(panel.x_label) - len(right)))
+        + right
+    )
     legend = [f"  {_MARKS[number % len(_MARKS)]} {each.name}" for number, each in enumerate(panel.curves)]
     return "\n".join([f"{panel.title}  [{panel.y_label}]", *lines, axis, below.rstrip(), *legend])
 
@@ -352,9 +439,8 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
-    lines.append(
-        f"{panel.y_label or 'rows'} ↓, {panel.x_label or 'columns'} →; {panel.least:g} is light, {panel.most:g} dark"
-    )
+    axes = f"{panel.y_label or localized('rows')} ↓, {panel.x_label or localized('columns')} →"
+    lines.append(axes + localized(f"; {panel.least:g} is light, {panel.most:g} dark"))
     return "\n".join(lines)
 
 
