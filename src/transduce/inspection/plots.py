@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
+from transduce.ui_language import localized
 
 # --- charts ---
 # Charts as data, independent of what draws them: curves and heat maps.
@@ -30,6 +31,12 @@ class Curve(msgspec.Struct, frozen=True):
     name: str
     x: Numbers
     y: Numbers
+    color: int | None = None
+    """Number of the color; None: the curve's number in its panel. Curves of one thing share a color."""
+    dashed: bool = False
+    """True to draw dashes, which also leave a curve below them visible."""
+    marked: bool = False
+    """True to mark each point, for curves with few points."""
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +47,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
     y_label: str
     curves: tuple[Curve, ...]
     marked: bool = False
-    """True to mark each point, for curves with few points."""
+    """True to mark each point of every curve."""
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,16 +72,16 @@ class Chart(msgspec.Struct, frozen=True):
     """Maximum number of panels in a row."""
 
 
-def curve(name: str, x: Any, y: Any) -> Curve:
-    """Return a curve whose coordinates are anything that NumPy can convert to an array."""
-    return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
+    """Return a curve whose coordinates are anything that NumPy can convert to an array; `look` are its other fields."""
+    return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), **look)
 
 
 def texts(chart: Chart) -> list[str]:
     """Return all titles, labels and names that a chart shows."""
     result: list[str] = []
     for panel in chart.panels:
-        result += [panel.title, panel.x_label, panel.y_label]
+        result += [localized(panel.title), localized(panel.x_label), localized(panel.y_label)]
         if isinstance(panel, Curves):
             result += [item.name for item in panel.curves]
         else:
@@ -202,10 +209,17 @@ def _metadata_without_date(format: str) -> dict[str, None]:
 
 def _plot_curves(axes: Any, panel: Curves) -> None:
     for number, each in enumerate(panel.curves):
-        # Later curves are thinner, so that an earlier curve under them remains visible on both sides.
-        width = max(1.2, 2.6 - 0.5 * number) if len(panel.curves) > 1 else 1.8
-        axes.plot(each.x, each.y, label=each.name, linewidth=width, marker="o" if panel.marked else None, markersize=4)
-    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.plot(
+            each.x,
+            each.y,
+            label=each.name,
+            color=f"C{number if each.color is None else each.color}",
+            linewidth=1.8,
+            linestyle=(0, (4, 2.5)) if each.dashed else "-",
+            marker="o" if panel.marked or each.marked else None,
+            markersize=4,
+        )
+    axes.set(title=localized(panel.title), xlabel=localized(panel.x_label), ylabel=localized(panel.y_label))
     axes.grid(alpha=0.25)
     if len(panel.curves) > 1:
         axes.legend(
@@ -235,11 +249,15 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
         axes.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
         axes.grid(which="minor", color="white", linewidth=0.8)
         axes.tick_params(which="minor", length=0)
-    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    axes.set(title=localized(panel.title), xlabel=localized(panel.x_label), ylabel=localized(panel.y_label))
     for spine in axes.spines.values():
         spine.set_visible(True)
     if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
-        axes.set_xticks(range(len(panel.column_names)), map(_visible, panel.column_names), rotation=90)
+        axes.set_xticks(range(len(panel.column_names)), map(_upright, panel.column_names), rotation=90)
+        for label, name in zip(axes.get_xticklabels(), panel.column_names, strict=True):
+            if unspaced_characters(name):
+                label.set_rotation(0)
+                label.set_linespacing(1.0)
     if panel.row_names and len(panel.row_names) <= _MAX_NAMES:
         axes.set_yticks(range(len(panel.row_names)), map(_visible, panel.row_names))
     if with_bar:
@@ -247,8 +265,13 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
 
 
 def _visible(token: str) -> str:
-    """Return a token in readable form: many fonts draw ▁ as a heavy block, and $ would start a formula."""
-    return token.replace("▁", "_").replace("$", r"\$")
+    """Return a token without the sign $, which would start a formula."""
+    return token.replace("$", r"\$")
+
+
+def _upright(token: str) -> str:
+    """Return the name of a column; characters of scripts without spaces stand one below another."""
+    return "\n".join(_visible(token)) if unspaced_characters(token) else _visible(token)
 
 
 def _font_families(chart: Chart) -> list[str]:
@@ -259,7 +282,8 @@ def _font_families(chart: Chart) -> list[str]:
     if name is None:
         raise TransduceError(
             "The picture has Chinese characters, but no font here has them: install one (on Debian and Ubuntu the "
-            "package fonts-noto-cjk), or omit --out to draw in the terminal."
+            "package fonts-noto-cjk), omit --out to draw in the terminal, or pass "
+            "--ui-language en if only titles have them."
         )
     return ["DejaVu Sans", name]
 
@@ -301,8 +325,9 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     """Draw a frame with one mark per curve and column; later curves cover earlier ones."""
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
+    title, x_label, y_label = localized(panel.title), localized(panel.x_label), localized(panel.y_label)
     if not len(x):
-        return f"{panel.title}\n(nothing to draw)"
+        return f"{title}\n{localized('(nothing to draw)')}"
     low, high = _limits(y)
     scale = [f"{high:.4g}", f"{low:.4g}"]
     margin = max(map(len, scale)) + 1
@@ -316,9 +341,9 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     lines = [f"{label:>{margin - 1}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
     left, right = (f"{value:,.4g}" for value in _limits(x))
     axis = " " * margin + "└" + "─" * width
-    below = " " * (margin + 1) + left + panel.x_label.center(max(0, width - len(left) - len(right))) + right
+    below = " " * (margin + 1) + left + x_label.center(max(0, width - len(left) - len(right))) + right
     legend = [f"  {_MARKS[number % len(_MARKS)]} {each.name}" for number, each in enumerate(panel.curves)]
-    return "\n".join([f"{panel.title}  [{panel.y_label}]", *lines, axis, below.rstrip(), *legend])
+    return "\n".join([f"{title}  [{y_label}]", *lines, axis, below.rstrip(), *legend])
 
 
 def _limits(values: Numbers) -> tuple[float, float]:
@@ -347,14 +372,14 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
     cell = max(1, min(2, width // values.shape[1]))
     share = np.clip((values - panel.least) / (panel.most - panel.least), 0.0, 1.0)
     shades = np.minimum((share * len(_SHADES)).astype(np.int64), len(_SHADES) - 1)
-    lines = [panel.title, *_column_header(panel.column_names, margin, cell, column_step)]
+    lines = [localized(panel.title), *_column_header(panel.column_names, margin, cell, column_step)]
     for number, row in enumerate(shades):
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
-    lines.append(
-        f"{panel.y_label or 'rows'} ↓, {panel.x_label or 'columns'} →; {panel.least:g} is light, {panel.most:g} dark"
-    )
+    y_label, x_label = localized(panel.y_label) or localized("rows"), localized(panel.x_label) or localized("columns")
+    scale = localized(f"{panel.least:g} is light, {panel.most:g} dark")
+    lines.append(f"{y_label} ↓, {x_label} →; {scale}")
     return "\n".join(lines)
 
 

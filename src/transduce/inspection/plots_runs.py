@@ -17,6 +17,7 @@ from transduce.model.masks import look_ahead_mask, padding_mask, target_mask
 from transduce.model.positions import RotaryPositions, sinusoids
 from transduce.text.word_spans import split_words
 from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
+from transduce.ui_language import localized
 
 _MAX_GROUPS = 6
 _MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
@@ -39,31 +40,33 @@ def plot_training(runs: Sequence[Path]) -> Chart:
         TransduceError: a folder has no `metrics.jsonl`, or it is damaged.
     """
     lines = {name: _read_metrics(run) for name, run in zip(unique_suffixes(runs), runs, strict=True)}
+    losses, bleu = list[Curve](), list[Curve]()
+    for color, (name, run_lines) in enumerate(lines.items()):
+        prefix = f"{name}: " if len(lines) > 1 else ""
+        for event, label in (("train", localized("training")), ("validation", localized("dev"))):
+            is_dev = event == "validation"
+            found = _curve_of(f"{prefix}{label}", run_lines, event, "loss", color)
+            losses.append(msgspec.structs.replace(found, dashed=not is_dev, marked=is_dev))
+        bleu.append(_curve_of(name, run_lines, "validation", "bleu", color))
     panels = [
-        Curves(
-            title=title,
-            x_label="step",
-            y_label=label,
-            curves=tuple(_curve_of(name, run_lines, event, field) for name, run_lines in lines.items()),
-            marked=event == "validation",
-        )
-        for title, label, event, field in (
-            ("Training loss", "nats per token", "train", "loss"),
-            ("Dev loss", "nats per token", "validation", "loss"),
-            ("Dev BLEU", "BLEU", "validation", "bleu"),
-        )
+        Curves(title=localized("Loss"), x_label=localized("step"), y_label="nats per token", curves=tuple(losses)),
+        Curves(title="Dev BLEU", x_label=localized("step"), y_label="BLEU", curves=tuple(bleu), marked=True),
     ]
-    shown = [panel for panel in panels if any(len(run_lines.x) for run_lines in panel.curves)]
+    shown = [
+        msgspec.structs.replace(panel, curves=tuple(each for each in panel.curves if len(each.x)))
+        for panel in panels
+        if any(len(each.x) for each in panel.curves)
+    ]
     if not shown:
         raise TransduceError(f"{runs[0]} has no measurements yet: let the run go on until its first report.")
     return Chart(tuple(shown))
 
 
-def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str) -> Curve:
+def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str, color: int) -> Curve:
     chosen = [line for line in lines if line.event == event]
     values = [(line.step, line.bleu if field == "bleu" else line.loss) for line in chosen]
     points = [(step, value) for step, value in values if value is not None]
-    return curve(name, [step for step, _ in points], [value for _, value in points])
+    return curve(name, [step for step, _ in points], [value for _, value in points], color=color)
 
 
 def _read_metrics(run: Path) -> list[_Line]:
@@ -96,10 +99,18 @@ def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mappi
         ]
         common = sorted(set.intersection(*(set(each) for each in of_runs))) if of_runs else []
         losses.append(curve(name, common, [np.mean([each[step] for each in of_runs]) for step in common]))
-    panels = [Curves(title=f"{measure} by seed", x_label="seed", y_label=measure, curves=tuple(by_seed), marked=True)]
+    panels = [
+        Curves(
+            title=f"{measure} by seed", x_label=localized("seed"), y_label=measure, curves=tuple(by_seed), marked=True
+        )
+    ]
     if any(len(each.x) for each in losses):
         shown = tuple(each for each in losses if len(each.x))
-        panels.append(Curves(title="Mean dev loss", x_label="step", y_label="nats", curves=shown, marked=True))
+        panels.append(
+            Curves(
+                title="Mean dev loss", x_label=localized("step"), y_label=localized("nats"), curves=shown, marked=True
+            )
+        )
     return Chart(tuple(panels))
 
 
@@ -247,18 +258,18 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
         (
             HeatMap(
                 title="Sinusoidal positions",
-                x_label="dimension",
-                y_label="position",
+                x_label=localized("dimension"),
+                y_label=localized("position"),
                 values=table,
                 least=-1.0,
                 most=1.0,
             ),
             Curves(
                 title="Sines of some dimensions",
-                x_label="position",
-                y_label="value",
+                x_label=localized("position"),
+                y_label=localized("value"),
                 curves=tuple(
-                    curve(f"dimension {dimension}", np.arange(length), table[:, dimension])
+                    curve(localized(f"dimension {dimension}"), np.arange(length), table[:, dimension])
                     for dimension in _readable(length, d_model)
                 ),
             ),
@@ -296,8 +307,8 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
                 x_label="key's position − query's position",
                 y_label="query · key",
                 curves=(
-                    curve("from the first query", np.arange(length), products[0]),
-                    curve("from the last query", np.arange(length) - length + 1, products[-1]),
+                    curve(localized("from the first query"), np.arange(length), products[0]),
+                    curve(localized("from the last query"), np.arange(length) - length + 1, products[-1]),
                 ),
             ),
         )
@@ -320,7 +331,7 @@ def plot_masks(*, length: int, padding: int) -> Chart:
             HeatMap(
                 title=title,
                 x_label="key (dark: may be attended to)",
-                y_label="query",
+                y_label=localized("query"),
                 values=allowed.double().numpy(),
                 least=0.0,
                 most=1.0,
@@ -348,23 +359,32 @@ def plot_schedules(
                     learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps)
                     for step in x.tolist()
                 ]
-                curves.append(curve(f"{schedule}, d_model {width}, warm-up {warmup:,}", x, rates))
-    return Chart((Curves(title="Learning rate", x_label="step", y_label="rate", curves=tuple(curves)),))
+                curves.append(curve(localized(f"{schedule}, d_model {width}, warm-up {warmup:,}"), x, rates))
+    return Chart(
+        (Curves(title="Learning rate", x_label=localized("step"), y_label=localized("rate"), curves=tuple(curves)),)
+    )
 
 
 def plot_activations() -> Chart:
     """Return a chart of the activation functions of feed-forward layers, and of their derivatives."""
     x = torch.linspace(-4.0, 4.0, _POINTS, dtype=torch.float64, requires_grad=True)
-    values, slopes = [], []
+    values, slopes = list[Curve](), list[Curve]()
     for name, function in ACTIVATIONS.items():
         y = function(x)
         (slope,) = torch.autograd.grad(y.sum(), x)
-        values.append(curve(name, x.detach().numpy(), y.detach().numpy()))
-        slopes.append(curve(name, x.detach().numpy(), slope.numpy()))
+        # Every second curve has dashes, which leave the one below visible: gelu and gelu-tanh differ by 0.0005.
+        look = {"dashed": len(values) % 2 == 1}
+        values.append(curve(name, x.detach().numpy(), y.detach().numpy(), **look))
+        slopes.append(curve(name, x.detach().numpy(), slope.numpy(), **look))
     return Chart(
         (
-            Curves(title="Activation functions", x_label="input", y_label="output", curves=tuple(values)),
-            Curves(title="Their slopes", x_label="input", y_label="slope", curves=tuple(slopes)),
+            Curves(
+                title="Activation functions",
+                x_label=localized("input"),
+                y_label=localized("output"),
+                curves=tuple(values),
+            ),
+            Curves(title="Their slopes", x_label=localized("input"), y_label=localized("slope"), curves=tuple(slopes)),
         )
     )
 
