@@ -216,6 +216,7 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
             color=f"C{number if each.color is None else each.color}",
             linewidth=1.8,
             linestyle=(0, (4, 2.5)) if each.dashed else "-",
+            zorder=3 if each.dashed else 2,
             marker="o" if panel.marked or each.marked else None,
             markersize=4,
         )
