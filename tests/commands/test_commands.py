@@ -140,7 +140,7 @@ def test_train_with_a_settings_file_set_and_options(
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`threads` must be at least 1, but is 0"),
-        (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `tpu`"),
+        (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
         (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
         (
             ["--source", "/dev/null", "--target", "/dev/null"],

@@ -40,7 +40,7 @@ def text_argument(argument: str) -> str:
 def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
     """Add the options for the device of computation: --device, --threads and, with `precisions`, --precision."""
     group = parser.add_argument_group("device and precision")
-    group.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
+    group.add_argument("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
     group.add_argument(
         "--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)"
     )

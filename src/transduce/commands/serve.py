@@ -30,7 +30,7 @@ from transduce.serving.models import ServedGenerator, ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
-from transduce.ui_language import localized
+from transduce.ui_language import localized, set_ui_language
 
 if TYPE_CHECKING:
     from transduce.serving.inspection_api import InspectionViews
@@ -156,6 +156,7 @@ def run(options: argparse.Namespace) -> int:
         def announce() -> None:
             sys.stderr.write(localized(f"Serving {names} on {address} (Ctrl-C ends it).\n"))
             sys.stderr.flush()
+            set_ui_language("en")  # programs read the answers and the log
 
         def load_again() -> Catalog:
             return make_catalog(*load_models(options), serving_settings(options))

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
-from transduce.ui_language import localized
+from transduce.ui_language import columns_of, localized, ui_language
 
 # --- charts ---
 # Charts as data, independent of what draws them: curves and heat maps.
@@ -81,12 +81,25 @@ def texts(chart: Chart) -> list[str]:
     """Return all titles, labels and names that a chart shows."""
     result: list[str] = []
     for panel in chart.panels:
-        result += [localized(panel.title), localized(panel.x_label), localized(panel.y_label)]
+        result += [panel.title, panel.x_label, panel.y_label]
         if isinstance(panel, Curves):
             result += [item.name for item in panel.curves]
         else:
             result += [*panel.row_names, *panel.column_names]
     return result
+
+
+def localized_chart(chart: Chart) -> Chart:
+    """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay."""
+    if ui_language() == "en":
+        return chart
+    panels = []
+    for panel in chart.panels:
+        changed: dict[str, Any] = {name: localized(getattr(panel, name)) for name in ("title", "x_label", "y_label")}
+        if isinstance(panel, Curves):
+            changed["curves"] = tuple(msgspec.structs.replace(each, name=localized(each.name)) for each in panel.curves)
+        panels.append(msgspec.structs.replace(panel, **changed))
+    return msgspec.structs.replace(chart, panels=tuple(panels))
 
 
 # --- plots files ---
@@ -163,6 +176,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise TransduceError(_NO_MATPLOTLIB) from None
+    if ui_language() != "en" and _chinese_font() is not None:  # English titles can be drawn everywhere
+        chart = localized_chart(chart)
     settings: dict[Any, object] = {
         "font.family": _font_families(chart),
         "svg.hashsalt": "transduce",
@@ -220,7 +235,7 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
             marker="o" if panel.marked or each.marked else None,
             markersize=4,
         )
-    axes.set(title=localized(panel.title), xlabel=localized(panel.x_label), ylabel=localized(panel.y_label))
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(alpha=0.25)
     if len(panel.curves) > 1:
         axes.legend(
@@ -250,7 +265,7 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
         axes.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
         axes.grid(which="minor", color="white", linewidth=0.8)
         axes.tick_params(which="minor", length=0)
-    axes.set(title=localized(panel.title), xlabel=localized(panel.x_label), ylabel=localized(panel.y_label))
+    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     for spine in axes.spines.values():
         spine.set_visible(True)
     if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
@@ -283,8 +298,7 @@ def _font_families(chart: Chart) -> list[str]:
     if name is None:
         raise TransduceError(
             "The picture has Chinese characters, but no font here has them: install one (on Debian and Ubuntu the "
-            "package fonts-noto-cjk), omit --out to draw in the terminal, or pass "
-            "--ui-language en if only titles have them."
+            "package fonts-noto-cjk), or omit --out to draw in the terminal."
         )
     return ["DejaVu Sans", name]
 
@@ -317,7 +331,7 @@ def draw_chart(chart: Chart, *, columns: int = 80) -> str:
     """Return the panels of a chart as text, one below another, each at most `columns` wide."""
     drawn = [
         _draw_curves(each, columns) if isinstance(each, Curves) else _draw_heat_map(each, columns)
-        for each in chart.panels
+        for each in localized_chart(chart).panels
     ]
     return "\n\n".join(drawn)
 
@@ -326,9 +340,8 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     """Draw a frame with one mark per curve and column; later curves cover earlier ones."""
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
-    title, x_label, y_label = localized(panel.title), localized(panel.x_label), localized(panel.y_label)
     if not len(x):
-        return f"{title}\n{localized('(nothing to draw)')}"
+        return f"{panel.title}\n{localized('(nothing to draw)')}"
     low, high = _limits(y)
     scale = [f"{high:.4g}", f"{low:.4g}"]
     margin = max(map(len, scale)) + 1
@@ -342,9 +355,14 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     lines = [f"{label:>{margin - 1}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
     left, right = (f"{value:,.4g}" for value in _limits(x))
     axis = " " * margin + "└" + "─" * width
-    below = " " * (margin + 1) + left + x_label.center(max(0, width - len(left) - len(right))) + right
+    below = (
+        " " * (margin + 1)
+        + left
+        + panel.x_label.center(max(0, width - len(left) - columns_of(panel.x_label) + len(panel.x_label) - len(right)))
+        + right
+    )
     legend = [f"  {_MARKS[number % len(_MARKS)]} {each.name}" for number, each in enumerate(panel.curves)]
-    return "\n".join([f"{title}  [{y_label}]", *lines, axis, below.rstrip(), *legend])
+    return "\n".join([f"{panel.title}  [{panel.y_label}]", *lines, axis, below.rstrip(), *legend])
 
 
 def _limits(values: Numbers) -> tuple[float, float]:
@@ -373,14 +391,13 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
     cell = max(1, min(2, width // values.shape[1]))
     share = np.clip((values - panel.least) / (panel.most - panel.least), 0.0, 1.0)
     shades = np.minimum((share * len(_SHADES)).astype(np.int64), len(_SHADES) - 1)
-    lines = [localized(panel.title), *_column_header(panel.column_names, margin, cell, column_step)]
+    lines = [panel.title, *_column_header(panel.column_names, margin, cell, column_step)]
     for number, row in enumerate(shades):
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
-    y_label, x_label = localized(panel.y_label) or localized("rows"), localized(panel.x_label) or localized("columns")
-    scale = localized(f"{panel.least:g} is light, {panel.most:g} dark")
-    lines.append(f"{y_label} ↓, {x_label} →; {scale}")
+    axes = f"{panel.y_label or localized('rows')} ↓, {panel.x_label or localized('columns')} →"
+    lines.append(axes + localized(f"; {panel.least:g} is light, {panel.most:g} dark"))
     return "\n".join(lines)
 
 

@@ -49,8 +49,8 @@ def plot_training(runs: Sequence[Path]) -> Chart:
             losses.append(msgspec.structs.replace(found, dashed=not is_dev, marked=is_dev))
         bleu.append(_curve_of(name, run_lines, "validation", "bleu", color))
     panels = [
-        Curves(title=localized("Loss"), x_label=localized("step"), y_label="nats per token", curves=tuple(losses)),
-        Curves(title="Dev BLEU", x_label=localized("step"), y_label="BLEU", curves=tuple(bleu), marked=True),
+        Curves(title=localized("Loss"), x_label="step", y_label="nats per token", curves=tuple(losses)),
+        Curves(title="Dev BLEU", x_label="step", y_label="BLEU", curves=tuple(bleu), marked=True),
     ]
     shown = [
         msgspec.structs.replace(panel, curves=tuple(each for each in panel.curves if len(each.x)))
@@ -99,18 +99,10 @@ def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mappi
         ]
         common = sorted(set.intersection(*(set(each) for each in of_runs))) if of_runs else []
         losses.append(curve(name, common, [np.mean([each[step] for each in of_runs]) for step in common]))
-    panels = [
-        Curves(
-            title=f"{measure} by seed", x_label=localized("seed"), y_label=measure, curves=tuple(by_seed), marked=True
-        )
-    ]
+    panels = [Curves(title=f"{measure} by seed", x_label="seed", y_label=measure, curves=tuple(by_seed), marked=True)]
     if any(len(each.x) for each in losses):
         shown = tuple(each for each in losses if len(each.x))
-        panels.append(
-            Curves(
-                title="Mean dev loss", x_label=localized("step"), y_label=localized("nats"), curves=shown, marked=True
-            )
-        )
+        panels.append(Curves(title="Mean dev loss", x_label="step", y_label="nats", curves=shown, marked=True))
     return Chart(tuple(panels))
 
 
@@ -258,18 +250,18 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
         (
             HeatMap(
                 title="Sinusoidal positions",
-                x_label=localized("dimension"),
-                y_label=localized("position"),
+                x_label="dimension",
+                y_label="position",
                 values=table,
                 least=-1.0,
                 most=1.0,
             ),
             Curves(
                 title="Sines of some dimensions",
-                x_label=localized("position"),
-                y_label=localized("value"),
+                x_label="position",
+                y_label="value",
                 curves=tuple(
-                    curve(localized(f"dimension {dimension}"), np.arange(length), table[:, dimension])
+                    curve(f"dimension {dimension}", np.arange(length), table[:, dimension])
                     for dimension in _readable(length, d_model)
                 ),
             ),
@@ -307,8 +299,8 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
                 x_label="key's position − query's position",
                 y_label="query · key",
                 curves=(
-                    curve(localized("from the first query"), np.arange(length), products[0]),
-                    curve(localized("from the last query"), np.arange(length) - length + 1, products[-1]),
+                    curve("from the first query", np.arange(length), products[0]),
+                    curve("from the last query", np.arange(length) - length + 1, products[-1]),
                 ),
             ),
         )
@@ -331,7 +323,7 @@ def plot_masks(*, length: int, padding: int) -> Chart:
             HeatMap(
                 title=title,
                 x_label="key (dark: may be attended to)",
-                y_label=localized("query"),
+                y_label="query",
                 values=allowed.double().numpy(),
                 least=0.0,
                 most=1.0,
@@ -359,10 +351,8 @@ def plot_schedules(
                     learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps)
                     for step in x.tolist()
                 ]
-                curves.append(curve(localized(f"{schedule}, d_model {width}, warm-up {warmup:,}"), x, rates))
-    return Chart(
-        (Curves(title="Learning rate", x_label=localized("step"), y_label=localized("rate"), curves=tuple(curves)),)
-    )
+                curves.append(curve(f"{schedule}, d_model {width}, warm-up {warmup:,}", x, rates))
+    return Chart((Curves(title="Learning rate", x_label="step", y_label="rate", curves=tuple(curves)),))
 
 
 def plot_activations() -> Chart:
@@ -380,11 +370,11 @@ def plot_activations() -> Chart:
         (
             Curves(
                 title="Activation functions",
-                x_label=localized("input"),
-                y_label=localized("output"),
+                x_label="input",
+                y_label="output",
                 curves=tuple(values),
             ),
-            Curves(title="Their slopes", x_label=localized("input"), y_label=localized("slope"), curves=tuple(slopes)),
+            Curves(title="Their slopes", x_label="input", y_label="slope", curves=tuple(slopes)),
         )
     )
 
