@@ -5,24 +5,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
-from transduce.inspection.alignment import (
-    Links,
-    ReferenceAlignment,
-    WordPair,
-    align_pairs,
-    alignment_error,
-    choose_heads,
-    read_heads,
-    word_pair,
-)
 from transduce.text.files import count_noun, read_lines
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inspection.alignment import Links, WordPair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads.add_argument(
         "--learn",
         metavar="FILE",
-        help="choose heads by the alignments of --known and write them here; a hundred lines suffice",
+        help="choose heads by the alignments of --known and write them here; a hundred lines suffice. Without --known: "
+        "learn from these lines alone which heads align and which words translate each other",
     )
     heads.add_argument(
         "--known",
@@ -55,8 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the links `source-target` of each pair, counted from 0; or choose attention heads."""
-    if options.learn is not None and options.known is None:
-        raise TransduceError("`--learn` chooses heads by reference alignments: pass them with --known.")
+    from transduce.inspection.alignment import (
+        ReferenceAlignment,
+        align_pairs,
+        alignment_error,
+        choose_heads,
+        learn_word_statistics,
+        read_heads,
+    )
+
+    if options.learn is not None and options.heads is not None:
+        raise TransduceError("`--learn` chooses heads, and --heads names chosen ones: pass one of them.")
     read = [options.model, options.source, options.target, options.source_words, options.target_words]
     check_writable(options.learn, inputs=[*read, options.known])
     heads = None if options.heads is None else read_heads(Path(options.heads))
@@ -69,6 +73,10 @@ def run(options: argparse.Namespace) -> int:
             "lines."
         )
     translator = load_translator(options.model, options)
+    if options.learn is not None and references is None:
+        write_file(Path(options.learn), msgspec.json.encode(learn_word_statistics(translator, pairs)) + b"\n")
+        sys.stderr.write(localized(f"The word statistics of {len(pairs):,} pairs are in {options.learn}.\n"))
+        return 0
     if options.learn is not None and references is not None:
         examples = [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]
         write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")
@@ -84,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_links(place: str, line: str) -> Links:
+def parse_links(place: str, line: str) -> "Links":
     """Parse the links of a line such as `0-0 1-2 2-1`.
 
     Raises:
@@ -99,12 +107,14 @@ def parse_links(place: str, line: str) -> Links:
     return frozenset(links)
 
 
-def format_links(links: Links) -> str:
+def format_links(links: "Links") -> str:
     """Format alignment links as a line, sorted."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def _read_pairs(options: argparse.Namespace) -> Iterator[WordPair]:
+def _read_pairs(options: argparse.Namespace) -> "Iterator[WordPair]":
+    from transduce.inspection.alignment import word_pair
+
     files = [options.source, options.target, options.source_words, options.target_words]
     lines = [None if file is None else list(read_lines(file)) for file in files]
     counts = {file: len(each) for file, each in zip(files, lines, strict=True) if each is not None}

@@ -4,8 +4,6 @@ import argparse
 from pathlib import Path
 
 from transduce.commands.options import add_computing, check_writable, write_report
-from transduce.inspection.experiments import REPORT, experiment
-from transduce.tasks.experiments import expand, read_experiment
 from transduce.ui_language import localized
 
 
@@ -21,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run an experiment and print its table; return 1 if a run failed."""
+    from transduce.inspection.experiments import REPORT, experiment
+    from transduce.tasks.experiments import expand, read_experiment
+
     check_writable(report=options.json, inputs=[options.file])
     if options.dry_run:
         for each in expand(read_experiment(options.file)):

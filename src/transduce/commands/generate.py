@@ -2,15 +2,25 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, refuse_options, text_argument, write_report
+from transduce.commands.options import (
+    GENERATED_TOKENS,
+    add_computing,
+    check_writable,
+    refuse_options,
+    text_argument,
+    write_report,
+)
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
-from transduce.inference.generator import DEFAULT_LENGTH, Continuation, Generation, Generator, load_generator
-from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.files import read_lines
+
+if TYPE_CHECKING:
+    from transduce.inference.generator import Continuation, Generation, Generator
+    from transduce.search.settings import SearchSettings
 
 _TEMPERATURE = 0.8
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -20,8 +30,8 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt with its continuations, and the settings that produced them."""
 
     prompt: str
-    continuations: tuple[Continuation, ...]
-    search: SearchSettings
+    continuations: "tuple[Continuation, ...]"
+    search: "SearchSettings"
     precision: str
 
     def __str__(self) -> str:
@@ -39,6 +49,7 @@ class GenerationReports(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce generate`."""
+
     add = parser.add_argument
     add("model", help="the folder of a language model")
     add(
@@ -53,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="beginnings of texts, one per line, which are continued together; lines of --- separate the texts",
     )
-    add("--max-length", type=int, default=DEFAULT_LENGTH, metavar="N", help="maximum number of new tokens")
+    add("--max-length", type=int, default=GENERATED_TOKENS, metavar="N", help="maximum number of new tokens")
     add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
     add("--one-line", action="store_true", help="end a text at its first line feed")
     add(
@@ -119,6 +130,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a single text while it is generated, or several when they are complete."""
+    from transduce.inference.generator import load_generator
+
     search = search_from_options(options)
     check_writable(report=options.json, inputs=[options.model, options.prompts])
     if options.prompts and options.prompt:
@@ -140,7 +153,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(generation: Generation, search: SearchSettings, generator: Generator) -> GenerationReport:
+def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:
     """Return the report on a prompt and its continuations."""
     return GenerationReport(
         prompt=generation.prompt,
@@ -156,12 +169,14 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def search_from_options(options: argparse.Namespace) -> SearchSettings:
+def search_from_options(options: argparse.Namespace) -> "SearchSettings":
     """Return the search settings of the options.
 
     Raises:
         TransduceError: an option is out of range, or contradicts another.
     """
+    from transduce.search.settings import SamplingSettings, SearchSettings
+
     if options.greedy and options.beam_size:
         raise TransduceError("--greedy and --beam-size are two ways to search: leave one of them out.")
     if options.greedy and options.n_best > 1:
@@ -187,7 +202,7 @@ def search_from_options(options: argparse.Namespace) -> SearchSettings:
     )
 
 
-def _stream(generator: Generator, prompt: str, search: SearchSettings, *, one_line: bool) -> None:
+def _stream(generator: "Generator", prompt: str, search: "SearchSettings", *, one_line: bool) -> None:
     with standard_output() as output:
         growing = generator.stream(prompt, search, one_line=one_line)
         first = next(growing, "")  # errors are raised before anything is written

@@ -27,7 +27,7 @@ from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
-from transduce.model_folder.cards import TASK_CARD, find_task_card
+from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
 from transduce.model_folder.read import VOCABULARIES
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
@@ -316,7 +316,7 @@ class HuggingFaceExporter:
             config=original.config,
             tokenizer=tokenizer,
             languages=original.languages,
-            documents={path.name: path.read_text("utf-8") for path in documents} | _task_document(original.folder),
+            documents={path.name: path.read_text("utf-8") for path in documents} | kept_documents(original.folder),
         )
         if isinstance(tokenizer, ImportedTokenizer):
             write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))

@@ -142,7 +142,8 @@ def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: T
 
 def _activated(kernels: TrainingKernels, module: FeedForward | GatedFeedForward, x: Tensor, name: str | None) -> Tensor:
     """Compute a feed-forward network with a kernel for its activation `name`, if the backend has one."""
-    if name is None or not kernels.supports_activation(name, x, module.outer.in_features):
+    outer = module.outer  # without a width of its own if its weights are packed for inference
+    if name is None or not _is_bare(outer, Linear) or not kernels.supports_activation(name, x, outer.in_features):
         return type(module).forward(module, x)  # type: ignore[arg-type]
     return module.outer(module.dropout(kernels.activate(module.inner(x), name)))  # type: ignore[no-any-return]
 
