@@ -241,7 +241,7 @@ def test_the_paper_is_reproduced_in_small(
     (demonstration / "text.en").write_text((text / "train.en").read_text("utf-8") * 20, "utf-8")  # for 1,024 tokens
     tiny = {f"model.{name}": size for name, size in sizes.items()} | {"tokenizer.vocabulary_size": 400}
     monkeypatch.setattr(paper, "SMALL_BASE", paper.SMALL_BASE | tiny)
-    monkeypatch.setattr(paper, "SMALLEST_BASE", paper.SMALLEST_BASE | tiny | {"tokenizer.vocabulary_size": 1_000})
+    monkeypatch.setattr(paper, "SMALLEST_BASE", paper.SMALLEST_BASE | tiny)
     monkeypatch.setattr(paper, "QUICK_VARIATIONS", ("base",))
     monkeypatch.setattr(paper, "generate", lambda: corpus)
     monkeypatch.setattr(paper, "_TREES", {"train": 60, "dev": 6, "test": 6})
