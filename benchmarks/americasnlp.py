@@ -5,11 +5,11 @@
     python benchmarks/americasnlp.py --only bzd multilingual  # some of them; finished runs are not repeated
     python benchmarks/americasnlp.py --quick                  # half a minute for one direction and for two in one model
 
-Nothing is set but the files and the minutes: each training holds out a part of its own pairs and chooses its best model
-by them. The dev set of the shared task, whose texts come from other sources, is scored once at the end. The multilingual
-model has all six corpora; an interrupted run is resumed. The peer is the fairseq baseline of the AmericasNLP 2021
-shared task, scored from its released outputs. Bars: every direction above the peer, the mean of single models 3 and of
-the multilingual model 5 chrF above the peer's.
+Nothing is set but the files and the minutes: each training holds out a part of its own pairs and chooses its best
+model by them. The dev set of the shared task, whose texts come from other sources, is scored once at the end. The
+multilingual model has all six corpora; an interrupted run is resumed. The peer is the fairseq baseline of the
+AmericasNLP 2021 shared task, scored from its released outputs. Bars: every direction above the peer, the mean of single
+models 3 and of the multilingual model 5 chrF above the peer's.
 """
 
 import subprocess
@@ -89,7 +89,8 @@ def main() -> int:
     if args.quick:
         out, minutes, together, languages = args.out / "quick", 0.5, 0.5, ["bzd", "cni"]
     more = [f"--set={setting}" for setting in args.set]
-    single, found = {}, {}
+    single: dict[str, float] = {}
+    found: dict[str, float] = {}
     for language in languages[:1] if args.quick else [name for name in languages if name in args.only]:
         folder = out / f"{language}-{minutes:g}min"
         train(folder, [language], minutes, args.threads, more)

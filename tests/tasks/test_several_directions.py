@@ -319,7 +319,9 @@ def test_hugging_face_chooses_the_language_by_its_token(trained: Path, tmp_path:
             assert tokenizer(f">>{language}<< {text}")["input_ids"] == translator.tokenizer.source.with_special_tokens(
                 translator.tokenizer.source.encode(text)
             )
-            ids = model.generate(**tokenizer(f">>{language}<< {text}", return_tensors="pt"), num_beams=1, do_sample=False)
+            ids = model.generate(
+                **tokenizer(f">>{language}<< {text}", return_tensors="pt"), num_beams=1, do_sample=False
+            )
             ours = translator.translate([text], transduce.SearchSettings(beam_size=1))[0].text
             assert tokenizer.decode(ids[0], skip_special_tokens=True) == ours
 

@@ -14,7 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE.toml", help="the experiment: variants, seeds and settings")
     add("--jobs", type=int, default=1, metavar="N", help="number of runs at once, which share the cores")
-    add("--dry-run", action="store_true", help="list the runs and their state, check settings and files, and do not train")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="list the runs and their state, check settings and files, and do not train",
+    )
     add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
     add_computing(parser, int8=False)
 

@@ -179,7 +179,9 @@ def readme(
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
     before = tokenizer.source.pieces(tokenizer.source.before)
     words["before"] = f"{json.dumps(before)} + " if before else ""
-    words["prefix"] = f" Before the ids of each text stands that of `{before[0]}`, the target language." if before else ""
+    words["prefix"] = (
+        f" Before the ids of each text stands that of `{before[0]}`, the target language." if before else ""
+    )
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     cutting = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
     templates = _USES | _IMPORTED_USES if is_imported else _USES

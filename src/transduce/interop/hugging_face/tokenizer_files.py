@@ -120,13 +120,17 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     if vocabulary.before:
         before = [vocabulary.piece(id) for id in vocabulary.before]
         end = (vocabulary.piece(vocabulary.eos_id),)
-        return {"tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}}
+        return {
+            "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}
+        }
     names = (*map(language_token, vocabulary.target_languages), *map(tag_token, vocabulary.tags))
     if not names:
         return {}
     content: dict[str, Any] = tokenizer_json(vocabulary)
     # Special tokens would be split (`split_special_tokens`), so these are ordinary added tokens.
-    added = [{"id": vocabulary.id(name), "content": name, **_FLAGS, "special": False} | {"rstrip": True} for name in names]
+    added = [
+        {"id": vocabulary.id(name), "content": name, **_FLAGS, "special": False} | {"rstrip": True} for name in names
+    ]
     return {
         "tokenizer.json": content
         | {"added_tokens": sorted([*content["added_tokens"], *added], key=lambda token: int(token["id"]))}
