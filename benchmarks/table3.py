@@ -33,6 +33,8 @@ BASE: dict[str, str | float] = {
     "training.schedule": "inverse-sqrt",
     "training.warmup_steps": 400,
     "training.label_smoothing": 0.1,
+    "training.average_checkpoints": 0,
+    "training.save_every": 500,
     "training.average_decay": 0,
     "training.best_by": "loss",
     "training.patience": 0,

@@ -6,6 +6,7 @@ or under the same field of the struct that the setting is resolved to.
 
 import ast
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from transduce.model.config import ModelConfig
+from transduce.tasks.settings.presets import RECIPES
 from transduce.tasks.settings.reading import struct_of
 from transduce.tasks.settings.structs import ModelSettings, Settings, VocabularySettings
 from transduce.text.sentencepiece_model import TokenizerSettings
@@ -212,6 +214,19 @@ def presets_table() -> Iterator[str]:
     yield "|---" * (len(names) + 1) + "|"
     for preset, sizes in choices.PRESETS.items():
         yield f"| `{preset}` | {' | '.join(str(getattr(sizes, name)) for name in names)} |"
+    yield ""
+    yield "Some presets set more than sizes, for one or several tasks. A setting of yours replaces the preset's."
+    yield ""
+    yield "| preset | tasks | settings |"
+    yield "|---|---|---|"
+    for preset, recipe in RECIPES.items():
+        values = (f"`{name}` = {_toml_value(value)}" for name, (value, _) in recipe.settings.items())
+        yield f"| `{preset}` | {', '.join(f'`{task}`' for task in recipe.tasks)} | {', '.join(values)} |"
+
+
+def _toml_value(value: Any) -> str:
+    """Return a value as a settings file has it; a long number is shortened."""
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
 
 
 def rules() -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""Draw the pictures of the READMEs: three plots, and screenshots of both web pages. Needs `transduce[plot,serve]`.
+"""Draw the pictures of the READMEs: plots, and screenshots of both web pages. Needs `transduce[plot,serve]`.
 
     make demo
     .venv/bin/python docs/make_pictures.py models/demo
 
-The screenshots also need playwright and Chromium; without these, existing screenshots stay unchanged.
+Pictures of other models need the folders bert, gpt and lstm beside the demonstration's, which docs/views.md trains.
+The screenshots also need playwright and Chromium; without these, existing pictures stay unchanged.
 """
 
 import argparse
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transduce.commands.serve import inspection_views
-from transduce.inference.load import open_translator
+from transduce.inference.load import load, open_translator
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_maps
+from transduce.inspection.causal import ablate, patch_activations
 from transduce.inspection.plots import save_chart
 from transduce.inspection.plots_runs import plot_attention, plot_positions, plot_schedules
 from transduce.inspection.sentence import inspect_sentence
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 PICTURES = Path(__file__).parent / "pictures"
 SENTENCE = "昨天我吃了苹果"
+CORRUPTED_SENTENCE = "昨天我吃了米饭"
+ENGLISH_SENTENCE = "I bought apples yesterday"
 LONGER_SENTENCE = "你的老师为什么喜欢在书店买小说？"
 LANGUAGES = ("zh", "en")
 BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
@@ -46,10 +51,13 @@ def main() -> None:
     """Draw all pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="the folder of the demonstration's model")
-    translator = open_translator(parser.parse_args().model, precision="fp32", device="cpu")
+    folder = Path(parser.parse_args().model)
+    translator = open_translator(folder, precision="fp32", device="cpu")
     PICTURES.mkdir(exist_ok=True)
-    inspection = inspect_sentence(translator, SENTENCE, search=SearchSettings())
-    save_chart(plot_attention(inspection, kind="memory", layer=None), PICTURES / "attention.png")
+    draw_insides(translator, folder.parent)
+    save_chart(
+        plot_attention(attention_maps(translator, SENTENCE), kind="memory", layer=None), PICTURES / "attention.png"
+    )
     save_chart(plot_positions(length=100, d_model=128), PICTURES / "positions.png")
     schedules = plot_schedules(schedules=["inverse-sqrt"], warmups=[2000, 4000, 8000], widths=[512], steps=20_000)
     save_chart(schedules, PICTURES / "schedule.png")
@@ -58,6 +66,16 @@ def main() -> None:
     for picture in sorted(PICTURES.glob("*.png")):
         size = picture.stat().st_size
         print(f"{picture}: {size:,} bytes{' (too large)' if size > MOST_BYTES else ''}")
+
+
+def draw_insides(translator: Translator, models: Path) -> None:
+    """Draw the results of the causal tools, and the attention of models of other kinds that are in a folder."""
+    save_chart(ablate(translator, SENTENCE).chart(), PICTURES / "ablation.png")
+    save_chart(patch_activations(translator, SENTENCE, CORRUPTED_SENTENCE).chart(), PICTURES / "patching.png")
+    for name, text in (("bert", ENGLISH_SENTENCE), ("gpt", ENGLISH_SENTENCE), ("lstm", SENTENCE)):
+        if (models / name).is_dir():
+            maps = attention_maps(load(models / name, precision="fp32", device="cpu"), text)
+            save_chart(plot_attention(maps, kind=None, layer=None), PICTURES / f"attention-{name}.png")
 
 
 def take_screenshots(inspected: str, translator: Translator) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.datastore import Datastore, build_datastore
     from transduce.inference.embedder import Embedder, TokenStates
-    from transduce.inference.evaluate import evaluate
+    from transduce.inference.evaluate import evaluate, prove_int8
     from transduce.inference.forecaster import Forecast, Forecaster
     from transduce.inference.generator import Continuation, Generation, Generator, TextScore
     from transduce.inference.load import load, pipeline
@@ -41,16 +41,20 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.alignment import align
     from transduce.inspection.attention import attention_maps, word_attention
-    from transduce.inspection.attribution import Attribution, attribute
+    from transduce.inspection.attribution import Attribution, attribute, attributions
+    from transduce.inspection.causal import Ablation, LogitLens, Patching, ablate, logit_lens, patch_activations
     from transduce.inspection.coreference import pronoun_attention
     from transduce.inspection.doctor import DoctorReport, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
     from transduce.inspection.experiments import ExperimentReport, experiment
     from transduce.inspection.installation import InstallReport, check_install
     from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
+    from transduce.inspection.probing import Probing, probe
     from transduce.inspection.pronouns import PronounAttention, PronounPair
+    from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
-    from transduce.inspection.sentence_view import Inspection
+    from transduce.inspection.sentence import inspect_text
+    from transduce.inspection.sentence_view import Inspection, TextInspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
+    from transduce.model_folder.weight_cache import Int8Proof
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
     from transduce.training.lora import merge as merge_lora
 
 __all__ = [
+    "Ablation",
     "Alternative",
     "Attribution",
     "Callback",
@@ -111,10 +117,13 @@ __all__ = [
     "Generator",
     "Glossary",
     "Head",
+    "HookPoint",
     "ImportReport",
     "Inspection",
     "InstallReport",
+    "Int8Proof",
     "Intervention",
+    "LogitLens",
     "LowRankSettings",
     "MarkupSettings",
     "MlflowTracker",
@@ -122,11 +131,14 @@ __all__ = [
     "MultiHeadAttention",
     "Parse",
     "Parser",
+    "Patching",
     "PreparationReport",
+    "Probing",
     "PronounAttention",
     "PronounPair",
     "QualityWarning",
     "QuantizeReport",
+    "Recording",
     "RunEnd",
     "RunForecast",
     "RunStart",
@@ -141,6 +153,7 @@ __all__ = [
     "Tagging",
     "TensorBoardTracker",
     "Term",
+    "TextInspection",
     "TextScore",
     "TokenStates",
     "Tokenizer",
@@ -157,10 +170,12 @@ __all__ = [
     "ValidationEvent",
     "VerifyReport",
     "WandbTracker",
+    "ablate",
     "add_lora",
     "align",
     "attention_maps",
     "attribute",
+    "attributions",
     "build_datastore",
     "check_install",
     "compare",
@@ -171,19 +186,26 @@ __all__ = [
     "experiment",
     "export",
     "fill_embeddings",
+    "hook_points",
     "import_model",
     "import_tutorial",
     "inspect",
+    "inspect_text",
     "intervene",
     "load",
+    "logit_lens",
     "merge_lora",
     "merge_shards",
+    "patch_activations",
     "pipeline",
     "prepare",
+    "probe",
     "pronoun_attention",
+    "prove_int8",
     "quantize",
     "read_glossary",
     "read_vocabulary",
+    "record_activations",
     "redecode",
     "register",
     "replace_word",
@@ -250,6 +272,7 @@ _DEFINED_IN = {
     "PronounPair": "transduce.inspection.pronouns",
     "QualityWarning": "transduce.inference.quality_estimation",
     "QuantizeReport": "transduce.model_folder.upkeep",
+    "Int8Proof": "transduce.model_folder.weight_cache",
     "SamplingSettings": "transduce.search.settings",
     "Score": "transduce.inference.scoring",
     "ScoreReport": "transduce.evaluation.scores",
@@ -293,6 +316,7 @@ _DEFINED_IN = {
     "merge_shards": "transduce.tasks.preparing",
     "pipeline": "transduce.inference.load",
     "prepare": "transduce.tasks.preparing",
+    "prove_int8": "transduce.inference.evaluate",
     "pronoun_attention": "transduce.inspection.coreference",
     "quantize": "transduce.model_folder.upkeep:quantize_folder",
     "read_glossary": "transduce.text.glossary",
@@ -307,6 +331,21 @@ _DEFINED_IN = {
     "verify": "transduce.model_folder.upkeep",
     "translate_markup": "transduce.documents.markup",
     "MarkupSettings": "transduce.documents.markup_tokens",
+    "Ablation": "transduce.inspection.causal",
+    "LogitLens": "transduce.inspection.causal",
+    "Patching": "transduce.inspection.causal",
+    "ablate": "transduce.inspection.causal",
+    "logit_lens": "transduce.inspection.causal",
+    "patch_activations": "transduce.inspection.causal",
+    "Probing": "transduce.inspection.probing",
+    "probe": "transduce.inspection.probing",
+    "HookPoint": "transduce.inspection.recorder",
+    "Recording": "transduce.inspection.recorder",
+    "hook_points": "transduce.inspection.recorder",
+    "record_activations": "transduce.inspection.recorder",
+    "inspect_text": "transduce.inspection.sentence",
+    "TextInspection": "transduce.inspection.sentence_view",
+    "attributions": "transduce.inspection.attribution",
     "word_attention": "transduce.inspection.attention",
 }
 

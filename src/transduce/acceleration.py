@@ -21,7 +21,7 @@ from transduce.model.transformer import DecodingState
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState
-    from transduce.kernels.cpu.logits import NativeReductions
+    from transduce.kernels.cpu.selection import NativeReductions
     from transduce.kernels.prepacked import MakeLinear
 
 __all__ = [
@@ -212,6 +212,6 @@ def search_reductions() -> "NativeReductions | None":
     """Return compiled reductions over the vocabulary for the search package; None if this processor has none."""
     if not has_kernels():
         return None
-    from transduce.kernels.cpu.logits import NativeReductions
+    from transduce.kernels.cpu.selection import NativeReductions
 
     return NativeReductions()

@@ -17,6 +17,7 @@ from transduce.commands.main import VERBS, main
 from transduce.demonstration.run import refuse_other_run
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
+from transduce.training.choices import PRESETS
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 COMPUTING = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
@@ -134,7 +135,7 @@ def test_train_with_a_settings_file_set_and_options(
         (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
         (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
         (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
-        (["--preset", "huge"], "`preset` must be one of tiny, small, base, big, paper-base, paper-big, but is `huge`"),
+        (["--preset", "huge"], f"`preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),

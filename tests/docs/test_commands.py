@@ -192,6 +192,8 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (demonstration / "output.b").write_text("\n".join(text) + "\n", "utf-8")
     (demonstration / "some.align").write_text("0-0 1-1\n" * 24, "utf-8")
     (demonstration / "test.align").write_text("0-0 1-1\n" * 24, "utf-8")
+    lines = (demonstration / "models" / "demo-text" / "test.zh").read_text("utf-8").splitlines()
+    (demonstration / "labels.txt").write_text("".join(f"{'苹果' in line}\n" for line in lines), "utf-8")
     for block in code_blocks(page):
         for line in command_lines(block):
             if line.startswith("transduce ") and not re.search("models/(?:en-de|de-en|novels)", line):

@@ -1,5 +1,6 @@
 """Test that the compiled search gives the same results as the search that runs step by step."""
 
+import copy
 import itertools
 from collections.abc import Collection, Iterator
 from functools import cache
@@ -10,15 +11,15 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.inference.decoding import CompiledSearch, find_compiled_search
+from transduce.inference.decoding import CompiledSearch, find_compiled_search, scored_for
 from transduce.inference.scorers import TransformerScorer, install_search_kernels
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.logits import NativeReductions
+from transduce.kernels.cpu.selection import NativeReductions
 from transduce.kernels.prepacked import PrepackedTransformer, quantize
 from transduce.kernels.select import int8_linear_maker
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.search.beam import Beam, BeamSearch, GenerateSearch, LogProbabilities
+from transduce.search.beam import Beam, BeamSearch, GenerateSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
     ExtraEndTokens,
@@ -28,6 +29,7 @@ from transduce.search.rules import (
     GenerateSettings,
     MinimumLength,
     NoRepeatedNgrams,
+    RepetitionPenalty,
     Rule,
     generate_rules,
 )
@@ -200,6 +202,9 @@ RULES: dict[str, list[Rule]] = {
     "minimum length": [MinimumLength(6, END)],
     "no repeated bigram": [NoRepeatedNgrams(2)],
     "no repeated token": [NoRepeatedNgrams(1), Forbid([5, 6])],
+    "repetition penalty": [RepetitionPenalty([[PAD], [5, 6, 5], *[[]] * 5], repetition=1.7), MinimumLength(3, END)],
+    "all penalties": [RepetitionPenalty([[9]] * 7, repetition=0.8, frequency=0.3, presence=0.9)],
+    "penalty after prefixes": [ForcedPrefix(PREFIXES, [RepetitionPenalty([[7]] * 7, repetition=3.0, frequency=1.0)])],
     "prefixes": [ForcedPrefix(PREFIXES, [MinimumLength(4, END), Forbid([7, 8])])],
 }
 GENERATE = [
@@ -219,11 +224,12 @@ def both_with_rules(
         rules = rules + generate_rules(generate, bounds.max_lengths)
     scorers = [TransformerScorer(model, sources(), all_tokens=generate is not None) for _ in range(2)]
     program = find_compiled_search(scorers[0], bounds, beam, rules=rules, generate=generate)
+    rules = copy.deepcopy(rules)
+    scorer = scored_for(scorers[1], rules, generates=generate is not None, is_beam=beam.beam_size > 1)
     if generate is None:
         if beam.beam_size == 1:
-            return program, GreedySearch(scorers[1], bounds, take_argmax, alpha=beam.alpha, rules=rules)
-        return program, BeamSearch(scorers[1], bounds, beam, rules=rules)
-    scorer = LogProbabilities(scorers[1])
+            return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha, rules=rules)
+        return program, BeamSearch(scorer, bounds, beam, rules=rules)
     if beam.beam_size == 1:
         return program, GreedySearch(scorer, bounds, take_argmax, alpha=beam.alpha, divisor=length_power, rules=rules)
     return program, GenerateSearch(scorer, bounds, beam, generate, rules=rules)
@@ -253,7 +259,7 @@ def test_rules_apply_as_they_do_step_by_step(beam_size: int) -> None:
 @torch.inference_mode()
 def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_size: int) -> None:
     for number, (name, rules) in enumerate(RULES.items()):
-        if name == "prefixes" and generate.forced_first_id is not None:
+        if "prefixes" in name and generate.forced_first_id is not None:
             continue  # a forced first token begins each prefix
         beam = Beam(beam_size=beam_size, n_best=min(3, beam_size), alpha=(1.0, 0.0, 2.0)[number % 3])
         program, stepwise = both_with_rules(build(1 + number % 3), beam, rules, generate)
@@ -291,7 +297,8 @@ def both_samplers(
     beam = Beam(beam_size=samples, n_best=samples, alpha=0.0)
     program = find_compiled_search(scorers[0], bounds, beam, rules=rules, generate=generate, draw=draws[0])
     assert program is not None
-    scorer = scorers[1] if generate is None else LogProbabilities(scorers[1])
+    rules = copy.deepcopy(rules)
+    scorer = scored_for(scorers[1], rules, generates=generate is not None, is_beam=False)
     return program, GreedySearch(scorer, bounds, draws[1], width=samples, rules=rules)
 
 
@@ -300,7 +307,13 @@ def both_samplers(
 @torch.inference_mode()
 def test_the_same_tokens_are_drawn(sampling: SamplingSettings, samples: int) -> None:
     ended = set()
-    for rules, generate in (([], None), ([MinimumLength(4, END), NoRepeatedNgrams(1)], GENERATE[3])):
+    penalized: list[Rule] = [RepetitionPenalty([[5]] * len(LONGEST), repetition=1.5, frequency=0.4, presence=-0.3)]
+    for rules, generate in (
+        ([], None),
+        ([MinimumLength(4, END), NoRepeatedNgrams(1)], GENERATE[3]),
+        (penalized, None),
+        (penalized, GENERATE[3]),
+    ):
         program, stepwise = both_samplers(sampling, samples, rules, generate)
         found = run(program)
         assert_same(found, run(stepwise))

@@ -151,7 +151,7 @@ def test_what_has_no_such_attention_is_refused(translator: Translator) -> None:
         attention_maps(several, SENTENCE)
     with pytest.raises(TransduceError, match="this translator is an ensemble of 2"):
         inspect_sentence(several, SENTENCE)
-    with pytest.raises(TransduceError, match="Attention maps need a translator, but this is a Transformer"):
+    with pytest.raises(TransduceError, match="Only a loaded model can be inspected, but this is a Transformer"):
         attention_maps(translator.model, SENTENCE)  # type: ignore[arg-type]
 
 

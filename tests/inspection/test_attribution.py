@@ -1,6 +1,5 @@
 """Test attribution: the sums that each method promises, hand-made cases, and words that a trained model needs."""
 
-import copy
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +10,9 @@ import torch
 import transduce
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
-from transduce.inspection.attribution import Attribution, Method, _contributions, _Pair, attribute, recorded_attention
+from transduce.inspection.attribution import Attribution, Method, _evaluation, _moved_vectors, _Subject, attribute
+from transduce.inspection.reading import read
+from transduce.inspection.recorder import record_activations
 from transduce.model.attention import MultiHeadAttention
 
 SENTENCE = "今天老师喜欢苹果。"
@@ -57,16 +58,15 @@ def test_occlusion_is_the_difference_of_two_scores(translator: Translator, targe
 
 
 def test_integrated_gradients_sum_to_the_whole_change(translator: Translator, target: str) -> None:
-    vocabulary, targets = translator.tokenizer.source, translator.tokenizer.target
-    ids = vocabulary.with_special_tokens(vocabulary.encode(SENTENCE))
-    target_ids = targets.with_special_tokens(targets.encode(target))
-    model = copy.deepcopy(translator.transformer).eval().requires_grad_(requires_grad=False)
-    pair = _Pair(model, ids, target_ids, torch.device("cpu"))
-    embedded, mask = pair._embedded()
-    zero = embedded - pair._word_vectors()
-    with torch.no_grad():
-        whole, nothing = (pair._log_probabilities((model.encode_embedded(x, mask), mask))[0] for x in (embedded, zero))
-    assert np.allclose(pair.gradients(256).sum(axis=1), (whole - nothing).numpy(), atol=0.05)
+    reading = read(translator, SENTENCE, target)
+    subject, model = _Subject(reading), translator.transformer
+    nothing = subject._embedding().complete(torch.zeros_like(subject._word_vectors()))
+    with _evaluation(model):
+        whole = reading.log_probabilities()[0]
+        with record_activations(model, (), edit={"encoder.embedding": lambda _: nothing}):
+            without = reading.log_probabilities()[0]
+        sums = subject.integrated(64).sum(axis=1)
+    assert np.allclose(sums, (whole - without).numpy(), atol=0.05)
 
 
 @pytest.mark.parametrize("method", ["value", "rollout"])
@@ -78,23 +78,17 @@ def test_shares_of_all_source_tokens_sum_to_one(translator: Translator, target: 
     assert np.allclose(result.shares().sum(axis=1), 1.0, atol=1e-5)
 
 
-def test_recorded_inputs_and_weights_give_the_module_s_output(translator: Translator) -> None:
-    model, outputs = translator.transformer, []
-    ids = torch.tensor([translator.tokenizer.source.encode(SENTENCE)])
-    attention = model.encoder_layers[0].self_attention
-    assert isinstance(attention, MultiHeadAttention)
-    hook = attention.register_forward_hook(lambda *args: outputs.append(args[-1]))
-    with torch.inference_mode(), recorded_attention(model) as records:
-        model.encode(ids)
-    hook.remove()
-    record = records[0]
-    assert record.module is attention
-    with torch.inference_mode():
-        heads = record.weights @ attention._project_self(record.x)[2]
-        assert torch.allclose(attention.output(heads.transpose(1, 2).flatten(2)), outputs[0], atol=1e-5)
-        assert torch.allclose(_contributions(record).sum(dim=-1), torch.ones(ids.shape[1]), atol=1e-5)
-    assert not attention._forward_hooks
-    assert not attention._forward_pre_hooks
+def test_moved_vectors_sum_to_the_module_s_output(translator: Translator) -> None:
+    model, reading = translator.transformer, read(translator, SENTENCE)
+    with torch.inference_mode(), record_activations(model) as recording:
+        reading.forward(1)
+        for stack, count in (("encoder", 2), ("decoder", 4)):
+            vectors = list(_moved_vectors(model, recording, stack))
+            assert len(vectors) == count
+            for moved in vectors:
+                shares = moved.shares()
+                assert shares.shape == (moved.weights.shape[2], moved.weights.shape[3] + (not moved.is_self_attention))
+                assert torch.allclose(shares.sum(dim=-1), torch.ones(len(shares)), atol=1e-5)
 
 
 def test_the_model_is_unchanged_afterwards(translator: Translator, target: str) -> None:
@@ -114,7 +108,7 @@ def test_unusable_requests_are_refused(translator: Translator) -> None:
         attribute(translator, SENTENCE, method="magic")  # type: ignore[arg-type]
     with pytest.raises(TransduceError, match="needs words"):
         attribute(translator, "")
-    with pytest.raises(TransduceError, match="needs a translator, but this is a str"):
+    with pytest.raises(TransduceError, match="this is a str"):
         attribute("models/demo", SENTENCE)  # type: ignore[arg-type]
     assert transduce.attribute is attribute
 

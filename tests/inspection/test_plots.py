@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
+from transduce.inspection.attention import attention_maps
 from transduce.inspection.plots import Chart, Curves, HeatMap, curve, draw_chart, render_chart, save_chart
 from transduce.inspection.plots_runs import (
     group_by_length,
@@ -25,8 +26,6 @@ from transduce.inspection.plots_runs import (
     plot_training,
     unique_suffixes,
 )
-from transduce.inspection.sentence import inspect_sentence
-from transduce.search.settings import SearchSettings
 
 
 def heat_map(chart: Chart, number: int = 0) -> HeatMap:
@@ -194,17 +193,17 @@ def test_bleu_by_length_needs_enough_lines_of_equal_number() -> None:
 
 
 def test_attention_of_a_layer(translator: Translator) -> None:
-    inspection = inspect_sentence(translator, "我吃鱼。", search=SearchSettings(beam_size=1))
-    chart = plot_attention(inspection, kind="memory", layer=None)
+    maps = attention_maps(translator, "我吃鱼。")
+    chart = plot_attention(maps, kind="memory", layer=None)
     heads = translator.model.config.num_heads
     assert [panel.title for panel in chart.panels] == [f"layer 2, head {head}" for head in range(1, heads + 1)]
     assert np.allclose(heat_map(chart).values.sum(axis=1), 1.0, atol=0.02)
-    assert heat_map(chart).column_names == inspection.source_pieces
-    before = heat_map(plot_attention(inspection, kind="decoder", layer=1))
+    assert heat_map(chart).column_names == maps.source_pieces
+    before = heat_map(plot_attention(maps, kind="decoder", layer=1))
     assert before.column_names == ("<start>", *before.row_names[:-1])
-    assert heat_map(plot_attention(inspection, kind="encoder", layer=1)).row_names == inspection.source_pieces
+    assert heat_map(plot_attention(maps, kind="encoder", layer=1)).row_names == maps.source_pieces
     with pytest.raises(TransduceError, match="`--layer` must be from 1 to 2, but is 3"):
-        plot_attention(inspection, kind="memory", layer=3)
+        plot_attention(maps, kind="memory", layer=3)
 
 
 # --- drawing -----------------------------------------------------------------------------------------------------

@@ -234,17 +234,19 @@ def test_opus_models_share_out_what_is_forbidden(nllb: Path, tmp_path: Path) -> 
         "num_beams": 6,
         "pad_token_id": 1,
         "renormalize_logits": True,
+        "repetition_penalty": 1.3,
     }
     (tmp_path / "generation_config.json").write_text(json.dumps(said), "utf-8")
     search = hugging_face_search_settings(tmp_path)
-    assert (search.beam_size, search.max_length) == (6, 511)
+    assert (search.beam_size, search.max_length, search.repetition_penalty) == (6, 511, 1.3)
     assert search.generate == GenerateSettings(forced_last_id=0, forbidden_ids=(1,), renormalize=True)
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"repetition_penalty": 1.3}, "the generation setting `repetition_penalty` = 1.3 cannot be imported"),
+        ({"guidance_scale": 1.3}, "the generation setting `guidance_scale` = 1.3 cannot be imported"),
+        ({"repetition_penalty": -1.0}, "`repetition_penalty` must be greater than 0 and at most 100, but is -1"),
         ({"bad_words_ids": [[3, 4]]}, "may contain only single tokens, but contains"),
         ({"bad_words_ids": [[]]}, "the generation settings cannot be read"),
         ({"forced_bos_token_id": []}, "the generation settings cannot be read"),

@@ -21,7 +21,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam
-from transduce.search.rules import GenerateSettings
+from transduce.search.rules import GenerateSettings, RepetitionPenalty
 from transduce.search.scorer import Bounds, run
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
@@ -221,6 +221,13 @@ WAYS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"min_length": 5},
         {"forbidden_ids": "pad", "forced_last_id": "eos", "renormalize": True},
     ),
+    ({"num_beams": 1, "repetition_penalty": 1.6}, {"repetition_penalty": 1.6}, {"forced_last_id": "eos"}),
+    ({"num_beams": 4, "repetition_penalty": 1.3}, {"repetition_penalty": 1.3}, {"forced_first_id": 7}),
+    (
+        {"num_beams": 3, "repetition_penalty": 0.9, "renormalize_logits": True},
+        {"repetition_penalty": 0.9},
+        {"renormalize": True},
+    ),
 ]
 
 
@@ -308,7 +315,7 @@ def with_kernels(model: Any, folder: Path) -> Any:
     return ours
 
 
-@pytest.mark.parametrize(("theirs_says", "ours_says", "generate"), [WAYS[0], *WAYS[2:6], WAYS[7]])
+@pytest.mark.parametrize(("theirs_says", "ours_says", "generate"), [WAYS[0], *WAYS[2:6], *WAYS[7:]])
 def test_the_compiled_search_writes_what_generate_writes(
     theirs_says: dict[str, Any], ours_says: dict[str, Any], generate: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -340,6 +347,7 @@ def test_the_compiled_search_writes_what_generate_writes(
             assert [hypotheses[0].ids for hypotheses in run(found)] == expected, name
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -349,17 +357,25 @@ def test_the_compiled_search_writes_what_generate_writes(
     ],
 )
 def test_prompts_of_several_lengths_are_continued_as_generate_continues_each(
-    name: str, settings: dict[str, Any], tmp_path: Path
+    name: str, settings: dict[str, Any], penalty: float, tmp_path: Path
 ) -> None:
     theirs = peer(name, settings, spread=0.1)
     ours = with_kernels(theirs, tmp_path)
     prompts = [torch.randint(5, 290, (length,)).tolist() for length in (7, 1, 12, 4)]
     with torch.inference_mode():
         scorer = ContinuingScorer(ours, prompts, context=30, excluded_ids=[])
-        search = find_compiled_search(scorer, Bounds(0, -1, torch.full((4,), 15)), Beam(beam_size=1, alpha=0.0))
+        rules = [RepetitionPenalty(prompts, repetition=penalty)]
+        bounds = Bounds(0, -1, torch.full((4,), 15))
+        search = find_compiled_search(scorer, bounds, Beam(beam_size=1, alpha=0.0), rules=rules)
         assert search is not None
         for prompt, (found,) in zip(prompts, run(search), strict=True):
-            options = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+            options = {
+                "max_new_tokens": 15,
+                "repetition_penalty": penalty,
+                "do_sample": False,
+                "eos_token_id": None,
+                "pad_token_id": 0,
+            }
             expected = theirs.generate(input_ids=torch.tensor([prompt]), **options)
             assert [*prompt, *found.ids] == expected[0].tolist()
 

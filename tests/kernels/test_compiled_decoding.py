@@ -14,7 +14,7 @@ from transduce.kernels.cpu.decoding.state import NativeState
 from transduce.kernels.cpu.gemm.decode import BFloat16Vocabulary, NativeLinear, NativeVocabulary, make_int8_linear
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
-from transduce.kernels.cpu.logits import NativeReductions
+from transduce.kernels.cpu.selection import NativeReductions
 from transduce.kernels.eager import EagerState, supports
 from transduce.kernels.prepacked import Int8Linear, LinearUse, PrepackedCrossAttention, PrepackedTransformer, quantize
 from transduce.kernels.select import int8_linear_maker, start_fast
@@ -406,7 +406,7 @@ def test_where_rules_leave_less_than_a_beam_nobody_continues_the_rest(monkeypatc
         piece_scores, totals = logits.new_full((2, batch, count), 99.0).unbind(0)
         return parents, pieces, piece_scores, totals
 
-    monkeypatch.setattr("transduce.kernels.cpu.logits._allocate_candidates", filled)
+    monkeypatch.setattr("transduce.kernels.cpu.selection._allocate_candidates", filled)
     logits = torch.full((2, 4, 100), float("-inf"))
     logits[:, 1, 1] = 2.0  # ends
     logits[:, 2, 30] = 1.0

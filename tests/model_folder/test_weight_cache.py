@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 import transduce
 from transduce.atomic_io import exclusive_lock, file_sha256
+from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.inference.evaluate import prove_int8
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.kernels.select import has_kernels
@@ -134,6 +136,38 @@ def test_a_translator_from_the_cache_answers_as_one_that_was_quantized(write: Ca
         answers.append([each.alternatives for each in translator(SENTENCES, beam_size=3, n_best=2, max_length=9)])
         assert bool(cached(folder)) == (setting is None)
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_auto_takes_8_bits_only_with_a_valid_proof(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write()
+
+    def taken() -> str:
+        return open_translator(folder, device="cpu", threads=1).precision
+
+    usual = taken()
+    lines = "".join(f"{SENTENCES[number % 3]}\n" for number in range(120))
+    (tmp_path / "lines").write_text(lines, "utf-8")
+    assert main(["quantize", str(folder), "--prove", str(tmp_path / "lines")]) == 0
+    proof = prove_int8(folder, lines.splitlines(), lines.splitlines())
+    assert str(proof).partition(", BLEU")[0] in capsys.readouterr().out
+    assert proof.sentences == 120
+    prepacked = read_any_model_folder(folder, packed="int8").prepacked
+    assert prepacked is not None
+    for sentences, equal, difference, holds in ((120, 119, 0.05, True), (120, 118, 0.0, False), (99, 99, None, False)):
+        made = weight_cache.write_proof(prepacked, sentences=sentences, equal=equal, bleu_difference=difference)
+        assert made.holds == holds
+        assert taken() == ("int8" if holds else usual)
+    assert not weight_cache.write_proof(prepacked, sentences=500, equal=500, bleu_difference=-0.2).holds
+    weight_cache.write_proof(prepacked, sentences=500, equal=500)
+    assert open_translator([folder, folder], device="cpu", threads=1).precision == usual  # an ensemble
+    monkeypatch.setattr(weight_cache, "version", lambda _: "another")
+    assert taken() == usual
+    monkeypatch.undo()
+    assert taken() == "int8"
+    write(seed=2)  # another model in the folder
+    assert taken() == usual
 
 
 @pytest.mark.usefixtures("small_is_large")

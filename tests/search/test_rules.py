@@ -9,7 +9,7 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import greedy_search
-from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, Rule
+from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
 from transduce.search.scorer import Bounds, Hypothesis, run
 from transduce.search.settings import SearchSettings
 
@@ -104,6 +104,12 @@ def test_the_greatest_length_grows_with_the_source() -> None:
         ({"max_length_extra": -3}, r"`max_length_extra` must not be negative, but is -3\."),
         ({"min_length": -1}, r"`min_length` must not be negative, but is -1\."),
         ({"no_repeated_ngrams": -1}, r"`no_repeated_ngrams` must not be negative, but is -1\."),
+        ({"repetition_penalty": 0}, r"`repetition_penalty` must be greater than 0 and at most 100, but is 0: 1 has no"),
+        (
+            {"presence_penalty": math.nan},
+            r"`presence_penalty` must be between -100 and 100, but is nan: 0 has no",
+        ),
+        ({"frequency_penalty": -0.5}, r"`frequency_penalty` must not be negative in beam search, but is -0\.5: set"),
     ],
     ids=str,
 )
@@ -121,6 +127,13 @@ def test_a_run_of_pieces_does_not_come_twice() -> None:
     expected[0, 0, 7] = -math.inf
     assert torch.equal(ruled, expected)
     assert torch.equal(NoRepeatedNgrams(6).apply(logits.clone(), pieces, torch.arange(1)), logits)
+
+
+def test_penalties_of_repeated_tokens() -> None:
+    """The prompt has 2 and 7, the output 7, 7 and 1: token 7 is scaled once and pays for two occurrences."""
+    rule = RepetitionPenalty([[0], [2, 7]], repetition=2.0, frequency=0.25, presence=0.5)
+    ruled = rule.apply(torch.arange(-4.0, 5.0).repeat(1, 1, 1), torch.tensor([[[7, 7, 1]]]), torch.tensor([1]))
+    assert ruled.tolist() == [[[-4.0, -6.75, -4.0, -1.0, 0.0, 1.0, 2.0, 0.5, 4.0]]]
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

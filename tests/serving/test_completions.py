@@ -1,18 +1,23 @@
 """Completions by OpenAI's and Ollama's APIs: limits, stop sequences, tokens, and language models."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from transduce.inference.generator import Generator
 from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
-from transduce.serving.completions import _safe_length
+from transduce.search.settings import SearchSettings
+from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length
+from transduce.serving.jobs import JobSentence
 from transduce.serving.models import ServedGenerator
+from transduce.serving.settings import ServingSettings
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -288,11 +293,46 @@ def test_a_language_model_stops_at_a_stop_sequence(both: Any, generator: ServedG
     assert reply["usage"]["completion_tokens"] <= 8
 
 
+def test_prompts_of_several_requests_are_continued_in_one_batch(generator: ServedGenerator) -> None:
+    """Their seeds and lengths may differ; each ends at its own stop sequence, and reports its own text."""
+    requests = [
+        CompletionRequest("letters", ["abc", "d"], choices=2, max_tokens=9, sampling={"seed": 4}),
+        CompletionRequest("letters", ["hi d e f g h i"], choices=2, max_tokens=12, sampling={"seed": 5}),
+        CompletionRequest("letters", ["g"], choices=2, max_tokens=12, stop=("a", "b", "c"), sampling={"seed": 5}),
+    ]
+    jobs = [GenerationJob(generator, request, ServingSettings()) for request in requests]
+    batch = [JobSentence(job, number) for job in jobs for number in range(len(job.sentences))]
+    assert all(jobs[0].is_compatible_with(job) for job in jobs)
+    reported: list[str] = []
+    jobs[1].report = reported.append
+    assert jobs[0].decode(batch, Silent()) == [entry.job.decode([entry], Silent())[0] for entry in batch]
+    half = len(reported) // 2
+    assert reported[:half] == reported[half:] != []
+    cold = CompletionRequest("letters", ["abc"], choices=2, max_tokens=9, sampling={"seed": 4, "temperature": 0.2})
+    assert not jobs[0].is_compatible_with(GenerationJob(generator, cold, ServingSettings()))
+
+
+class Silent:
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:  # noqa: ARG002
+        return ()
+
+
+def test_penalties_of_openai_are_those_of_the_settings(both: Any, generator: ServedGenerator) -> None:
+    penalties = {"frequency_penalty": 0.7, "presence_penalty": -0.4}
+    plain = SearchSettings(beam_size=1, length_penalty=0.0, max_length=30)
+    penalized = msgspec.structs.replace(plain, **penalties)
+    texts = [generator.generator.generate("abc", search).continuations[0].text for search in (plain, penalized)]
+    reply = both.ask(
+        "POST", TEXT, {"model": "letters", "prompt": "abc", "max_tokens": 30, "temperature": 0} | penalties
+    ).json
+    assert reply["choices"][0]["text"] == texts[1] != texts[0]
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"max_tokens": 2000}, "the maximum number of tokens must be at most 1000, but is 2000"),
-        ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported"),
+        ({"frequency_penalty": 2.5}, "`frequency_penalty`"),
         ({"temperature": 0, "n": 2}, "`n` must be 1 if `temperature` is 0"),
         ({"n": 5}, "`n` must be at most 4, but is 5"),
         ({"echo": True}, "`echo` is not supported"),

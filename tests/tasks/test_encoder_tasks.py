@@ -19,6 +19,7 @@ from transduce.commands.main import main
 from transduce.data.sentence_pairs import SentencePairBatch
 from transduce.errors import TransduceError
 from transduce.inference.classifier import Classifier, load_classifier
+from transduce.inference.embedder import Embedder
 from transduce.inference.load import load
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.parser import Parser, load_parser
@@ -110,6 +111,29 @@ def test_fill_command(pretrained: Path, capsys: Capture, monkeypatch: pytest.Mon
     assert main(["fill-mask", str(pretrained), "--json", "-", *COMPUTING]) == 0
     (filling,) = json.loads(capsys.readouterr().out)["fillings"]
     assert len(filling["masks"][0]) == 5
+
+
+def test_embed_command_writes_the_vectors_of_the_embedder(
+    pretrained: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["The cow sings.", "", "The dog " * 30, "“é”"]
+    (tmp_path / "texts").write_text("".join(f"{text}\n" for text in texts), "utf-8")
+    options = ["--pooling", "max", "--normalize", "--precision", "fp32", "--threads", "1"]
+    expected = transduce.load(pretrained, task="embedding", precision="fp32", threads=1)
+    expected = Embedder(expected.model, expected.tokenizer, length=expected.length, pooling="max", normalizes=True)
+    vectors = expected(texts)
+    for name in ("v.npy", "v.jsonl"):
+        assert main(["embed", str(pretrained), str(tmp_path / "texts"), "--out", str(tmp_path / name), *options]) == 0
+        assert "1 texts were cut after" in capsys.readouterr().err
+    assert np.array_equal(np.load(tmp_path / "v.npy"), vectors.numpy())
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text("utf-8").splitlines()]
+    assert [line["text"] for line in lines] == texts
+    assert torch.equal(torch.tensor([line["vector"] for line in lines]), vectors)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert main(["embed", str(pretrained), "--out", str(tmp_path / "none.npy"), *options]) == 0
+    assert np.load(tmp_path / "none.npy").shape == (0, vectors.shape[1])
+    assert main(["embed", str(pretrained), "--out", str(tmp_path / "v.txt"), *options]) == 2
+    assert "must end in .npy or .jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training import loop, schedule
-from transduce.training.checkpoint import Environment, load_newest
+from transduce.training.checkpoint import Environment, average_weights, load_checkpoint, load_newest
 from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
@@ -203,6 +203,43 @@ def test_a_signal_between_micro_batches_gives_up_the_step(tmp_path: Path, make_s
     newest, _ = load_newest(tmp_path / "checkpoints")
     assert newest is not None
     assert newest.state.step == 2
+
+
+def test_the_mean_of_the_last_checkpoints_is_kept_and_a_signal_does_not_change_it(
+    tmp_path: Path, make_settings: Make
+) -> None:
+    """Of 8 steps, checkpoints at 2, 4 and 6 and the last weights are averaged; one of step 5 is a signal's."""
+
+    def stop(number: int) -> None:
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = make_settings(save_every=2, average_checkpoints=4)
+    kept: list[dict[str, Tensor]] = []
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = Setup(tmp_path / "whole", settings, keep_model=lambda weights, _: kept.append(dict(weights)))
+    whole.trainer.run()
+    assert Setup(tmp_path / "cut", settings, before_loss=stop).trainer.run().step == 5
+    resumed = Setup(tmp_path / "cut", settings, keep_model=lambda weights, _: kept.append(dict(weights)))
+    assert resumed.trainer.resume()
+    resumed.trainer.run()
+
+    one, other = kept
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    folder = tmp_path / "whole" / "checkpoints"
+    assert [path.name[-1] for path in sorted(folder.iterdir())] == ["2", "4", "6", "8"]
+    stored = [load_checkpoint(path).tensors["weights"] for path in folder.iterdir()]
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, sum(each[name] for each in stored) / 4)
+
+    # A damaged checkpoint is reported and left out.
+    (folder / "step-000000004" / "weights.safetensors").write_bytes(b"rubbish")
+    mean, refused = average_weights(stored[0], folder, [2, 4, 6])
+    assert refused == [
+        f"The checkpoint {folder / 'step-000000004'} is damaged: weights.safetensors is not what was written."
+    ]
+    assert mean.keys() == one.keys()
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path, make_settings: Make) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.distributed import Processes, join_processes
-from transduce.training.engine import ShardedOptimizer, shard
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.optimizer import FlatOptimizer, Optimizer
 from transduce.training.settings import ResolvedTraining
+from transduce.training.sharding import ShardedOptimizer, shard
 
 STEPS, MICRO_BATCHES = 5, 2
 

@@ -49,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="no n-gram of N tokens occurs twice; 0: no limit",
     )
     add(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="greater than 1: tokens of the prompt and the text so far become less likely, as in transformers "
+        "(default: 1, no effect)",
+    )
+    add(
         "--forbid",
         action="append",
         default=[],
@@ -144,6 +152,7 @@ def search_from_options(options: argparse.Namespace) -> SearchSettings:
         length_penalty=options.length_penalty or 0.0,
         max_length=options.max_length,
         no_repeated_ngrams=options.no_repeated_ngrams,
+        repetition_penalty=options.repetition_penalty,
         forbidden=tuple(options.forbid),
         sampling=SamplingSettings(**{"temperature": _TEMPERATURE} | sampling) if samples else None,
     )

@@ -1,9 +1,9 @@
-"""`transduce inspect MODEL "sentence"`: show how a sentence is translated, or what a pronoun attends to."""
+"""`transduce inspect MODEL "sentence"`: show how a model reads a sentence, and which of its parts its answer needs."""
 
 import argparse
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Protocol, get_args, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -17,28 +17,89 @@ from transduce.commands.options import (
     search_settings,
     text_argument,
 )
+from transduce.data.series import Numbers, read_table
 from transduce.errors import TransduceError
-from transduce.inference.load import load
+from transduce.inference.forecaster import Forecaster
+from transduce.inference.load import load, task_of
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import WordAttention
 from transduce.inspection.attribution import Method, attribute
+from transduce.inspection.causal import Fill, ablate, logit_lens, patch_activations
 from transduce.inspection.coreference import pronoun_attention
+from transduce.inspection.plots import Chart, check_picture, save_chart
+from transduce.inspection.probing import probe
 from transduce.inspection.pronouns import PronounAttention
-from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.sentence_view import Inspection, WordAlignment, draw_inspection
+from transduce.inspection.reading import Reader
+from transduce.inspection.sentence import inspect_sentence, inspect_text
+from transduce.inspection.sentence_view import Inspection, TextInspection, WordAlignment, draw_inspection
+from transduce.text.files import read_lines
+from transduce.text.word_spans import split_words
+
+_TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
+"""Options that replace what is shown about a sentence; at most one applies."""
+_BELONG_TO = {
+    "antecedent": "pronoun",
+    "among": "pronoun",
+    "translation_of": "pronoun",
+    "reference": "ablate",
+    "answers": "patch_from",
+    "after": "patch_from",
+}
+
+
+@runtime_checkable
+class _Drawn(Protocol):
+    """A result of a causal tool: it draws itself as text and as heat maps."""
+
+    def draw(self) -> str: ...
+    def chart(self) -> Chart: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce inspect`."""
     add = parser.add_argument
-    add("model", help="a model folder")
-    add("sentence", type=text_argument, help="the sentence to translate and inspect")
-    add("--html", metavar="PATH", help="write a self-contained page for a browser")
+    add("model", help="a model folder of any kind")
+    add(
+        "sentence",
+        nargs="?",
+        type=text_argument,
+        help="the sentence to translate, classify, … and inspect; for a time-series model, a table of its history",
+    )
+    add("--html", metavar="PATH", help="write a self-contained page for a browser (Transformers that translate)")
     add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
     add(
         "--attribution",
         choices=get_args(Method),
-        help="show which source words made each word of the translation, by this method, in place of attention",
+        help="show which words made each word of the output, by this method, in place of attention",
+    )
+    causal = parser.add_argument_group("causal tools (one at a time)")
+    causal.add_argument(
+        "--ablate",
+        choices=get_args(Fill),
+        help="show how much the output depends on each head and layer, which are replaced by zeros or by their mean",
+    )
+    causal.add_argument("--reference", metavar="FILE", help="texts for --ablate mean (default: the sentence itself)")
+    causal.add_argument(
+        "--patch-from",
+        type=text_argument,
+        metavar="TEXT",
+        help="show which activations of this sentence, put into the other one, bring back its answer",
+    )
+    causal.add_argument(
+        "--answers", nargs=2, type=text_argument, metavar="TOKEN", help="the answers to this and the other sentence"
+    )
+    causal.add_argument(
+        "--after", type=text_argument, metavar="TEXT", help="the beginning of the translation before the answers"
+    )
+    causal.add_argument("--logit-lens", action="store_true", help="show what the model would predict after each layer")
+    causal.add_argument(
+        "--probe",
+        nargs=2,
+        metavar=("TEXTS", "LABELS"),
+        help="show how well each layer tells labels: a file of texts, and one with a label for each line or word",
+    )
+    causal.add_argument(
+        "--picture", metavar="FILE", help="write the result of a causal tool as a picture (png, svg, pdf)"
     )
     pronoun = parser.add_argument_group("pronoun")
     pronoun.add_argument(
@@ -61,30 +122,123 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the translation with token probabilities and word alignment; write the page if requested.
-
-    With --pronoun, print what each head attends to; a model that does not translate shows only that.
-    """
-    check_writable(options.html, report=options.json, inputs=[options.model])
-    _check_pronoun(options)
+    """Print what the model makes of a sentence with the attention in it, or the result of another tool."""
+    inputs = [options.model, options.reference, *(options.probe or [])]
+    check_writable(options.html, options.picture, report=options.json, inputs=inputs)
+    tool = _check_options(options)
     search_settings(options, options.model)  # check the options before a model is loaded
-    if options.pronoun is None:
-        translator = load_translator(options.model, options)
-        inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
-        if options.attribution is not None:
-            if options.html is not None:
-                raise TransduceError("--attribution is drawn in the terminal and written by --json: leave --html out.")
-            found = attribute(translator, options.sentence, inspection.translation, method=options.attribution)
-            weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
-            words = WordAlignment(found.source_words, found.target_words, weights)
-            inspection = msgspec.structs.replace(inspection, words=words)
-        method = options.attribution
-        title = (
-            f"attribution by {method}: a darker source word contributed more to the word of its row" if method else ""
+    reader = load_reader(options.model, options)
+    if tool == "pronoun":
+        return _show_pronoun(options, reader)
+    if tool is not None:
+        return _show_causal(options, reader, tool)
+    if isinstance(reader, Translator) and reader.model.config.kind == "transformer":
+        return _show_translation(options, reader)
+    if options.html is not None:
+        raise TransduceError("--html shows how a Transformer translates, but this model does not: leave it out.")
+    found = inspect_text(reader, sentence_or_table(reader, options.sentence))
+    title = None
+    if options.attribution is not None:
+        target = found.answer if isinstance(reader, Translator) else None
+        words, title = _attributed(options, reader, target), _title(options)
+        found = msgspec.structs.replace(found, words=words)
+    return _show(options, found, found.draw(title))
+
+
+def load_reader(folder: str, options: argparse.Namespace) -> Reader:
+    """Load the model of a folder for any task, with the shared options."""
+    if task_of(Path(folder)) == "translation":
+        return load_translator(folder, options)
+    return load(folder, precision=options.precision, device=options.device, threads=options.threads)
+
+
+def sentence_or_table(reader: Reader, sentence: str) -> str | Numbers:
+    """Return the sentence, or for a time-series model the history in the table that it names."""
+    return read_table(sentence, reader.card.columns).values if isinstance(reader, Forecaster) else sentence
+
+
+def _check_options(options: argparse.Namespace) -> str | None:
+    """Return the tool that the options choose, and refuse options that do not go together."""
+    chosen = [name for name in _TOOLS if vars(options)[name]]
+    shown = [f"--{name.replace('_', '-')}" for name in chosen]
+    if len(chosen) > 1:
+        raise TransduceError(f"{shown[0]} and {shown[1]} each show something of their own: pass one of them.")
+    for name, tool in _BELONG_TO.items():
+        if vars(options)[name] is not None and tool not in chosen:
+            raise TransduceError(f"`--{name.replace('_', '-')}` needs --{tool.replace('_', '-')}: pass that too.")
+    if options.attribution is not None and chosen:
+        raise TransduceError(f"--attribution explains a sentence, and {shown[0]} something else: pass one of them.")
+    if options.attribution is not None and options.html is not None:
+        raise TransduceError("--attribution is drawn in the terminal and written by --json: leave --html out.")
+    if options.html is not None and any(name != "pronoun" for name in chosen):
+        raise TransduceError(f"--html shows how a sentence is translated, and {shown[0]} does not: use --picture.")
+    if options.picture is not None:
+        if not chosen or chosen == ["pronoun"]:
+            raise TransduceError(
+                "--picture draws the result of a causal tool: pass one, or use `transduce plot attention`."
+            )
+        check_picture(Path(options.picture))
+    if (options.sentence is None) != (chosen == ["probe"]):
+        raise TransduceError(
+            "--probe reads its texts from files: leave the sentence out."
+            if chosen == ["probe"]
+            else "There is no sentence to inspect: pass one after the model."
         )
-        drawn = draw_inspection(inspection, _attention(inspection), title)
-        return _show(options, inspection, drawn)
-    reader = load(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    return chosen[0] if chosen else None
+
+
+def _show_translation(options: argparse.Namespace, translator: Translator) -> int:
+    inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
+    title = ""
+    if options.attribution is not None:
+        words, title = _attributed(options, translator, inspection.translation), _title(options)
+        inspection = msgspec.structs.replace(inspection, words=words)
+    return _show(options, inspection, draw_inspection(inspection, _attention(inspection), title))
+
+
+def _attributed(options: argparse.Namespace, reader: Reader, target: str | None) -> WordAlignment:
+    found = attribute(reader, options.sentence, target, method=options.attribution)
+    weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
+    return WordAlignment(found.source_words, found.target_words, weights)
+
+
+def _title(options: argparse.Namespace) -> str:
+    return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
+
+
+def _show_causal(options: argparse.Namespace, reader: Reader, tool: str) -> int:
+    """Run a causal tool, print its tables, and write its heat maps if requested."""
+    result: _Drawn
+    if tool == "probe":
+        texts, lines = (list(read_lines(path)) for path in options.probe)
+        result = probe(reader, texts, _labels(texts, lines))
+    elif isinstance(reader, Forecaster):
+        raise TransduceError(
+            "Causal tools measure probabilities of tokens, classes and tags, but a forecaster predicts numbers."
+        )
+    elif tool == "ablate":
+        reference = () if options.reference is None else list(read_lines(options.reference))
+        result = ablate(reader, options.sentence, fill=options.ablate, reference=reference)
+    elif tool == "patch_from":
+        answers = None if options.answers is None else (options.answers[0], options.answers[1])
+        result = patch_activations(reader, options.patch_from, options.sentence, answers=answers, after=options.after)
+    else:
+        result = logit_lens(reader, options.sentence)
+    if options.picture is not None:
+        save_chart(result.chart(), Path(options.picture))
+    return _show(options, result, result.draw())
+
+
+def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
+    """Return the labels in a file: of each word if every line has as many as its text has words, else of each line."""
+    counts = [len(split_words(text)) for text in texts]
+    of_words = len(lines) == len(texts) and all(
+        len(line.split()) == count for line, count in zip(lines, counts, strict=True)
+    )
+    return [line.split() for line in lines] if of_words and max(counts, default=0) > 1 else lines
+
+
+def _show_pronoun(options: argparse.Namespace, reader: Reader) -> int:
     result = pronoun_attention(
         reader,
         options.sentence,
@@ -102,15 +256,9 @@ def run(options: argparse.Namespace) -> int:
     return _show(options, result, result.draw())
 
 
-def _check_pronoun(options: argparse.Namespace) -> None:
-    for name in ("antecedent", "among", "translation_of"):
-        if vars(options)[name] is not None and options.pronoun is None:
-            raise TransduceError(f"`--{name.replace('_', '-')}` needs --pronoun: pass that too.")
-    if options.attribution is not None and options.pronoun is not None:
-        raise TransduceError("--attribution explains a translation, and --pronoun one word: pass one of them.")
-
-
-def _show(options: argparse.Namespace, result: Inspection | PronounAttention, drawn: str) -> int:
+def _show(
+    options: argparse.Namespace, result: Inspection | TextInspection | PronounAttention | _Drawn, drawn: str
+) -> int:
     """Print a result as text or JSON, and write the requested files."""
     if options.html is not None and isinstance(result, Inspection):
         write_file(Path(options.html), result.to_html().encode())

@@ -30,6 +30,7 @@ VERBS = {
     "generate": "let a language model continue a text",
     "fill-mask": "fill the masks of a text with a masked language model",
     "classify": "label lines of text",
+    "embed": "write a vector for each line of text",
     "tag": "tag the words of sentences: parts of speech, names",
     "parse": "print the constituency trees of sentences",
     "forecast": "forecast time series",

@@ -83,6 +83,7 @@ SEARCH_OPTIONS = (
     "max_length",
     "min_length",
     "no_repeated_ngrams",
+    "repetition_penalty",
     "coverage_penalty",
     "diverse_groups",
     "diversity_penalty",
@@ -109,6 +110,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-length", type=int, metavar="N", help="minimum number of new tokens; usually 0")
     group.add_argument(
         "--no-repeated-ngrams", type=int, metavar="N", help="no n-gram of N tokens occurs twice; usually 0: no limit"
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        metavar="P",
+        help="greater than 1: tokens so far become less likely, as in transformers; usually 1: no effect",
     )
     group.add_argument(
         "--coverage-penalty",

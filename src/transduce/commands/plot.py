@@ -21,7 +21,6 @@ _DEFAULTS: dict[str, object] = {
     "warmup": [4000],
     "steps": 20_000,
     "schedule": ["inverse-sqrt"],
-    "attention": "memory",
 }
 _OTHER_DEFAULTS: dict[str, dict[str, object]] = {
     "masks": {"length": 12},
@@ -79,7 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     schedules.add_argument("--steps", type=int, metavar="N", help="steps of a schedule (default: 20000)")
     attention = parser.add_argument_group("attention")
     attention.add_argument(
-        "--attention", choices=("memory", "encoder", "decoder"), help="which attention (default: memory)"
+        "--attention",
+        choices=("memory", "encoder", "decoder"),
+        help="which attention (default: memory if the model has it)",
     )
     attention.add_argument("--layer", type=int, metavar="N", help="layer, from 1 (default: the last)")
     lengths = parser.add_argument_group("lengths")
@@ -157,12 +158,14 @@ def _training(options: argparse.Namespace) -> Chart:
 
 
 def _attention(options: argparse.Namespace) -> Chart:
+    from transduce.commands.inspect import load_reader, sentence_or_table
+    from transduce.inspection.attention import attention_maps
     from transduce.inspection.plots_runs import plot_attention
-    from transduce.inspection.sentence import inspect_sentence
 
     folder, sentence = options.items
-    inspection = inspect_sentence(load_translator(folder, options), sentence)
-    return plot_attention(inspection, kind=options.attention, layer=options.layer)
+    reader = load_reader(folder, options)
+    maps = attention_maps(reader, sentence_or_table(reader, sentence))
+    return plot_attention(maps, kind=options.attention, layer=options.layer)
 
 
 def _lengths(options: argparse.Namespace) -> Chart:

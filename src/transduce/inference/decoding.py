@@ -23,7 +23,14 @@ from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_edges
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import ContinuingScorer, TransformerScorer
-from transduce.model.backend import BatchSearch, FoundHypothesis, SamplingNumbers, SearchBounds, SearchRules
+from transduce.model.backend import (
+    BatchSearch,
+    FoundHypothesis,
+    RepetitionPenalties,
+    SamplingNumbers,
+    SearchBounds,
+    SearchRules,
+)
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_search_settings, is_hugging_face_folder
@@ -40,6 +47,7 @@ from transduce.search.rules import (
     MinimumLength,
     NoRepeatedNgrams,
     Renormalize,
+    RepetitionPenalty,
     Rule,
     check_ids,
     generate_rules,
@@ -266,7 +274,7 @@ def find_compiled_search(
     if isinstance(scorer, ContinuingScorer) and max(longest) > scorer.remaining_positions + 1:
         return None  # the texts would be read again, with their first half cut off
     ranking = "paper" if generate is None else generate.stop
-    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id, sums_ends=draw is not None)
+    compiled_rules = _compiled_rules(rules, longest, scorer.forbidden_tokens, bounds.eos_id, draws=draw is not None)
     if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
     divisor = length_penalty if generate is None else length_power
@@ -299,7 +307,7 @@ def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
 
 
 def _compiled_rules(
-    rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, sums_ends: bool
+    rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
     """Return rules as a batch search applies them; None if one of them is of another class, or their order matters.
 
@@ -308,16 +316,17 @@ def _compiled_rules(
         longest: the maximum length of each sentence in tokens.
         never: tokens that have no probability at all.
         eos_id: the end symbol.
-        sums_ends: whether the end symbol gets the sum of the probabilities of all end symbols.
+        draws: whether tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
     """
     prefixes: Sequence[Sequence[int]] = [[] for _ in longest]
     inner: Sequence[Rule] = ()  # these do not apply to prefixes
     if rules and type(rules[0]) is ForcedPrefix:
         prefixes, inner, rules = rules[0].prefixes, rules[0].rules, rules[1:]
     certain: list[int] = []
-    found, impossible = SearchRules(), set(never)
+    (inner, rules), penalties = _without_penalty(inner, rules)
+    found, impossible = SearchRules(penalties=penalties), set(never)
     for rule in (*inner, *rules):
-        if type(rule) is ExtraEndTokens and rule is rules[0] and rule.summed == sums_ends and rule.eos_id == eos_id:
+        if type(rule) is ExtraEndTokens and rule is rules[0] and rule.summed == draws and rule.eos_id == eos_id:
             found = found._replace(more_ends=tuple(rule.more_ids))
         elif type(rule) is Forbid:
             found = found._replace(forbidden=(*found.forbidden, *rule.ids))
@@ -342,6 +351,17 @@ def _compiled_rules(
         [[*certain, *prefix[len(certain) :]] for prefix in prefixes] if certain or any(prefixes) else ()
     )
     return found._replace(forced=forced, certain_count=len(certain))
+
+
+def _without_penalty(
+    inner: Sequence[Rule], rules: Sequence[Rule]
+) -> tuple[tuple[Sequence[Rule], Sequence[Rule]], RepetitionPenalties | None]:
+    """Return the rules inside and outside of a prefix without a penalty that comes first, and the penalty."""
+    penalty = inner[0] if inner else rules[0] if rules else None
+    if type(penalty) is not RepetitionPenalty:
+        return (inner, rules), None
+    penalties = RepetitionPenalties(penalty.before, penalty.repetition, penalty.frequency, penalty.presence)
+    return ((inner[1:], rules) if inner else (inner, rules[1:])), penalties
 
 
 # --- search of a batch ---
@@ -403,7 +423,8 @@ def start_search(
         _longest(search, *each, most) for each in zip(batch.source_ids, batch.prefixes, batch.phrases, strict=True)
     ]
     bounds = Bounds(config.start_id, config.eos_id, torch.tensor(longest, device=device))
-    rules = [*build_rules(search, batch.prefixes, vocabulary), *more_rules]
+    before = [[config.start_id]] * len(longest)
+    rules = [*build_rules(search, batch.prefixes, vocabulary, before), *more_rules]
     if search.generate is not None:
         rules += generate_rules(search.generate, bounds.max_lengths, vocabulary.forced)
     beam = Beam(beam_size=width, n_best=search.n_best, alpha=search.length_penalty, groups=search.diverse_groups)
@@ -415,8 +436,7 @@ def start_search(
         compiled = find_compiled_search(scorer, bounds, beam, rules=rules, generate=search.generate, draw=draw)
         if compiled is not None:
             return compiled
-    if search.generate is not None:
-        scorer = LogProbabilities(scorer)
+    scorer = scored_for(scorer, rules, generates=search.generate is not None, is_beam=width > 1 and draw is None)
     if width == 1 or draw is not None:
         return _greedy_search(scorer, bounds, search, rules, draw)
     selection = _selection(search, batch.phrases, longest, width, vocabulary)
@@ -505,9 +525,53 @@ def _scorers(
     return [batch_invariant_scorer(model, source, attentive=attentive, all_tokens=everything) for model in models]
 
 
-def build_rules(search: SearchSettings, prefixes: Sequence[Sequence[int]], vocabulary: Vocabulary) -> list[Rule]:
-    """Return the rules of the search settings, in the order of application."""
+def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool) -> Scorer:
+    """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the same scorer.
+
+    As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. The
+    rule among `rules` is set accordingly.
+
+    Args:
+        scorer: the scorer of logits.
+        rules: the rules of the search.
+        generates: whether the search is that of `generate`, which takes log-probabilities.
+        is_beam: whether several hypotheses are ranked.
+    """
+    rules = rules[0].rules if rules and isinstance(rules[0], ForcedPrefix) else rules
+    penalty = next((rule for rule in rules if isinstance(rule, RepetitionPenalty)), None)
+    takes_logits = penalty is not None and not is_beam
+    if not generates and (penalty is None or takes_logits):
+        return scorer
+    logs = LogProbabilities(scorer, with_normalizer=takes_logits)
+    if penalty is not None and takes_logits:
+        penalty.normalizer = lambda: logs.normalizer
+    return logs
+
+
+def build_rules(
+    search: SearchSettings,
+    prefixes: Sequence[Sequence[int]],
+    vocabulary: Vocabulary,
+    before: Sequence[Sequence[int]],
+) -> list[Rule]:
+    """Return the rules of the search settings, in the order of application.
+
+    Args:
+        search: the search settings.
+        prefixes: tokens that each sentence's hypotheses start with.
+        vocabulary: the vocabulary of the output.
+        before: tokens before the output of each sentence: a prompt, or the start symbol.
+    """
     rules: list[Rule] = []
+    if search.penalizes_repetition:
+        rules.append(
+            RepetitionPenalty(
+                before,
+                repetition=search.repetition_penalty,
+                frequency=search.frequency_penalty,
+                presence=search.presence_penalty,
+            )
+        )
     if search.forbidden:
         rules += forbid_texts(tuple(search.forbidden), vocabulary)
     if search.min_length:

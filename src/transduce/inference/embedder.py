@@ -78,11 +78,15 @@ class Embedder:
     def __call__(self, text: list[str] | tuple[str, ...]) -> Tensor: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Tensor:
         """Return the vector of a text, (D,), or of each text in a list, (B, D); float32 on the CPU."""
-        texts = as_texts(text)
-        vectors = torch.empty(len(texts), self.model.config.d_model)
-        for batch, ids, states in self._each_batch(self.encode(texts)):
-            vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
+        vectors = self.vectors(self.encode(as_texts(text)))
         return vectors[0] if isinstance(text, str) else vectors
+
+    def vectors(self, rows: list[list[int]]) -> Tensor:
+        """Return the vector of each text, whose token ids `encode` returned, (B, D), float32 on the CPU."""
+        vectors = torch.empty(len(rows), self.model.config.d_model)
+        for batch, ids, states in self._each_batch(rows):
+            vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
+        return vectors
 
     def token_states(self, texts: Sequence[str]) -> list[TokenStates]:
         """Return the tokens of each text with the encoder's state of each token."""
@@ -96,7 +100,11 @@ class Embedder:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids that the model reads for each text, with special tokens."""
-        return [self._marks.frame(ids, self.length) for ids in self.tokenizer.source.encode_batch(as_texts(texts))]
+        return self.frame(self.tokenizer.source.encode_batch(as_texts(texts)))
+
+    def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Return the token ids of texts with special tokens around them, truncated to the model's length."""
+        return [self._marks.frame(ids, self.length) for ids in rows]
 
     @torch.inference_mode()
     def _encoded(self, ids: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
-"""Score a translator on a test set."""
+"""Score a translator on a test set, and compare its 8-bit weights with float32."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import overload
 
 import msgspec
 
-from transduce.argument_checks import as_texts
+from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import (
     AccuracyReport,
@@ -18,7 +19,11 @@ from transduce.evaluation.scores import (
 from transduce.inference.batching import Documents
 from transduce.inference.classifier import Classifier
 from transduce.inference.glossary_search import GlossaryLike
+from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
+from transduce.model_folder.read import read_any_model_folder
+from transduce.model_folder.upkeep import quantize_folder
+from transduce.model_folder.weight_cache import Int8Proof, write_proof
 from transduce.search.settings import SearchSettings, checked_search
 
 _MOST_SHOWN = 8  # labels in a message
@@ -134,3 +139,48 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
     always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}
     shown = {name: value if isinstance(value, int | float) else str(value) for name, value in changed.items()}
     return always | shown | {"precision": precision}
+
+
+# --- proof of 8-bit weights ---
+
+
+def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[str] | None = None) -> Int8Proof:
+    """Quantize a translator, measure how often it translates as in float32, and store the result beside the weights.
+
+    If at least 99 % of at least 100 sentences have the same greedy translation, and BLEU differs by at most 0.1,
+    `precision="auto"` takes the 8-bit weights on processors with these instructions. It does so until the model or the
+    version of transduce changes.
+
+    Args:
+        folder: the folder of a translation model that `transduce train`, `transduce import` or `save` wrote.
+        sources: source sentences that are typical of what the model will translate, such as those of a dev set.
+        references: a human translation of each source; None: BLEU is not compared.
+
+    Returns:
+        The measurement.
+
+    Raises:
+        TransduceError: the model is no translator or cannot be quantized here, there are no sentences, or the numbers
+            of sources and references differ.
+    """
+    sources = as_texts(sources)
+    check_line_counts({"sources": sources} | ({} if references is None else {"references": as_texts(references)}))
+    folder = as_path(folder, "The model's folder")
+    outputs, language = [], None
+    for precision in ("fp32", "int8"):
+        translator = open_translator(folder, precision=precision, device="cpu")  # refuses other kinds of models
+        greedy = msgspec.structs.replace(translator.search, beam_size=1, n_best=1, diverse_groups=1, sampling=None)
+        outputs.append([each.text for each in translator.translate(sources, greedy)])
+        language = translator.target_language
+        del translator
+        if precision == "fp32":
+            quantize_folder(folder)
+    difference = None
+    if references is not None:
+        exact, rounded = (score(texts, references, target_language=language).bleu.value for texts in outputs)
+        difference = round(rounded - exact, 3)
+    prepacked = read_any_model_folder(folder, packed="int8").prepacked
+    if prepacked is None:
+        raise TransduceError(f"The 8-bit weights of {folder} have changed meanwhile: try again.")
+    equal = sum(one == other for one, other in zip(*outputs, strict=True))
+    return write_proof(prepacked, sentences=len(sources), equal=equal, bleu_difference=difference)

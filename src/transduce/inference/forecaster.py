@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from transduce.argument_checks import as_integer, as_path
 from transduce.data.series import Numbers
@@ -115,6 +116,22 @@ class Forecaster:
         low, high = np.quantile(trajectories, [_LOW, _HIGH], axis=1)
         return Forecast(self.card.columns, trajectories.mean(axis=1), low, high)
 
+    @torch.inference_mode()
+    def normalized(self, history: ArrayLike) -> tuple[Tensor, Tensor]:
+        """Return the numbers that the model reads of a history, (1, S, C), and those that it predicts, (1, T, C).
+
+        Raises:
+            TransduceError: the history is too short, has other columns or is not finite.
+        """
+        past = self._checked_windows(self._one_window(history), history)[:, -self.card.past :]
+        inputs = self._inputs(past)
+        return inputs, self.model.roll_out(inputs, self.card.horizon).means
+
+    def _inputs(self, window: Numbers) -> Tensor:
+        """Return windows in units of their scale, on the model's device, (B, S, C)."""
+        weight = self.model.head.weight
+        return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)
+
     def _checked_options(self, steps: int, samples: int, seed: int) -> tuple[int, int, int]:
         steps, samples = as_integer(steps, "steps", minimum=1), as_integer(samples, "samples", minimum=0)
         seed = as_integer(seed, "seed", minimum=0, maximum=2**63 - 1)
@@ -172,13 +189,12 @@ class Forecaster:
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
         """Forecast a block of windows horizon by horizon; each horizon's forecast is the input of the next one."""
-        series, weight = past, self.model.head.weight
+        series = past
         while series.shape[1] < past.shape[1] + steps:
             window = series[:, -self.card.past :]
             scale = self.card.scale.of(window)
-            inputs = torch.from_numpy(scale.apply(window)).to(device=weight.device, dtype=weight.dtype)
             steps_now = min(self.card.horizon, past.shape[1] + steps - series.shape[1])
-            prediction = self.model.roll_out(inputs, steps_now, generator=generator)
+            prediction = self.model.roll_out(self._inputs(window), steps_now, generator=generator)
             series = np.concatenate([series, scale.undo(prediction.means.double().cpu().numpy())], axis=1)
         return series[:, past.shape[1] : past.shape[1] + steps]
 

@@ -19,7 +19,7 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import build_rules, explain_search_out_of_memory, find_compiled_search
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, find_compiled_search, scored_for
 from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
@@ -219,12 +219,18 @@ class Generator:
         settings, ids = self._settings(search), self.prompt_ids(prompt)
         watch = observer or self._observer(one_line=one_line)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
-            (hypotheses,) = run(self._begin([ids], settings, one_line=one_line), watch)
+            (hypotheses,) = run(self._begin([_Prompt(ids, settings)], settings, one_line=one_line), watch)
         continuations = (self._continuation(ids, each, settings, one_line=one_line) for each in hypotheses)
         return Generation(prompt, tuple(continuations))
 
     def generate_batch(
-        self, prompts: Sequence[str], search: SearchSettings, *, one_line: bool = False
+        self,
+        prompts: Sequence[str],
+        search: SearchSettings,
+        *,
+        one_line: bool = False,
+        own_settings: Sequence[SearchSettings] | None = None,
+        observer: Observer | None = None,
     ) -> list[Generation]:
         """Continue several texts at once, each as `generate` would continue it alone.
 
@@ -232,6 +238,10 @@ class Generator:
             prompts: the starts of the texts, of any lengths.
             search: search settings.
             one_line: end each continuation at the end of its line.
+            own_settings: settings of each prompt, which may differ from `search` in the maximum length and in the seed
+                only; None: `search` for all.
+            observer: called after each step with the indices of the prompts that are still continued, and their new
+                tokens; it returns the prompts whose continuations end.
 
         Returns:
             The texts with their continuations, in the order of the prompts.
@@ -240,28 +250,31 @@ class Generator:
             TransduceError: a setting is not supported by language models.
         """
         settings, texts = self._settings(search), as_texts(prompts)
-        ids = [self.prompt_ids(text) for text in texts]
+        own = [settings] * len(texts) if own_settings is None else [self._settings(each) for each in own_settings]
+        if any(batch_settings(each) != batch_settings(settings) for each in own):
+            raise TransduceError("`own_settings` may differ from `search` in `max_length` and in the seed only.")
+        waiting = [_Prompt(self.prompt_ids(text), each) for text, each in zip(texts, own, strict=True)]
         found: dict[int, Generation] = {}
-        for batch in self._batches(ids, settings):
+        for batch in self._batches(waiting, settings):
+            watch = self._observer(one_line=one_line) if observer is None else _PartObserver(observer, batch)
             with torch.inference_mode(), explain_search_out_of_memory(settings):
-                progress = self._begin([ids[number] for number in batch], settings, one_line=one_line)
-                results = run(progress, self._observer(one_line=one_line))
+                results = run(self._begin([waiting[number] for number in batch], settings, one_line=one_line), watch)
             for number, hypotheses in zip(batch, results, strict=True):
-                each = (self._continuation(ids[number], one, settings, one_line=one_line) for one in hypotheses)
+                ids = waiting[number].ids
+                each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)
                 found[number] = Generation(texts[number], tuple(each))
         return [found[number] for number in range(len(texts))]
 
-    def _batches(self, prompts: Sequence[Sequence[int]], search: SearchSettings) -> Iterator[list[int]]:
+    def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
         """Yield the indices of prompts to continue together, of similar lengths.
 
         A prompt that fills the context before its continuation ends is alone: it is read again, which depends on the
         other prompts.
         """
-        assert search.max_length is not None
         size = max(1, _MAX_TEXTS // max(search.beam_size, search.n_best))
-        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-        long = [number for number in order if len(prompts[number]) + search.max_length > self.context]
-        order = order[: len(order) - len(long)]
+        order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].ids))
+        long = [number for number in order if len(prompts[number].ids) + prompts[number].max_length > self.context]
+        order = [number for number in order if number not in set(long)]
         yield from (order[first : first + size] for first in range(0, len(order), size))
         yield from ([number] for number in long)
 
@@ -294,7 +307,8 @@ class Generator:
         """
         settings = self._settings(search or DEFAULT_SEARCH, n_best=1, max_length=max_length, seed=seed)
         ids, shown = self.prompt_ids(prompt), ""
-        progress, observer = self._begin([ids], settings, one_line=one_line), self._observer(one_line=one_line)
+        progress = self._begin([_Prompt(ids, settings)], settings, one_line=one_line)
+        observer = self._observer(one_line=one_line)
         while len(progress.rows):
             with torch.inference_mode():  # inference mode must not stay on while the caller runs
                 progress.advance()
@@ -368,9 +382,9 @@ class Generator:
             overrides["max_length"] = DEFAULT_LENGTH
         return msgspec.structs.replace(search, sampling=sampling, **overrides)
 
-    def _begin(self, prompts: Sequence[Sequence[int]], search: SearchSettings, *, one_line: bool) -> Search:
-        """Create the search that continues prompts of these token ids, before its first step."""
-        vocabulary = self.vocabulary
+    def _begin(self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool) -> Search:
+        """Create the search that continues prompts, before its first step."""
+        vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:
             raise TransduceError(
@@ -381,17 +395,18 @@ class Generator:
             line_feed = vocabulary.id("<0x0A>")  # or the unknown token's id: then lines end with the end symbol
             never = sorted({vocabulary.pad_id, vocabulary.unk_id, line_feed} - {vocabulary.eos_id})
             never = [] if vocabulary.keeps_line_feeds else never  # imported models may generate every token
-            scorer = ContinuingScorer(self.model, prompts, context=self.context, excluded_ids=never)
+            scorer = ContinuingScorer(self.model, ids, context=self.context, excluded_ids=never)
         end = vocabulary.eos_id if may_end else _ENDLESS
-        assert search.max_length is not None
-        count = len(prompts)
-        bounds = Bounds(prompts[0][-1], end, torch.full((count,), search.max_length, device=self.device))
-        rules = build_rules(search, [[]] * count, vocabulary)
+        count, longest = len(prompts), [prompt.max_length for prompt in prompts]
+        bounds = Bounds(ids[0][-1], end, torch.tensor(longest, device=self.device))
+        rules = build_rules(search, [[]] * count, vocabulary, ids)
         if vocabulary.ends[1:]:
-            rules = [ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None), *rules]
+            ends = ExtraEndTokens(end, vocabulary.ends[1:], summed=search.sampling is not None)
+            rules.insert(int(search.penalizes_repetition), ends)  # penalties come first
         if search.sampling is not None:
             # The same random numbers for each prompt, so that a continuation does not depend on the other prompts.
-            draw = Draw(search.sampling, [0] * count, samples=search.n_best)
+            seeds = [prompt.seed for prompt in prompts]
+            draw = Draw(search.sampling, [0] * count, samples=search.n_best, seeds=seeds)
             beam = Beam(beam_size=search.n_best, n_best=search.n_best, alpha=0.0)
             compiled = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw)
             return compiled or GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
@@ -401,7 +416,7 @@ class Generator:
                 return compiled
         if search.beam_size == 1:
             return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
-        return BeamSearch(scorer, bounds, beam, rules=rules)
+        return BeamSearch(scored_for(scorer, rules, generates=False, is_beam=True), bounds, beam, rules=rules)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
         """Return an observer that ends the search after the first line; None unless line feeds are ordinary tokens."""
@@ -433,6 +448,36 @@ class Generator:
         last_line = prompt[len(prompt) - prompt[::-1].index(end) :] if end in prompt else prompt
         prompt_text = decode_with_line_feeds(last_line, self.vocabulary)
         return decode_with_line_feeds([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
+
+
+class _Prompt:
+    """A prompt that waits to be continued: its token ids, and the settings that are its own."""
+
+    def __init__(self, ids: list[int], search: SearchSettings) -> None:
+        assert search.max_length is not None
+        self.ids = ids
+        self.max_length = search.max_length
+        self.seed = 0 if search.sampling is None else search.sampling.seed
+
+
+def batch_settings(search: SearchSettings) -> SearchSettings:
+    """Return search settings without what may differ between the prompts of a batch: maximum length and seed."""
+    sampling = None if search.sampling is None else msgspec.structs.replace(search.sampling, seed=0)
+    return msgspec.structs.replace(search, max_length=None, sampling=sampling)
+
+
+class _PartObserver:
+    """Implements `Observer` for a part of all prompts: passes their indices among all on to another observer."""
+
+    def __init__(self, observer: Observer, indices: Sequence[int]) -> None:
+        self._observer = observer
+        self._indices = indices
+
+    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
+        """Return the indices in this part of the prompts whose continuations end."""
+        indices = torch.tensor([self._indices[row] for row in rows.tolist()])
+        ended = self._observer.after_step(indices, tokens)
+        return [row for row in rows.tolist() if self._indices[row] in ended]
 
 
 class _FirstLine:

@@ -78,6 +78,8 @@ def open_translator(
     refuse_parsers(folders)
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
+    if precision == "auto" and len(folders) > 1:
+        precision = machine.precision  # one for all
     opened = [read_at_precision(read_encoder_decoder_folder, each, precision, machine) for each in folders]
     contents = [with_languages(each, source_language, target_language) for each in opened]
     check_vocabularies(folders, contents)

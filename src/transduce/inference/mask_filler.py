@@ -69,6 +69,11 @@ class Filler:
         """The spelling of the mask token in a text: [MASK], or as in an imported vocabulary."""
         return self.tokenizer.source.special_token_names[2]
 
+    @property
+    def text_tokens(self) -> list[int]:
+        """The ids of the tokens that may replace a mask: those that stand for text."""
+        return self._ordinary.tolist()  # type: ignore[no-any-return]
+
     def __repr__(self) -> str:
         return summary("Filler", self.model, f"{self.length} tokens at most")
 

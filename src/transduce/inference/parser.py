@@ -11,7 +11,7 @@ from typing import NamedTuple, overload
 import msgspec
 import torch
 
-from transduce.argument_checks import as_path, as_texts
+from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batch_token_budget, batches_by_length, pad
 from transduce.inference.decoding import read_search_settings
@@ -116,6 +116,18 @@ class Parser:
             for sentence, (best, *_) in zip(batch, self._search(batch), strict=True):
                 parses[sentence.place] = self._parse(sentence, best)
         return parses
+
+    def linearize(self, sentence: str) -> tuple[list[int], list[int], Parse]:
+        """Return the token ids of a sentence, those of the output that the parser writes for it, and its parse.
+
+        Raises:
+            TransduceError: the sentence has no words.
+        """
+        encoded = self._encode([list(map(unescape_word, as_text(sentence).split()))])
+        if not encoded:
+            raise TransduceError("The sentence to parse is empty: pass some words.")
+        best = self._search(encoded)[0][0]
+        return encoded[0].ids, list(best.ids), self._parse(encoded[0], best)
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
         """Return the sentences to parse, except those without words, with their token ids."""

@@ -1,21 +1,22 @@
-"""Attention weights of a model during translation, by token and by word, also as HTML for notebooks.
+"""Attention weights of a model of any kind for one text, by token and by word, also as HTML for notebooks.
 
 Shapes: N layers, H heads, S source tokens and T target tokens, both with the end symbol.
 """
 
 import html
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.typing import ArrayLike
 
-from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
-from transduce.inference.translator import Translator
-from transduce.model.attention import AttentionTrace
+from transduce.inference.parser import Parser
+from transduce.inspection.reading import Reader, Reading, read
+from transduce.inspection.recorder import hook_points, record_activations
 from transduce.text.languages import unspaced_characters
 from transduce.text.vocabulary import byte_of
 
@@ -76,13 +77,20 @@ def page_in_iframe(page: str, *, height_pixels: int = 720) -> str:
 Weights = npt.NDArray[np.float32]
 
 
+AttentionKind = Literal["memory", "encoder", "decoder"]
+"""Cross-attention (`memory`), or the self-attention of the encoder or the decoder."""
+
+
 class AttentionMaps(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head for one sentence pair. Each row sums to 1."""
+    """Attention weights of every layer and head for one text, or one sentence pair. Each row sums to 1.
+
+    An array has no layers (0, 0, …) if the model has no such attention.
+    """
 
     source_pieces: tuple[str, ...]
-    """Source tokens with the end symbol."""
+    """Tokens that the encoder reads, with the end symbol; empty without an encoder."""
     target_pieces: tuple[str, ...]
-    """Target tokens, with the end symbol unless `ended` is False."""
+    """Target tokens, with the end symbol unless `ended` is False; empty without a decoder."""
     encoder: Weights
     """(N, H, S, S): row s is the attention from source token s to all source tokens."""
     decoder: Weights
@@ -91,69 +99,91 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """(N, H, T, S): row t is the attention to the source tokens when target token t is predicted."""
     ended: bool = True
     """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
+    decoder_pieces: tuple[str, ...] = ()
+    """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
+    source_ended: bool = True
+    """True if the last source token is the end symbol; points in time have none."""
+    target_of_tokens: bool = False
+    """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
+    marks: tuple[str, ...] = ()
+    """Special tokens, which spell no word, of a model that reads one text."""
+
+    @property
+    def kinds(self) -> tuple[AttentionKind, ...]:
+        """The kinds of attention that the model has: cross-attention first."""
+        kinds: tuple[AttentionKind, ...] = get_args(AttentionKind)
+        return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
+
+    def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
+        """Return the weights of a kind, (N, H, Q, L), and the tokens of its rows and columns."""
+        source, target = self.source_pieces, self.target_pieces
+        if kind == "encoder":
+            return self.encoder, source, source
+        if kind == "memory":
+            return self.memory, target, source
+        if self.decoder_pieces:  # a language model's rows are named by what they read
+            return self.decoder, self.decoder_pieces, self.decoder_pieces
+        return self.decoder, target, ("<start>", *target[:-1])
 
     def _repr_html_(self) -> str:
-        return small_heat_maps(self.memory)
+        return small_heat_maps(self.of(self.kinds[0])[0])
 
 
-def attention_maps(translator: Translator, source: str, target: str | None = None) -> AttentionMaps:
-    """Return the attention weights of a model for a sentence and its translation.
+def attention_maps(reader: Reader, source: str | ArrayLike, target: str | None = None) -> AttentionMaps:
+    """Return the attention weights of a model for a text, or for a sentence and its translation.
 
     Args:
-        translator: a translator with one Transformer.
-        source: a sentence.
-        target: a translation of it; None: the model's own.
+        reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
+        source: a text; for a forecaster, the history (S, C).
+        target: for a translator, a translation of the text; None: the model's own.
 
     Raises:
-        TransduceError: the object is not a translator with exactly one Transformer.
+        TransduceError: the object is no loaded model or is an ensemble, or the model has no attention.
     """
-    if not isinstance(translator, Translator):
+    return maps_of(read(reader, source, target))
+
+
+def maps_of(reading: Reading) -> AttentionMaps:
+    """Return the attention weights of a model for a text that it has read.
+
+    Raises:
+        TransduceError: the model has no attention.
+    """
+    if not any(point.name.endswith(".weights") for point in hook_points(reading.model)):
         raise TransduceError(
-            f"Attention maps need a translator, but this is a {type(translator).__name__}: load a "
-            "model that translates."
+            "This model has no attention to look at, because `model.recurrent_attention` is none: train it with luong "
+            "or bahdanau."
         )
-    check_single_model(translator)
-    source, model = as_text(source), translator.transformer
-    vocabulary, config = translator.tokenizer, model.config
-    if target is None:
-        target = translator(source).text
-    source_ids = vocabulary.source.with_special_tokens(vocabulary.source.encode(source))
-    target_ids = vocabulary.target.with_special_tokens(vocabulary.target.encode(target))
-    trace = AttentionTrace()
-    with torch.inference_mode():
-        memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
-        inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
-        model.decode(inputs, memory, mask, trace=trace)
+    with torch.inference_mode(), record_activations(reading.model, "*.weights") as recording:
+        reading.forward(1)
+    past = recording.layers("decoder", "self_attention.weights") or recording.layers(
+        "decoder", "past_attention.weights"
+    )
+    is_pair = bool(reading.source_tokens and reading.decoder_tokens)
     return AttentionMaps(
-        source_pieces=tuple(vocabulary.source.pieces(source_ids)),
-        target_pieces=tuple(vocabulary.target.pieces(target_ids)),
-        encoder=stack_layers(trace.encoder),
-        decoder=stack_layers(trace.decoder),
-        memory=stack_layers(trace.memory),
+        source_pieces=reading.source_tokens,
+        target_pieces=reading.outputs if reading.decoder_tokens else (),
+        encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
+        decoder=stack_layers(past),
+        memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
+        ended=bool(reading.labels),
+        source_ended=bool(reading.labels),
+        target_of_tokens=isinstance(reading.reader, Parser),
+        decoder_pieces=() if is_pair else reading.decoder_tokens,
+        marks=tuple(sorted(reading.marks)),
     )
 
 
-def check_single_model(translator: Translator) -> None:
-    """Refuse an ensemble of several models.
-
-    Raises:
-        TransduceError: the translator has several models.
-    """
-    if len(translator.models) > 1:
-        raise TransduceError(
-            f"Only a single model can be inspected, but this translator is an ensemble of {len(translator.models)}: "
-            "load one of them."
-        )
-
-
 def stack_layers(layers: list[torch.Tensor]) -> Weights:
-    """Return a trace's layers, (1, H, Q, L) each, as one array (N, H, Q, L)."""
+    """Return the attention weights of layers, (1, H, Q, L) each, as one array (N, H, Q, L)."""
+    if not layers:
+        return np.zeros((0, 0, 0, 0), dtype=np.float32)
     stacked = torch.stack([layer[0].float() for layer in layers])  # (N, H, Q, L)
     return np.asarray(stacked.cpu().numpy(), dtype=np.float32)
 
 
 class WordAttention(msgspec.Struct, frozen=True):
-    """Attention of each target word to each source word."""
+    """Attention of each target word to each source word; in a model of one text, of each word to each word."""
 
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
@@ -165,23 +195,36 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return word-level cross-attention: summed over a word's source tokens, averaged over its target tokens.
+    """Return word-level attention: summed over the tokens of a word that is read, averaged over those of a row's word.
 
-    Layers and heads are averaged with weights: heads with sharper attention count more.
+    It is cross-attention if the model has it, and otherwise self-attention. Layers and heads are averaged with weights:
+    heads with sharper attention count more.
     """
-    source_words, source_groups = group_words(maps.source_pieces[:-1])
-    num_tokens = len(maps.target_pieces) - maps.ended
-    target_words, target_groups = group_words(maps.target_pieces[:num_tokens])
-    weights = np.zeros((len(target_words), len(source_words)), dtype=np.float32)
-    if weights.size == 0:
-        return WordAttention(source_words, target_words, weights)
-    mean_attention = _average_heads(
-        maps.memory[:, :, :num_tokens, :-1]
-    )  # (T - 1, S - 1), or (T, S - 1) without an end symbol
-    for row, target_group in enumerate(target_groups):
-        for column, source_group in enumerate(source_groups):
-            weights[row, column] = mean_attention[np.ix_(target_group, source_group)].sum(axis=1).mean()
-    return WordAttention(source_words, target_words, weights)
+    if maps.memory.shape[0] or not maps.kinds:
+        num_tokens = len(maps.target_pieces) - maps.ended
+        num_source = len(maps.source_pieces) - maps.source_ended
+        columns, targets = group_words(maps.source_pieces[:num_source]), maps.target_pieces[:num_tokens]
+        rows = (targets, [[n] for n in range(num_tokens)]) if maps.target_of_tokens else group_words(targets)
+        return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
+    weights, tokens, _ = maps.of(maps.kinds[0])
+    is_text = [token not in maps.marks for token in tokens]
+    words, groups = group_words([token for token, keep in zip(tokens, is_text, strict=True) if keep])
+    positions = np.flatnonzero(is_text)
+    grouped = words, [positions[group].tolist() for group in groups]
+    return _between_words(weights, grouped, grouped)
+
+
+def _between_words(
+    weights: Weights, rows: tuple[tuple[str, ...], list[list[int]]], columns: tuple[tuple[str, ...], list[list[int]]]
+) -> WordAttention:
+    """Return the attention between words, from the weights between tokens (N, H, Q, L) and each word's tokens."""
+    result = np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32)
+    if result.size:
+        mean_attention = _average_heads(weights)  # (Q, L)
+        for row, row_group in enumerate(rows[1]):
+            for column, column_group in enumerate(columns[1]):
+                result[row, column] = mean_attention[np.ix_(row_group, column_group)].sum(axis=1).mean()
+    return WordAttention(columns[0], rows[0], result)
 
 
 def _average_heads(memory: Weights) -> Weights:

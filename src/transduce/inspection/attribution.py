@@ -1,5 +1,6 @@
-"""Attribution: which source words made each word of a translation more probable, by six methods.
+"""Attribution: which words made each word of a model's output more probable, by six methods.
 
+The words are those of the source in a translator or parser, and those of the text that the model reads in all others.
 Shapes: S source tokens and T target tokens, both with the end symbol; H heads; D model width.
 """
 
@@ -13,25 +14,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.argument_checks import as_text
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
+from transduce.inference.forecaster import Forecaster
+from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import Weights, check_single_model, group_words, shaded_table
-from transduce.model.attention import AttentionTrace, MultiHeadAttention
-from transduce.model.layers import Residual
-from transduce.model.masks import padding_mask
-from transduce.model.transformer import Transformer
+from transduce.inspection.attention import Weights, group_words, shaded_table
+from transduce.inspection.reading import Reader, Reading, as_array, read
+from transduce.inspection.recorder import Recording, hook_points, record_activations
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.recurrent import Recurrent
 
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
-_INTEGRATION_STEPS = 8
+_INTEGRATION_POINTS = 3
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
+_MAX_OPERATIONS = 1e12
+"""Maximum number of floating-point operations of a method when all methods are asked for."""
 
 
 class Attribution(msgspec.Struct, frozen=True):
     """The contributions of source tokens and words to target tokens and words, measured by one method.
+
+    A language model's later tokens contribute 0 to its predictions.
 
     The unit of `occlusion`, `integrated` and `gradient-input` is nats of the target's log-probability; values may be
     negative. `gradient` is a norm. `value` and `rollout` are shares, whose sum over the source tokens is 1.
@@ -39,15 +44,15 @@ class Attribution(msgspec.Struct, frozen=True):
 
     method: Method
     source_tokens: tuple[str, ...]
-    """Source tokens with the end symbol."""
+    """Source tokens with the end symbol; in a model of one text, the tokens that it reads."""
     target_tokens: tuple[str, ...]
-    """Target tokens with the end symbol."""
+    """Target tokens with the end symbol; in a model of one text, its predictions: tokens, tags, or a class."""
     tokens: Weights
     """The contribution of each source token to each target token, (T, S)."""
     source_words: tuple[str, ...]
     """Source words, without the end symbol."""
     target_words: tuple[str, ...]
-    """Target words, without the end symbol."""
+    """Target words, without the end symbol; in a model of one text, its predictions."""
     words: Weights
     """The contribution of each source word to each target word, (target words, source words)."""
 
@@ -61,78 +66,109 @@ class Attribution(msgspec.Struct, frozen=True):
         return shaded_table(self.target_words, self.source_words, self.shares())
 
 
-def attribute(
-    translator: Translator, source: str, target: str | None = None, *, method: Method = "value"
-) -> Attribution:
-    """Return how much each source word contributed to each word of a translation.
+def attribute(translator: Reader, source: str, target: str | None = None, *, method: Method = "value") -> Attribution:
+    """Return how much each word contributed to each word of a translation, or to each other prediction of a model.
 
-    The translation is scored word by word given the words before it (teacher forcing). Methods:
+    A translation is scored word by word given the words before it (teacher forcing). A language model predicts each
+    next token of the text; a masked language model its masks, or every token if there is no mask; a classifier the
+    class, and a tagger the tag of each word. Methods:
 
-    * `value`: the vectors that attention and residual connections move, traced through all layers of both stacks
-      (Ferrando et al. 2022, ALTI+); fast, and the most faithful after `occlusion`.
-    * `occlusion`: the drop of the log-probability when the source word is removed. The model reads the source once for
-      each word.
-    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, in 8 steps.
+    * `value`: the share of each token in the states that predict, traced through attention and residual connections by
+      how near each moved vector is to the sum of all (ALTI+, Ferrando et al. 2022). It takes one forward pass, and is
+      the most faithful after `occlusion` and `integrated`.
+    * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
+      word.
+    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 Gauss points.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
-    * `rollout`: attention multiplied through the layers of the encoder (Abnar and Zuidema 2020).
+    * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
 
     Args:
-        translator: a translator with one Transformer.
+        translator: a loaded model of any kind that predicts tokens, classes or tags, as `transduce.load` returns it.
         source: a sentence.
-        target: a translation of it; None: the model's own.
+        target: for a translator, a translation of the sentence; None: the model's own.
         method: the method.
 
     Raises:
-        TransduceError: the object is not a translator with exactly one Transformer, the method is unknown, the
-            sentence is empty, or the method does not fit the model.
+        TransduceError: the object is not such a model, the method is unknown, the sentence is empty, or the method does
+            not fit the model.
     """
     if method not in get_args(Method):
         raise TransduceError(f"`method` must be one of {', '.join(get_args(Method))}, but is {method!r}.")
-    if not isinstance(translator, Translator):
-        raise TransduceError(f"Attribution needs a translator, but this is a {type(translator).__name__}.")
-    check_single_model(translator)
-    if translator.precision == "int8" and method not in ("occlusion", "rollout"):
+    return _attribute(translator, source, target, [method], skip_refused=False)[method]
+
+
+def attributions(translator: Reader, source: str, target: str | None = None) -> dict[Method, Attribution]:
+    """Return the attributions by every method that fits the model and the length of the sentence.
+
+    The methods share passes through the model. A method is left out if the model lacks what it needs, or if its passes
+    would take more than about 10^12 floating-point operations, so that the time is bounded: `integrated` of 25 tokens
+    by a model of 60 million parameters takes a fifth of that.
+
+    Args:
+        translator: a loaded model of any kind that predicts tokens, classes or tags, as `transduce.load` returns it.
+        source: a sentence.
+        target: for a translator, a translation of the sentence; None: the model's own.
+
+    Raises:
+        TransduceError: the object is not such a model, or the sentence is empty.
+    """
+    return _attribute(translator, source, target, get_args(Method), skip_refused=True)
+
+
+def _attribute(
+    reader: Reader, source: str, target: str | None, methods: Sequence[Method], *, skip_refused: bool
+) -> dict[Method, Attribution]:
+    """Return the attributions by these methods; `skip_refused` leaves out those that do not fit the model."""
+    if isinstance(reader, Forecaster):
+        raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
+    subject = _Subject(read(reader, source, target))
+    source_words, source_groups = subject.words_read()
+    target_words, target_groups = subject.words_predicted()
+    if not source_words or not target_words:
+        raise TransduceError("Attribution needs words in the source and in the translation: one of them has none.")
+    found: dict[Method, Attribution] = {}
+    with _evaluation(subject.model):
+        for method in methods:
+            try:
+                _check_reader(reader, method)
+                if skip_refused and subject.operations(method) > _MAX_OPERATIONS:
+                    continue
+                tokens, columns = subject.measure(method, source_groups)
+            except TransduceError:
+                if skip_refused:
+                    continue
+                raise
+            join: Callable[..., Any] = np.mean if method in ("rollout", "value") else np.sum
+            words = np.stack([join(columns[group], axis=0) for group in target_groups])
+            found[method] = Attribution(
+                method,
+                subject.tokens,
+                subject.reading.outputs,
+                np.asarray(tokens, dtype=np.float32),
+                source_words,
+                target_words,
+                np.asarray(words, dtype=np.float32),
+            )
+    return found
+
+
+def _check_reader(reader: object, method: Method) -> None:
+    """Refuse a model or precision for which a method is not defined."""
+    if getattr(reader, "precision", None) == "int8" and method not in ("occlusion", "rollout"):
         raise TransduceError(
             f"The method `{method}` needs weights in floating point, but the precision is int8: load the model in "
             "fp32, or use `occlusion`."
         )
-    source, model, tokenizer = as_text(source), translator.transformer, translator.tokenizer
-    target = translator(source).text if target is None else as_text(target)
-    source_ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(source))
-    target_ids = tokenizer.target.with_special_tokens(tokenizer.target.encode(target))
-    source_tokens, target_tokens = tokenizer.source.pieces(source_ids), tokenizer.target.pieces(target_ids)
-    source_words, source_groups = group_words(source_tokens[:-1])
-    target_words, target_groups = group_words(target_tokens[:-1])
-    if not source_words or not target_words:
-        raise TransduceError("Attribution needs words in the source and in the translation: one of them has none.")
-    pair = _Pair(model, source_ids, target_ids, translator.device)
-    sets = [[index] for index in range(len(source_ids))]
-    with _evaluation(model):
-        if method == "occlusion":
-            both = pair.occlusion([*sets, *source_groups])
-            tokens, columns = both[:, : len(sets)], both[:, len(sets) :]
-        else:
-            tokens = {
-                "integrated": lambda: pair.gradients(_INTEGRATION_STEPS),
-                "gradient": lambda: pair.gradients(1, norm=True),
-                "gradient-input": lambda: pair.gradients(1),
-                "rollout": pair.rollout,
-                "value": pair.value_rollout,
-            }[method]()
-            columns = np.stack([tokens[:, group].sum(axis=1) for group in source_groups], axis=1)
-    is_share = method in ("rollout", "value")
-    join: Callable[..., Any] = np.mean if is_share else np.sum
-    words = np.stack([join(columns[group], axis=0) for group in target_groups])
-    return Attribution(
-        method,
-        tuple(source_tokens),
-        tuple(target_tokens),
-        np.asarray(tokens, dtype=np.float32),
-        source_words,
-        target_words,
-        np.asarray(words, dtype=np.float32),
-    )
+    if isinstance(reader, Tagger) and method == "occlusion":
+        raise TransduceError(
+            "Occlusion removes words, and a word that is removed has no tag: use the method `value` or `integrated`."
+        )
+    model = getattr(reader, "model", None)
+    if isinstance(reader, Translator) and isinstance(model, Recurrent) and method not in ("occlusion",):
+        raise TransduceError(
+            f"The method `{method}` needs a Transformer, but the model is recurrent: use the method `occlusion`."
+        )
 
 
 @contextmanager
@@ -149,72 +185,140 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(need)
 
 
-class _Pair:
-    """A sentence and its translation as token ids, with the methods of attribution."""
+class _Subject:
+    """A text and what a model predicts of it, with the methods of attribution."""
 
-    def __init__(self, model: Transformer, source_ids: Sequence[int], target_ids: Sequence[int], device: Any) -> None:
-        config = model.config
-        self.model, self.pad_id = model, config.pad_id
-        self.source_ids, self.device = source_ids, device
-        self.source = pad([source_ids], config.pad_id, device)  # (1, S)
-        self.inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, device)  # (1, T)
-        self.labels = torch.tensor(target_ids, device=device)  # (T,)
+    def __init__(self, reading: Reading) -> None:
+        if reading.head is None:
+            reading.logits()  # raises an error
+        self.reading, self.model = reading, reading.model
+        self.is_pair = bool(reading.source_tokens and reading.decoder_tokens)
+        self.stack = "decoder" if not reading.source_tokens else "encoder"
+        """The stack that reads the words of which contributions are measured."""
+        self.tokens = reading.decoder_tokens if self.stack == "decoder" else reading.source_tokens
+        self.ids = reading.ids
+        self.device: torch.device = reading.model.source_weight.device
+        self._gradients: dict[float, Tensor] = {}
+
+    def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
+        """Return the words whose contributions are measured, and the indices of each word's tokens."""
+        if self.is_pair:
+            return group_words(self.tokens[:-1])
+        positions = [number for number, token in enumerate(self.tokens) if token not in self.reading.marks]
+        words, groups = group_words([self.tokens[number] for number in positions])
+        return words, [[positions[number] for number in group] for group in groups]
+
+    def words_predicted(self) -> tuple[tuple[str, ...], list[list[int]]]:
+        """Return the predicted words, and the indices of each word's predictions."""
+        if self.is_pair:
+            return group_words(self.reading.outputs[:-1])
+        return self.reading.outputs, [[number] for number in range(len(self.reading.outputs))]
+
+    def measure(self, method: Method, groups: Sequence[Sequence[int]]) -> tuple[Weights, Weights]:
+        """Return the contributions to each prediction of the tokens that are read, (T, S), and of their words."""
+        if method == "occlusion":
+            both = self.occlusion([*([index] for index in range(len(self.ids))), *groups])
+            return both[:, : len(self.ids)], both[:, len(self.ids) :]
+        tokens = {
+            "integrated": lambda: self.integrated(_INTEGRATION_POINTS),
+            "gradient": lambda: as_array(self.gradients(1.0).norm(dim=-1)),
+            "gradient-input": lambda: as_array((self.gradients(1.0) * self._word_vectors()).sum(dim=-1)),
+            "rollout": self.rollout,
+            "value": self.value_rollout,
+        }[method]()
+        return tokens, np.stack([tokens[:, group].sum(axis=1) for group in groups], axis=1)
+
+    def operations(self, method: Method) -> float:
+        """Return about how many floating-point operations a method needs, from the sizes of model and sentence."""
+        count = len(self.reading.outputs)
+        passes = {
+            "occlusion": 2.0 * len(self.ids),
+            "integrated": _INTEGRATION_POINTS * (1.0 + count),
+            "gradient": 1.0 + count,
+            "gradient-input": 1.0 + count,
+        }.get(method, 1.0)
+        lengths = {"encoder": len(self.reading.source_tokens), "decoder": len(self.reading.decoder_tokens)}
+        names = ("encoder_layers", "decoder_layers") if self.is_pair else ("layers",)
+        sizes = [sum(each.numel() for each in getattr(self.model, name).parameters()) for name in names]
+        tokens = [length for length in lengths.values() if length]
+        total: float = sum(2.0 * length * size for length, size in zip(tokens, sizes, strict=True))
+        return passes * total
 
     def occlusion(self, groups: Sequence[Sequence[int]]) -> Weights:
-        """Return the drop of each target token's log-probability without each group of source tokens, (T, groups)."""
-        shortened = [[id for n, id in enumerate(self.source_ids) if n not in group] for group in groups]
-        # A group of all tokens leaves nothing; the end symbol then stands alone.
-        sources = [list(self.source_ids), *(ids or [self.source_ids[-1]] for ids in shortened)]
-        rows = max(1, _BATCH_TOKENS // (len(self.source_ids) + len(self.labels)))
+        """Return the drop of each prediction's log-probability without each group of tokens, (T, groups)."""
+        unique = list(dict.fromkeys(map(tuple, groups)))
+        shortened = [[id for n, id in enumerate(self.ids) if n not in group] for group in unique]
+        if self.is_pair:
+            # A group of all tokens leaves nothing; the end symbol then stands alone.
+            shortened = [ids or [self.ids[-1]] for ids in shortened]
+        sources, removed = [list(self.ids), *shortened], [(), *unique]
+        rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(self.reading.outputs)))
         with torch.inference_mode():
             scores = [
-                self._log_probabilities(self.model.encode(pad(sources[n : n + rows], self.pad_id, self.device)))
-                for n in range(0, len(sources), rows)
+                self.reading.rescore(sources[n : n + rows], removed[n : n + rows]) for n in range(0, len(sources), rows)
             ]
-        joined = torch.cat(scores)  # (1 + groups, T)
-        return _array((joined[:1] - joined[1:]).T)
+        joined = torch.cat(scores)  # (1 + unique groups, T)
+        columns = [unique.index(tuple(group)) for group in groups]
+        return as_array((joined[:1] - joined[1:])[columns].nan_to_num(0.0).T)
 
-    def gradients(self, steps: int, *, norm: bool = False) -> Weights:
-        """Return the gradient of each target token's log-probability times the embedding, or its norm, (T, S).
+    def integrated(self, points: int) -> Weights:
+        """Return the integrated gradients of each prediction's log-probability, (T, S).
 
-        With several steps, the gradient is the mean along the line from embeddings of zero (with their positions).
+        The gradient is averaged along the line from embeddings of zero, with their positions, to the words' embeddings,
+        by Gauss-Legendre quadrature with this number of points.
         """
-        embedded, mask = self._embedded()
-        zero = embedded - self._word_vectors()
-        alphas = (torch.arange(steps, device=self.device) + 0.5) / steps if steps > 1 else torch.ones(1)
-        points = [(t, float(alpha)) for t in range(len(self.labels)) for alpha in alphas.tolist()]
-        rows = max(1, _BATCH_TOKENS // (len(self.source_ids) + len(self.labels)))
-        total = torch.zeros(len(self.labels), len(self.source_ids), dtype=torch.float64)
-        for start in range(0, len(points), rows):
-            part = points[start : start + rows]
-            mixed = torch.cat([zero + alpha * (embedded - zero) for _, alpha in part]).detach().requires_grad_()
-            memory = self.model.encode_embedded(mixed, mask)
-            scores = self._log_probabilities((memory, mask))  # (rows, T)
-            chosen = scores[torch.arange(len(part)), torch.tensor([t for t, _ in part])]
-            (gradient,) = torch.autograd.grad(chosen.sum(), mixed)
-            products = gradient.norm(dim=-1) if norm else (gradient * (embedded - zero)).sum(dim=-1)
-            values = products.double().cpu() / steps
-            for (t, _), value in zip(part, values, strict=True):
-                total[t] += value
-        return _array(total)
+        nodes, weights = np.polynomial.legendre.leggauss(points)
+        mean = sum(weight / 2 * self.gradients((node + 1) / 2) for node, weight in zip(nodes, weights, strict=True))
+        return as_array((mean * self._word_vectors()).sum(dim=-1))
+
+    def gradients(self, share: float) -> Tensor:
+        """Return the gradient of each prediction's log-probability by the embeddings of the words read, (T, S, D).
+
+        One forward pass serves all predictions. A backward pass starts from the gradient by each prediction's own
+        state, for many predictions at a time.
+
+        Args:
+            share: what the words' embeddings are multiplied by; 1.0 for the sentence itself.
+        """
+        if share in self._gradients:
+            return self._gradients[share]
+        reading, positions = self.reading, torch.tensor(self.reading.positions, device=self.device)
+        mixed = (share * self._word_vectors()).detach().requires_grad_()
+        embedded: Tensor = self._embedding().complete(mixed)
+        with record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded}):
+            hidden = reading.forward(1)  # (1, states, D)
+        states = hidden.detach().requires_grad_()
+        scores = reading.chosen(reading.predict(states).log_softmax(dim=-1))
+        (by_states,) = torch.autograd.grad(scores.sum(), states)
+        rows, parts = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions))), list[Tensor]()
+        for chosen in positions.split(rows):
+            starts = torch.zeros(len(chosen), *hidden.shape, dtype=hidden.dtype, device=self.device)
+            starts[torch.arange(len(chosen)), 0, chosen] = by_states[0, chosen]
+            (part,) = torch.autograd.grad(hidden, mixed, starts, retain_graph=True, is_grads_batched=True)
+            parts.append(part[:, 0])
+        gradients = torch.cat(parts)
+        if share == 1.0:  # two methods need it
+            self._gradients[share] = gradients
+        return gradients
 
     def rollout(self) -> Weights:
-        """Return the cross-attention of each target token, traced through the encoder's attention, (T, S)."""
-        trace = AttentionTrace()
-        with torch.inference_mode():
-            memory, mask = self.model.encode(self.source, trace=trace)
-            self.model.decode(self.inputs, memory, mask, trace=trace)
-        through = torch.eye(len(self.source_ids), device=self.device)
-        for weights in trace.encoder:
+        """Return the attention of each prediction, traced through the layers' attention, (T, S)."""
+        with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
+            self.reading.forward(1)
+        through = torch.eye(len(self.ids), device=self.device)
+        for weights in recording.layers(self.stack, "self_attention.weights"):
             # Half of a layer's output is its input, by the residual connection.
             through = (
                 0.5 * weights[0].float().mean(dim=0) + 0.5 * torch.eye(len(through), device=self.device)
             ) @ through
-        crossed = torch.stack([weights[0].float().mean(dim=0) for weights in trace.memory]).mean(dim=0)
-        return _array(crossed @ through)
+        if not self.is_pair:
+            return as_array(through[list(self.reading.positions)])
+        layers = recording.layers("decoder", "memory_attention.weights")
+        crossed = torch.stack([weights[0].float().mean(dim=0) for weights in layers]).mean(dim=0)
+        return as_array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each source token in each target token's state, traced through all layers, (T, S).
+        """Return the share of each token in each predicting state, traced through all layers, (T, S).
 
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
@@ -227,124 +331,87 @@ class _Pair:
                 )
         if self.model.config.norm_order == "sandwich":
             raise TransduceError("The method `value` needs `model.norm_order` pre or post: use the method `occlusion`.")
-        with torch.inference_mode(), recorded_attention(self.model) as records:
-            memory, mask = self.model.encode(self.source)
-            through = torch.eye(len(self.source_ids), device=self.device)  # memory tokens × source tokens
-            for record in records:
-                through = _contributions(record) @ through
-            records.clear()
-            self.model.decode(self.inputs, memory, mask)
-            shares = torch.zeros(len(self.labels), len(self.source_ids), device=self.device)
-            for record in records:
-                parts = _contributions(record)
-                # Cross-attention has one column more: the decoder's own state, which the residual connection keeps.
-                shares = parts @ shares if record.memory is None else parts[:, :-1] @ through + parts[:, -1:] * shares
-        return _array(shares / shares.sum(dim=-1, keepdim=True))
+        points = ("*.input", "*.weights", "*.values")
+        with torch.inference_mode(), record_activations(self.model, points) as recording:
+            self.reading.forward(1)
+            through = torch.eye(len(self.ids), device=self.device)  # tokens of the states × tokens that are read
+            for moved in _moved_vectors(self.model, recording, self.stack):
+                through = moved.shares() @ through
+            if self.is_pair:
+                shares = torch.zeros(len(self.reading.outputs), len(self.ids), device=self.device)
+                for moved in _moved_vectors(self.model, recording, "decoder"):
+                    parts = moved.shares()
+                    # Cross-attention has one column more: the decoder's state, which the residual connection keeps.
+                    is_self = moved.is_self_attention
+                    shares = parts @ shares if is_self else parts[:, :-1] @ through + parts[:, -1:] * shares
+            else:
+                shares = through[list(self.reading.positions)]
+        return as_array(shares / shares.sum(dim=-1, keepdim=True))
 
-    def _embedded(self) -> tuple[Tensor, Any]:
-        with torch.no_grad():
-            embedded = self.model.source_embedding(self.source, self.model.source_weight)
-        return embedded, padding_mask(self.source, self.pad_id)
+    def _embedding(self) -> Any:
+        return self.model.source_embedding if self.is_pair else self.model.embedding
 
     def _word_vectors(self) -> Tensor:
         """Return what the embedding adds for the words alone, without positions, (1, S, D)."""
-        embedding = self.model.source_embedding
-        if embedding.norm is not None:
-            raise TransduceError(
-                "Gradients need embeddings without a norm, but this model has one: use `value` or `occlusion`."
-            )
-        return F.embedding(self.source, self.model.source_weight.detach()) * embedding.scale
-
-    def _log_probabilities(self, encoded: tuple[Tensor, Any]) -> Tensor:
-        """Return the log-probability of each target token, (rows, T), for sources that are encoded."""
-        memory, mask = encoded
-        hidden = self.model.decode(self.inputs.expand(len(memory), -1), memory, mask)
-        labels = self.labels.expand(len(memory), -1)
-        logits = self.model.project(hidden).float()
-        return logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(dim=-1)
+        ids = torch.tensor([self.ids], device=self.device)
+        vectors: Tensor = F.embedding(ids, self.model.source_weight.detach()) * self._embedding().scale
+        return vectors
 
 
-# --- recording attention modules ---
+# --- moved vectors ---
 
 
-class AttentionRecord(msgspec.Struct, frozen=True):
-    """One call of an attention module: its inputs, and the attention weights that it computed."""
+class _MovedVectors(msgspec.Struct, frozen=True):
+    """The vectors that an attention module moved between positions: values, weights, and what the residual keeps."""
 
     module: MultiHeadAttention
+    is_self_attention: bool
     residual: Tensor
-    """What the residual connection around the module adds to its output, (B, Q, D)."""
-    x: Tensor
-    """What the queries are made of, (B, Q, D)."""
-    memory: Tensor | None
-    """What keys and values are made of, (B, S, D); None: `x`."""
+    """What the residual connection around the module adds to its output, (1, Q, D)."""
+    values: Tensor
+    """(1, G, L, V)."""
     weights: Tensor
-    """Attention weights, (B, H, Q, L)."""
+    """Attention weights, (1, H, Q, L)."""
+
+    def shares(self) -> Tensor:
+        """Return each position's share in the output of the module with its residual connection, (Q, L).
+
+        A position's vector is its projected value, times the attention weight; the output is the sum of all vectors.
+        The share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For
+        cross-attention the last column, L + 1, is the residual connection; in self-attention it belongs to the query's
+        own position.
+        """
+        module = self.module
+        values = self.values[0].repeat_interleave(module.num_heads // module.num_key_value_heads, dim=0)  # (H, L, V)
+        outputs = module.output.weight.unflatten(-1, (module.num_heads, module.d_v))  # (D, H, V)
+        vectors = torch.einsum("hlv,dhv->hld", values.float(), outputs.float())  # (H, L, D)
+        moved = torch.einsum("hql,hld->qld", self.weights[0].float(), vectors)  # (Q, L, D)
+        residual = self.residual[0].float()
+        if self.is_self_attention:
+            positions = torch.arange(len(moved), device=moved.device)
+            moved[positions, positions] += residual
+        else:
+            moved = torch.cat([moved, residual[:, None]], dim=1)
+        total = moved.sum(dim=1, keepdim=True)
+        if module.output.bias is not None:
+            total = total + module.output.bias.float()
+        shares = (total.abs().sum(dim=-1) - (total - moved).abs().sum(dim=-1)).clamp(min=0.0)
+        sums: Tensor = shares.sum(dim=-1, keepdim=True)
+        return shares / sums.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-@contextmanager
-def recorded_attention(model: nn.Module) -> Iterator[list[AttentionRecord]]:
-    """Record every call of the model's attention modules while the context runs, in the order of the calls.
-
-    Forward hooks record, so all layers take the reference path, which computes attention weights.
-    """
-    records: list[AttentionRecord] = []
-    residuals: list[Tensor] = []
-
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
-        residuals[:] = [args[0]]
-
-    def ask(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**named, "weights_out": []} if named.get("weights_out") is None else named
-
-    def store(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], _: Tensor) -> None:
-        assert isinstance(module, MultiHeadAttention)
-        memory = args[1] if len(args) > 1 else named.get("memory")
-        records.append(AttentionRecord(module, residuals[0], args[0], memory, named["weights_out"][-1]))
-
-    hooks = []
-    for module in model.modules():
-        if isinstance(module, Residual):
-            hooks.append(module.register_forward_pre_hook(enter))
-        if isinstance(module, MultiHeadAttention):
-            hooks.append(module.register_forward_pre_hook(ask, with_kwargs=True))
-            hooks.append(module.register_forward_hook(store, with_kwargs=True))
-    try:
-        yield records
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _contributions(record: AttentionRecord) -> Tensor:
-    """Return each position's share in the output of an attention module with its residual connection, (Q, L).
-
-    A position's vector is its projected value, times the attention weight; the output is the sum of all vectors. The
-    share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For
-    cross-attention the last column, L + 1, is the residual connection; in self-attention it belongs to the query's own
-    position.
-    """
-    module, inputs = record.module, record.x if record.memory is None else record.memory
-    first = module.widths[0] + module.widths[1]
-    weight, bias = module.projection.weight[first:], module.projection.bias
-    values = F.linear(inputs, weight, None if bias is None else bias[first:])  # (1, L, G × V)
-    values = values[0].unflatten(-1, (module.num_key_value_heads, module.d_v))  # (L, G, V)
-    values = values.repeat_interleave(module.num_heads // module.num_key_value_heads, dim=1)  # (L, H, V)
-    outputs = module.output.weight.unflatten(-1, (module.num_heads, module.d_v))  # (D, H, V)
-    vectors = torch.einsum("lhv,dhv->hld", values.float(), outputs.float())  # (H, L, D)
-    moved = torch.einsum("hql,hld->qld", record.weights[0].float(), vectors)  # (Q, L, D)
-    residual = record.residual[0].float()
-    if record.memory is None:
-        positions = torch.arange(len(moved), device=moved.device)
-        moved[positions, positions] += residual
-    else:
-        moved = torch.cat([moved, residual[:, None]], dim=1)
-    total = moved.sum(dim=1, keepdim=True)
-    if module.output.bias is not None:
-        total = total + module.output.bias.float()
-    shares = (total.abs().sum(dim=-1) - (total - moved).abs().sum(dim=-1)).clamp(min=0.0)
-    sums: Tensor = shares.sum(dim=-1, keepdim=True)
-    return shares / sums.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def _array(tensor: Tensor) -> Weights:
-    return np.asarray(tensor.detach().float().cpu().numpy(), dtype=np.float32)
+def _moved_vectors(model: Any, recording: Recording, stack: str) -> Iterator[_MovedVectors]:
+    """Yield the moved vectors of each attention module of a stack, in the order of computation."""
+    layers = getattr(model, f"{stack}_layers", None) or model.layers
+    for point in hook_points(model):
+        of_stack, number, name, *last = f"{point.name}...".split(".")[:4]
+        if of_stack == stack and last == ["weights"]:
+            module = getattr(layers[int(number) % len(layers)], name)
+            at = f"{stack}.{number}.{name}"
+            yield _MovedVectors(
+                module,
+                name == "self_attention",
+                recording[f"{at}.input"],
+                recording[f"{at}.values"],
+                recording[f"{at}.weights"],
+            )

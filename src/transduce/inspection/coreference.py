@@ -10,19 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.batching import pad
 from transduce.inference.generator import Generator
 from transduce.inference.mask_filler import Filler
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import stack_layers
+from transduce.inspection.attention import attention_maps
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import sentence_ids
-from transduce.model.attention import AttentionTrace
-from transduce.text.special_tokens import special_tokens_of
-from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, overlap, split_words, token_spans
 
 # Function words, which name nothing. In other languages every word with letters is a candidate.
@@ -185,76 +180,33 @@ def _language(reader: object, translation_of: str | None) -> str | None:
 
 
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:
-    """Run the model on the sentence, and return the model's self-attention weights."""
+    """Run the model on the sentence, and return the model's self-attention weights.
+
+    Of a translator, the encoder reads the sentence, or the decoder reads it as the translation of a source.
+    """
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
-    with torch.inference_mode():
-        if isinstance(reader, Translator):
-            if translation_of is not None:
-                return _read_translation(reader, translation_of, sentence)
-            return _read_source(reader, sentence)
-        if isinstance(reader, Generator):
-            return _read_text(reader, sentence)
-        if isinstance(reader, Filler):
-            return _read_framed(reader, sentence)
+    if isinstance(reader, Translator):
+        source = sentence if translation_of is None else translation_of
+        sentence_ids(reader, source)  # raises an error for models and sentences that cannot be inspected
+        maps = attention_maps(reader, source, "" if translation_of is None else sentence)
+        vocabulary = reader.tokenizer.source if translation_of is None else reader.tokenizer.target
+        # The decoder reads the start symbol before the sentence.
+        first = len(vocabulary.before) + (translation_of is not None)
+        weights = maps.encoder if translation_of is None else maps.decoder
+        return _Reading(weights, vocabulary.token_texts(vocabulary.encode(sentence)), first, translation_of is not None)
+    if isinstance(reader, Generator):
+        ids, weights = reader.vocabulary.encode(sentence), attention_maps(reader, sentence).decoder
+        first = len(reader.prompt_ids(sentence)) - len(ids)
+        return _Reading(weights, reader.vocabulary.token_texts(ids), first, left_to_right=True)
+    if isinstance(reader, Filler):
+        vocabulary = reader.tokenizer.source
+        weights = attention_maps(reader, sentence).encoder
+        return _Reading(weights, vocabulary.token_texts(vocabulary.encode(sentence)), 1, left_to_right=False)
     raise TransduceError(
         "Attention from a pronoun needs a translator, a language model or a masked language model, but this model is "
         f"a {type(reader).__name__.lower()}: pass another folder."
     )
-
-
-def _read_source(translator: Translator, sentence: str) -> _Reading:
-    """Run a translator's encoder, where every position attends to the whole sentence, and return its self-attention."""
-    sentence_ids(translator, sentence)  # raises an error for models and sentences that cannot be inspected
-    vocabulary, config, trace = translator.tokenizer.source, translator.model.config, AttentionTrace()
-    ids = vocabulary.encode(sentence)
-    closed = vocabulary.with_special_tokens(ids)
-    translator.transformer.encode(pad([closed], config.pad_id, translator.device), trace=trace)
-    first = len(vocabulary.before)
-    return _Reading(stack_layers(trace.encoder), vocabulary.token_texts(ids), first, left_to_right=False)
-
-
-def _read_translation(translator: Translator, source: str, sentence: str) -> _Reading:
-    """Run a translator's decoder on the sentence as the translation of a source, and return its self-attention."""
-    sentence_ids(translator, source)
-    vocabulary, config, trace = translator.tokenizer.target, translator.model.config, AttentionTrace()
-    model, source_vocabulary = translator.transformer, translator.tokenizer.source
-    sources = pad(
-        [source_vocabulary.with_special_tokens(source_vocabulary.encode(source))], config.pad_id, translator.device
-    )
-    memory, mask = model.encode(sources)
-    ids = vocabulary.encode(sentence)
-    inputs = pad([[config.start_id, *vocabulary.before, *ids]], config.pad_id, translator.device)
-    model.decode(inputs, memory, mask, trace=trace)
-    first = 1 + len(vocabulary.before)
-    return _Reading(stack_layers(trace.decoder), vocabulary.token_texts(ids), first, left_to_right=True)
-
-
-def _read_text(generator: Generator, sentence: str) -> _Reading:
-    """Run a language model, where tokens attend only to earlier ones, on a sentence, and return its self-attention."""
-    ids, trace = generator.vocabulary.encode(sentence), AttentionTrace()
-    prompt = generator.prompt_ids(sentence)
-    _check_length(len(prompt), generator.context)
-    generator.model.decode(torch.tensor([prompt], device=generator.device), trace=trace)
-    first = len(prompt) - len(ids)
-    return _Reading(stack_layers(trace.decoder), generator.vocabulary.token_texts(ids), first, left_to_right=True)
-
-
-def _read_framed(filler: Filler, sentence: str) -> _Reading:
-    """Run a masked language model's encoder on the sentence between [CLS] and [SEP], and return the self-attention."""
-    vocabulary: Vocabulary = filler.tokenizer.source
-    ids, trace = vocabulary.encode(sentence), AttentionTrace()
-    framed = special_tokens_of(vocabulary).frame(ids, len(ids) + 2)
-    _check_length(len(framed), filler.length)
-    filler.model.encode(torch.tensor([framed], device=filler.model.source_weight.device), trace=trace)
-    return _Reading(stack_layers(trace.encoder), vocabulary.token_texts(ids), 1, left_to_right=False)
-
-
-def _check_length(tokens: int, max_tokens: int) -> None:
-    if tokens > max_tokens:
-        raise TransduceError(
-            f"The model reads at most {max_tokens} tokens, but this sentence has {tokens}: pass a shorter one."
-        )
 
 
 def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ Shapes: B batch, Q queries, H heads, V width of a head's value.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -14,8 +14,8 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.inference.decoding import Batch, start_search
 from transduce.inference.translator import Translator
+from transduce.inspection.recorder import Edit, record_activations
 from transduce.inspection.sentence import deterministic_search, sentence_ids
-from transduce.model.attention import MultiHeadAttention
 from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis, Observer, run
 from transduce.search.settings import SearchSettings
@@ -122,61 +122,36 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
     With `keep_outputs`, the outputs stay as they are, but the same code path computes them.
 
     Raises:
-        TransduceError: there is no such head, or its layer shares its weights with others.
+        TransduceError: there is no such head.
     """
-    by_attention: dict[MultiHeadAttention, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for head in heads:
-        by_attention.setdefault(_find_attention(model, head), []).append(head.head)
-    with ExitStack() as stack:
-        for attention, numbers in by_attention.items():
-            stack.enter_context(_zeroed_heads(attention.output, [] if keep_outputs else numbers, attention.d_v))
+        numbers.setdefault(_hook_point(model, head), []).append(head.head)
+    edit = {name: torch.clone if keep_outputs else without_heads(heads_of) for name, heads_of in numbers.items()}
+    with record_activations(model, (), edit=edit):
         yield
 
 
-@contextmanager
-def _zeroed_heads(output: torch.nn.Module, heads: Sequence[int], width: int) -> Iterator[None]:
-    """Replace the outputs of some heads by zeros in the body of `with`, before the output projection.
+def without_heads(heads: Sequence[int]) -> Edit:
+    """Return an edit that replaces the outputs of some heads, (B, Q, H, V), by zeros."""
 
-    `forward` is replaced because decoding calls it directly, which would bypass PyTorch's hooks.
-    """
-    forward, attributes = output.forward, vars(output)
-    previous_forward = attributes.get("forward")
+    def edit(outputs: Tensor) -> Tensor:
+        return outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
 
-    def zeroed_forward(concatenated: Tensor) -> Tensor:
-        values = concatenated.clone()
-        for head in heads:
-            values[..., head * width : (head + 1) * width] = 0.0
-        result: Tensor = forward(values)
-        return result
-
-    attributes["forward"] = zeroed_forward
-    try:
-        yield
-    finally:
-        if previous_forward is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = previous_forward
+    return edit
 
 
-def _find_attention(model: Transformer, head: Head) -> MultiHeadAttention:
+def _hook_point(model: Transformer, head: Head) -> str:
+    """Return the name of the hook point at the outputs of a head and its neighbors."""
     config = model.config
-    layers = model.encoder_layers if head.kind == "encoder" else model.decoder_layers
     num_layers = config.num_encoder_layers if head.kind == "encoder" else config.num_decoder_layers
     if not (0 <= head.layer < num_layers and 0 <= head.head < config.num_heads):
         raise TransduceError(
             f"A head of `{head.kind}` has a layer from 0 to {num_layers - 1} and a number from 0 to "
             f"{config.num_heads - 1}, but layer {head.layer}, head {head.head} was named: choose another."
         )
-    if len(layers) != num_layers:
-        raise TransduceError(
-            "All layers of this model share their weights (`model.share_layers`), so no head belongs to one layer only."
-        )
-    layer = layers[head.layer]
-    attention = layer.memory_attention if head.kind == "memory" else layer.self_attention
-    if not isinstance(attention, MultiHeadAttention):
-        raise TransduceError(f"Layer {head.layer} of `{head.kind}` has no heads to switch off.")
-    return attention
+    attention = "memory_attention" if head.kind == "memory" else "self_attention"
+    return f"{'encoder' if head.kind == 'encoder' else 'decoder'}.{head.layer}.{attention}.heads"
 
 
 # --- tokens ------------------------------------------------------------------------------------------------------

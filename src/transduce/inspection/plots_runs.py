@@ -10,8 +10,8 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import check_line_counts, choose_tokenizer, make_metrics
+from transduce.inspection.attention import AttentionKind, AttentionMaps
 from transduce.inspection.plots import Chart, Curve, Curves, HeatMap, curve
-from transduce.inspection.sentence_view import AttentionBytes, Inspection, from_bytes
 from transduce.model.feed_forward import ACTIVATIONS
 from transduce.model.masks import look_ahead_mask, padding_mask, target_mask
 from transduce.model.positions import RotaryPositions, sinusoids
@@ -182,31 +182,37 @@ def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list
     return groups
 
 
-def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> Chart:
-    """Return a chart with the attention of every head of a layer, for one translated sentence.
+def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: int | None) -> Chart:
+    """Return a chart with the attention of every head of a layer, for one text.
 
     Args:
-        inspection: the inspection of the sentence.
-        kind: memory (cross-attention), encoder, or decoder.
+        maps: the attention of a model for the text, see `attention_maps`.
+        kind: memory (cross-attention), encoder, or decoder; None: the first of these that the model has.
         layer: layer number from 1; None: the last one.
 
     Raises:
-        TransduceError: there is no such layer.
+        TransduceError: there is no such attention or layer.
     """
-    packed, rows, columns = _attention_of(inspection, kind)
-    layers, heads = packed.shape[:2]
+    kind = maps.kinds[0] if kind is None else kind
+    if kind not in maps.kinds:
+        raise TransduceError(
+            f"`--attention` must be {' or '.join(maps.kinds)} for this model, which has no other, but is {kind}."
+        )
+    weights, rows, columns = maps.of(kind)
+    layers, heads = weights.shape[:2]
     if layer is not None and not 1 <= layer <= layers:
         raise TransduceError(f"`--layer` must be from 1 to {layers}, but is {layer}.")
     chosen = layers if layer is None else layer
-    weights = from_bytes(packed)[chosen - 1].astype(np.float64)  # (H, Q, L)
     names = {"memory": "source token", "encoder": "source token", "decoder": "target token"}
+    if len(maps.kinds) == 1:
+        names[kind] = "token"
     return Chart(
         tuple(
             HeatMap(
                 title=f"layer {chosen}, head {head + 1}",
                 x_label=names[kind] if head + columns_of(heads) >= heads else "",
                 y_label="",
-                values=weights[head],
+                values=weights[chosen - 1, head].astype(np.float64),  # (Q, L)
                 least=0.0,
                 most=1.0,
                 row_names=rows,
@@ -221,15 +227,6 @@ def plot_attention(inspection: Inspection, *, kind: str, layer: int | None) -> C
 def columns_of(heads: int) -> int:
     """Return the number of panels per row that makes the picture about as wide as a page."""
     return min(4, math.ceil(heads / math.ceil(heads / 4)))
-
-
-def _attention_of(inspection: Inspection, kind: str) -> tuple[AttentionBytes, tuple[str, ...], tuple[str, ...]]:
-    source, target = inspection.source_pieces, inspection.target_pieces
-    if kind == "encoder":
-        return inspection.encoder, source, source
-    if kind == "decoder":
-        return inspection.decoder, target, ("<start>", *target[:-1])
-    return inspection.memory, target, source
 
 
 # --- charts that explain the parts of a Transformer, computed with the model's own modules ---

@@ -3,18 +3,31 @@
 Shapes: W hypotheses, t tokens so far, T target tokens with the end symbol, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import cast
 
 import msgspec
 import torch
-from torch import Tensor
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import AttentionMaps, check_single_model, stack_layers, word_attention
-from transduce.inspection.sentence_view import Candidate, Inspection, Step, TreeNode, WordAlignment, to_bytes
-from transduce.model.attention import AttentionTrace
+from transduce.inspection.attention import AttentionMaps, maps_of, stack_layers, word_attention
+from transduce.inspection.reading import Reader, check_single_model, read
+from transduce.inspection.recorder import record_activations
+from transduce.inspection.sentence_view import (
+    Candidate,
+    Inspection,
+    Step,
+    TextInspection,
+    TreeNode,
+    WordAlignment,
+    to_bytes,
+)
+from transduce.model.build import build_any_model
+from transduce.model.config import ModelConfig
 from transduce.model.masks import AttentionMask
 from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis, Observer
@@ -154,6 +167,10 @@ def inspect_sentence(
     Raises:
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
     """
+    if not isinstance(translator, Translator):
+        raise TransduceError(
+            f"`inspect` is for translators, but this is a {type(translator).__name__}: use `inspect_text`."
+        )
     source_ids = sentence_ids(translator, source)
     check_single_model(translator)
     model, config = translator.transformer, translator.transformer.config
@@ -165,17 +182,16 @@ def inspect_sentence(
         raise TransduceError(f"The search found no translation of `{source}`: allow a greater length.")
     best = finished[0]
     target_ids = [*best.ids, *([config.eos_id] if best.ended else [])]
-    trace = AttentionTrace()
-    with torch.inference_mode():
-        memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device), trace=trace)
+    with torch.inference_mode(), record_activations(model, "*.weights") as recording:
+        memory, mask = model.encode(pad([source_ids], config.pad_id, translator.device))
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
-        logits = allowed_logits(model, model.decode(inputs, memory, mask, trace=trace))[0]  # (T, V)
+        logits = allowed_logits(model, model.decode(inputs, memory, mask))[0]  # (T, V)
     maps = AttentionMaps(
         source_pieces=tuple(translator.tokenizer.source.pieces(source_ids)),
         target_pieces=tuple(translator.tokenizer.target.pieces(target_ids)),
-        encoder=stack_layers(trace.encoder),
-        decoder=stack_layers(trace.decoder),
-        memory=stack_layers(trace.memory),
+        encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
+        decoder=stack_layers(recording.layers("decoder", "self_attention.weights")),
+        memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
         ended=best.ended,
     )
     paths = [*beam.kept, *(path_with_end(hypothesis, config.eos_id) for hypothesis in finished)]
@@ -190,12 +206,45 @@ def inspect_sentence(
         source_pieces=maps.source_pieces,
         target_pieces=maps.target_pieces,
         beam_size=search.beam_size,
-        steps=_steps(translator, logits, target_ids),
+        steps=_steps(translator.tokenizer.target.piece, logits, target_ids),
         words=_words(maps),
         encoder=to_bytes(maps.encoder),
         decoder=to_bytes(maps.decoder),
         memory=to_bytes(maps.memory),
         tree=build_tree(beam.kept, finished, translator.tokenizer.target, sums),
+    )
+
+
+def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = None) -> TextInspection:
+    """Return what a model of any kind predicts for a text, and the attention between its tokens.
+
+    Args:
+        reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
+        text: the text; for a forecaster, the history (S, C).
+        target: for a translator, a translation of the text; None: the model's own.
+
+    Raises:
+        TransduceError: the text is too long or empty, or the model has no attention.
+    """
+    reading = read(reader, text, target)
+    maps = maps_of(reading)
+    kind = maps.kinds[0]
+    weights, rows, columns = maps.of(kind)
+    steps: tuple[Step, ...] = ()
+    if reading.head is not None:
+        with torch.inference_mode():
+            steps = _steps(reading.column_name, reading.logits()[0], reading.labels)
+    return TextInspection(
+        model=f"{type(reader).__name__}: {describe(reading.model)}",
+        text=reading.text,
+        answer=reading.answer,
+        outputs=reading.outputs,
+        steps=steps,
+        attention=kind,
+        words=_words(maps),
+        rows=rows,
+        columns=columns,
+        weights=to_bytes(weights),
     )
 
 
@@ -227,19 +276,17 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
     return translator.tokenizer.source.with_special_tokens(ids)
 
 
-def _steps(translator: Translator, logits: Tensor, target_ids: list[int]) -> tuple[Step, ...]:
-    """Return the tokens with their probabilities and alternatives, from logits (T, V)."""
-    vocabulary = translator.tokenizer.target
+def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[int]) -> tuple[Step, ...]:
+    """Return the tokens (or classes) with their probabilities and alternatives, from logits (T, V)."""
     probabilities = logits.softmax(dim=-1)
     likeliest = probabilities.topk(min(_CANDIDATES, logits.shape[-1]), dim=-1)
     rows = zip(target_ids, probabilities, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return tuple(
         Step(
-            piece=vocabulary.piece(id),
+            piece=name_of(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
-                Candidate(vocabulary.piece(candidate), _rounded(value))
-                for candidate, value in zip(ids, values, strict=True)
+                Candidate(name_of(candidate), _rounded(value)) for candidate, value in zip(ids, values, strict=True)
             ),
         )
         for id, row, ids, values in rows
@@ -257,13 +304,13 @@ def _words(maps: AttentionMaps) -> WordAlignment:
     return WordAlignment(words.source_words, words.target_words, weights)
 
 
-def describe(model: Transformer) -> str:
+def describe(model: nn.Module) -> str:
     """Return a one-line description of a model: layers, width, heads, parameters."""
-    config = model.config
+    config = cast("ModelConfig", model.config)
     with torch.device("meta"):
-        outline = Transformer(config)  # an int8 model has other parameters
+        outline = build_any_model(config)  # an int8 model has other parameters
     millions = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
-    return (
-        f"{config.num_encoder_layers} + {config.num_decoder_layers} layers × {config.d_model}, "
-        f"{config.num_heads} heads, {millions:,.1f} million parameters"
-    )
+    counts = {"encoder": (config.num_encoder_layers,), "decoder": (config.num_decoder_layers,)}
+    layers = " + ".join(map(str, counts.get(config.kind, (config.num_encoder_layers, config.num_decoder_layers))))
+    heads = "" if config.kind == "recurrent" else f"{config.num_heads} heads, "
+    return f"{layers} layers × {config.d_model}, {heads}{millions:,.1f} million parameters"

@@ -1,6 +1,8 @@
 """Typed data about one inspected translation, and its drawing as text for a terminal."""
 
 import base64
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -9,6 +11,7 @@ from rich.cells import cell_len
 
 from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page
+from transduce.inspection.plots import Chart, HeatMap, draw_chart
 from transduce.inspection.pronouns import PronounAttention
 
 # --- data that the page, the terminal and notebooks show ---
@@ -103,6 +106,59 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return page_in_iframe(self.to_html())
 
 
+class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
+    """An inspected text of a model of any kind: what the model predicts, and the attention between its tokens."""
+
+    model: str
+    """The kind and the size of the model in one line."""
+    text: str
+    answer: str
+    """What the model makes of the text: a translation, a class, tags, a tree, filled masks, or the next token."""
+    outputs: tuple[str, ...]
+    """A name for each prediction: predicted tokens, tagged words, the class, or points in time."""
+    steps: tuple[Step, ...]
+    """The predictions with their probabilities and alternatives; empty if the model predicts numbers or vectors."""
+    attention: Literal["memory", "encoder", "decoder"]
+    """The attention of `words`: to the source (`memory`), or the self-attention of the encoder or decoder."""
+    words: WordAlignment
+    """The attention of each word (or point in time) to each other, averaged over layers and heads."""
+    rows: tuple[str, ...]
+    """The tokens of the rows of `weights`."""
+    columns: tuple[str, ...]
+    """The tokens of the columns of `weights`."""
+    weights: AttentionBytes
+    """The attention of every layer and head, (N, H, rows, columns)."""
+
+    def draw(self, title: str | None = None) -> str:
+        """Return the predictions and the table of words as text for a terminal; the default title names attention."""
+        shape = len(self.words.target_words), len(self.words.source_words)
+        words = np.array(self.words.weights, dtype=np.float32).reshape(shape)
+        title = (
+            title
+            or {
+                "memory": "attention: a darker column was read more when the word of the row was written",
+                "encoder": "attention: a darker column was read more by the word of the row",
+                "decoder": "attention: a darker column was read more by the word of the row; later words are hidden",
+            }[self.attention]
+        )
+        rows, columns = self.words.target_words, self.words.source_words
+        table = draw_attention(WordAttention(columns, rows, words))
+        if len(columns) > _MAX_COLUMNS:  # such as points in time
+            most = float(words.max(initial=0.0)) or 1.0
+            panel = HeatMap(
+                title="",
+                x_label=f"{columns[0]} to {columns[-1]}",
+                y_label="",
+                values=words.astype(np.float64),
+                least=0.0,
+                most=most,
+                row_names=rows,
+            )
+            table = draw_chart(Chart((panel,)))
+        steps = [draw_steps(self.steps, self.outputs)] if self.steps else []
+        return "\n\n".join([f"{self.text}  →  {self.answer}", self.model, *steps, title, table])
+
+
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
     """Return attention weights (N, H, Q, L) as bytes; each weight has an error of at most 1/510."""
     layers, heads, queries, keys = weights.shape
@@ -122,6 +178,7 @@ _SHADES = " ░▒▓█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 20
 _MAX_ALTERNATIVES = 3
+_MAX_COLUMNS = 40
 
 
 def draw_attention(attention: WordAttention) -> str:
@@ -161,18 +218,24 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
     )
 
 
-def draw_steps(steps: tuple[Step, ...]) -> str:
-    """Return a line per token: its probability as a number and a bar, and the likeliest alternatives."""
-    width = max((cell_len(step.piece) for step in steps), default=0)
+def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
+    """Return a line per token: its probability as a number and a bar, and the likeliest alternatives.
+
+    `outputs` names what the steps predict, if that is not the tokens themselves: the words that tags belong to.
+    """
+    names = [step.piece for step in steps]
+    if outputs and any(name not in (output, "") for name, output in zip(names, outputs, strict=True)):
+        names = [f"{output}  {name}" for name, output in zip(names, outputs, strict=True)]
+    width = max(map(cell_len, names), default=0)
     lines = []
-    for step in steps:
+    for name, step in zip(names, steps, strict=True):
         alternatives = [candidate for candidate in step.candidates if candidate.piece != step.piece][:_MAX_ALTERNATIVES]
         alternatives_text = "  ".join(
             f"{candidate.piece} {100 * candidate.probability:.1f}" for candidate in alternatives
         )
         bar = draw_bar(step.probability, _BAR_CELLS)
         lines.append(
-            f"{_fit(step.piece, width)}  {100 * step.probability:5.1f} %  {_fit(bar, _BAR_CELLS)}  {alternatives_text}"
+            f"{_fit(name, width)}  {100 * step.probability:5.1f} %  {_fit(bar, _BAR_CELLS)}  {alternatives_text}"
         )
     return "\n".join(line.rstrip() for line in lines)
 

@@ -506,6 +506,22 @@ class _EmbeddedRows(torch.autograd.Function):
 # Legend: B sentences that are still decoded, W hypotheses of each, t tokens so far.
 
 
+class RepetitionPenalties(NamedTuple):
+    """The penalties of a batch search on tokens that occurred, as `search.rules.RepetitionPenalty` applies them.
+
+    They change log-probabilities in a beam search, logits in greedy search and sampling.
+    """
+
+    before: Sequence[Sequence[int]]
+    """Tokens before the output of each sentence, to which only `repetition` applies."""
+    repetition: float
+    """A factor of negative scores, and a divisor of others; greater than 0."""
+    frequency: float
+    """Subtracted for each occurrence of a token in the output."""
+    presence: float
+    """Subtracted once for each token in the output."""
+
+
 class SearchRules(NamedTuple):
     """The rules of a batch search on tokens, and its ranking; the default is the paper's search without rules."""
 
@@ -526,6 +542,8 @@ class SearchRules(NamedTuple):
     """The number of tokens before which no hypothesis may end."""
     no_repeated_ngrams: int = 0
     """The length of n-grams that may not occur twice in a hypothesis; 0: no restriction."""
+    penalties: RepetitionPenalties | None = None
+    """Penalties of tokens that occurred."""
     renormalizes: bool = False
     """Whether probabilities are those of the permitted tokens only."""
     ranking: Literal["paper", "full", "likely", "never"] = "paper"

@@ -17,7 +17,7 @@ from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.model_folder.tensor_files import MappedTensors
-from transduce.model_folder.weight_cache import PrepackedCache
+from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
 from transduce.text.tokenizer import Tokenizer
 
@@ -148,7 +148,8 @@ def read_at_precision(
 ) -> ModelFolder[Placed]:
     """Read a model folder with a reader of `read.py`, and convert the model to a precision on the machine's device.
 
-    With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time.
+    With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time. With "auto"
+    they are taken only if the cache has a proof that they translate as float32 does on this processor.
 
     Args:
         read: a reader, such as `read_decoder_folder`.
@@ -161,7 +162,15 @@ def read_at_precision(
         TransduceError: the folder cannot be read, or the model does not support the precision.
     """
     packed = precision if precision == "int8" and machine.device == "cpu" else None
-    content = read(folder, packed=packed)
+    if precision == "auto" and machine.device == "cpu" and has_proofs(folder):
+        content = read(folder, packed="int8")
+        if isinstance(content.model, PrepackedModel):
+            proof = None if content.prepacked is None else read_proof(content.prepacked)
+            if proof is not None and proof.holds:
+                return content
+            content = read(folder)
+    else:
+        content = read(folder, packed=packed)
     if isinstance(content.model, PrepackedModel):
         return content
     model = convert_to_precision(content.model, precision, machine, content.files)

@@ -16,13 +16,14 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
 from transduce.acceleration import PackedModel
-from transduce.atomic_io import exclusive_lock, file_sha256, replace_file
+from transduce.atomic_io import exclusive_lock, file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
 from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
@@ -286,3 +287,92 @@ class PrepackedCache:
                 write_tensors(partial, tensors, tensors.items(), self._metadata(digest.hexdigest()))
                 replace_file(partial, place / name)
         return place / name
+
+
+# --- proofs ---
+# `auto` must not change translations for the sake of speed, so it takes 8-bit weights only if somebody measured that
+# they translate as float32 does.
+
+
+_PROOF_SUFFIX = ".proof.json"
+_LEAST_SENTENCES = 100
+_LEAST_EQUAL = 0.99
+_GREATEST_BLEU_DIFFERENCE = 0.1
+
+
+class Int8Proof(msgspec.Struct, frozen=True):
+    """A measurement of how often certain 8-bit weights translate as float32 does, by greedy search."""
+
+    data: str
+    """The SHA-256 of the 8-bit weights."""
+    source: str
+    """The SHA-256 of the original weights and of the model's configuration."""
+    version: str
+    """The version of transduce that translated."""
+    sentences: int
+    """Number of sentences that were translated."""
+    equal: int
+    """Number of sentences with the same translation in both precisions."""
+    bleu_difference: float | None = None
+    """BLEU of the 8-bit weights minus that of float32; None if there were no references."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether there are enough sentences, enough of them are equal, and BLEU differs little."""
+        return (
+            self.sentences >= _LEAST_SENTENCES
+            and self.equal >= _LEAST_EQUAL * self.sentences
+            and abs(self.bleu_difference or 0.0) <= _GREATEST_BLEU_DIFFERENCE
+        )
+
+    def __str__(self) -> str:
+        bleu = "" if self.bleu_difference is None else f", BLEU {self.bleu_difference:+.2f}"
+        verdict = "takes" if self.holds else "does not take"
+        return (
+            f"{self.equal:,} of {self.sentences:,} greedy translations are those of fp32{bleu}: `--precision auto` "
+            f"{verdict} the 8-bit weights on this kind of processor (at least {_LEAST_SENTENCES} sentences, "
+            f"{_LEAST_EQUAL:.0%} equal, BLEU within {_GREATEST_BLEU_DIFFERENCE})"
+        )
+
+
+def has_proofs(folder: Path) -> bool:
+    """Return whether the cache of a model folder has a proof, even one of other weights or for another processor."""
+    return any(next(place.glob(f"*{_PROOF_SUFFIX}"), None) for place in cache_folders(folder))
+
+
+def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
+    """Return the proof for a file with 8-bit weights; None if there is none for these weights and this version."""
+    path = prepacked.path.with_suffix(_PROOF_SUFFIX)
+    with contextlib.suppress(TransduceError, OSError):
+        proof = read_json(path.parent, path.name, Int8Proof)
+        if (proof.data, proof.source, proof.version) == _identity(prepacked):
+            return proof
+    return None
+
+
+def write_proof(
+    prepacked: MappedTensors, *, sentences: int, equal: int, bleu_difference: float | None = None
+) -> Int8Proof:
+    """Store a proof beside a file with 8-bit weights, and return the proof.
+
+    Args:
+        prepacked: the file with the weights.
+        sentences: number of sentences that were translated.
+        equal: number of sentences with the same translation in both precisions.
+        bleu_difference: BLEU of the 8-bit weights minus that of float32; None if it is unknown.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    proof = Int8Proof(*_identity(prepacked), sentences, equal, bleu_difference)
+    write_file(prepacked.path.with_suffix(_PROOF_SUFFIX), msgspec.json.encode(proof) + b"\n")
+    return proof
+
+
+def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
+    """Return the digests of 8-bit weights and of their original, and the version of this package.
+
+    The file's name depends on the instruction set.
+    """
+    metadata = prepacked.header.metadata
+    return metadata.get("data", ""), metadata.get("source", ""), version("transduce")

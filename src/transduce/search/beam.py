@@ -332,12 +332,17 @@ def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
 class LogProbabilities(Scorer):
     """A scorer that converts another scorer's logits to log-probabilities."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: Scorer, *, with_normalizer: bool = False) -> None:
+        """Wrap a scorer; `with_normalizer` keeps the log-sum-exp of the newest logits, (B, W, 1), in `normalizer`."""
         self.scorer = scorer
+        self.normalizer: Tensor | None = torch.empty(0) if with_normalizer else None
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return the log-probabilities of the next token, (B, W, V)."""
-        return self.scorer.step(tokens).float().log_softmax(dim=-1)
+        logits = self.scorer.step(tokens).float()
+        if self.normalizer is not None:
+            self.normalizer = logits.logsumexp(dim=-1, keepdim=True)
+        return logits.log_softmax(dim=-1)
 
     @override
     def reorder(self, parents: Tensor) -> None:

@@ -189,17 +189,27 @@ _GROWTH = 16  # factor by which their number grows, up to all
 class Draw:
     """A sampler of tokens; the log-probabilities that it reports are before temperature, top-k and top-p."""
 
-    def __init__(self, sampling: SamplingSettings, indices: Sequence[int], *, samples: int) -> None:
+    def __init__(
+        self,
+        sampling: SamplingSettings,
+        indices: Sequence[int],
+        *,
+        samples: int,
+        seeds: Sequence[int] | None = None,
+    ) -> None:
         """Create each sentence's random generator.
 
         Args:
             sampling: the sampling options with the seed.
             indices: each sentence's index in the whole input, which determines its random numbers, (N,).
             samples: hypotheses drawn for each sentence.
+            seeds: each sentence's random seed, (N,); None: that of `sampling`.
         """
+        seeds = [sampling.seed] * len(indices) if seeds is None else seeds
         self.sampling = sampling
         self.samples = samples
-        self.generators = [torch.Generator().manual_seed(_seed(sampling.seed, place)) for place in indices]
+        numbers = (_seed(*each) for each in zip(seeds, indices, strict=True))
+        self.generators = [torch.Generator().manual_seed(number) for number in numbers]
 
     def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Draw the next tokens (B, W) from logits (B, W, V), with the sentences' indices in the batch, (B,)."""

@@ -3,7 +3,7 @@
 Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t tokens so far.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -93,6 +93,59 @@ class NoRepeatedNgrams(Rule):
         repeats = (runs[..., :-1] == prefix[..., None, :]).all(dim=-1)  # (B, W, t - length + 1)
         limits = torch.full_like(repeats, torch.inf, dtype=logits.dtype).masked_fill_(repeats, _IMPOSSIBLE)
         return logits.scatter_reduce_(-1, runs[..., -1], limits, "amin", include_self=True)
+
+
+class RepetitionPenalty(Rule):
+    """A rule that makes tokens less likely that occur in the prompt or in the output so far.
+
+    It changes the scores that it receives: log-probabilities in beam search, logits otherwise, as transformers does.
+    """
+
+    def __init__(
+        self,
+        before: Sequence[Sequence[int]],
+        *,
+        repetition: float = 1.0,
+        frequency: float = 0.0,
+        presence: float = 0.0,
+    ) -> None:
+        """Penalize tokens that occurred.
+
+        Args:
+            before: tokens before each input sentence's output: the prompt, or the decoder's start symbol. Only
+                `repetition` applies to them.
+            repetition: multiplies negative scores and divides others (Keskar et al. 2019).
+            frequency: subtracted for each occurrence of a token in the output.
+            presence: subtracted once for each token in the output.
+        """
+        self.before = [list(each) for each in before]
+        self.repetition = repetition
+        self.frequency = frequency
+        self.presence = presence
+        self.normalizer: Callable[[], Tensor | None] | None = None
+        """Returns the log-sum-exp that was subtracted, (B, 1 or W, 1), if `apply` receives log-probabilities but logits
+        are to be penalized.
+        """
+
+    def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Apply the factor to the tokens that occurred, then subtract the penalties of tokens in the output."""
+        offset = None if self.normalizer is None else self.normalizer()
+        logits = logits if offset is None else logits + offset
+        if self.repetition != 1.0:
+            before = [self.before[row] for row in rows.tolist()]
+            longest = max(map(len, before), default=0)
+            # A short row repeats its first token, which the assignment below changes only once.
+            padded = [[*ids, *(ids[:1] or [0]) * (longest - len(ids))] for ids in before]
+            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(rows), 1, longest)
+            seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, longest + t)
+            values = logits.gather(-1, seen)
+            penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)
+            logits.scatter_(-1, seen, penalized)
+        if self.presence:
+            logits.scatter_(-1, tokens, logits.gather(-1, tokens) - self.presence)
+        if self.frequency:
+            logits.scatter_add_(-1, tokens, torch.full_like(tokens, -self.frequency, dtype=logits.dtype))
+        return logits if offset is None else logits - offset
 
 
 class ForcedPrefix(Rule):

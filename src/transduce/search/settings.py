@@ -27,6 +27,7 @@ _MILLION = 1_000_000
 _MAX_VALUES = {"length_penalty": 10, "coverage_penalty": _MILLION, "diversity_penalty": _MILLION}
 _MAX_VALUES |= dict.fromkeys(("beam_size", "n_best"), 10_000)
 _MAX_VALUES |= dict.fromkeys(("max_length", "max_length_extra", "min_length"), _MILLION)
+_MAX_TOKEN_PENALTY = 100  # of repeated tokens
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30  # beyond these, logits would exceed the range of float32
 
 
@@ -52,6 +53,27 @@ def _check_ranges(settings: "SearchSettings") -> None:
     for name, limit in _MAX_VALUES.items():
         if (getattr(settings, name) or 0) > limit:
             raise TransduceError(f"`{name}` must be at most {limit:,}, but is {getattr(settings, name):,}.")
+
+
+def _check_penalties(settings: "SearchSettings") -> None:
+    """Check the penalties of repeated tokens; with a beam, none may raise a probability above 1."""
+    if not 0.0 < settings.repetition_penalty <= _MAX_TOKEN_PENALTY:
+        raise TransduceError(
+            f"`repetition_penalty` must be greater than 0 and at most {_MAX_TOKEN_PENALTY}, but is "
+            f"{settings.repetition_penalty}: 1 has no effect."
+        )
+    is_beam = settings.beam_size > 1 and settings.sampling is None
+    for name in ("frequency_penalty", "presence_penalty"):
+        value = getattr(settings, name)
+        if not -_MAX_TOKEN_PENALTY <= value <= _MAX_TOKEN_PENALTY:
+            raise TransduceError(
+                f"`{name}` must be between -{_MAX_TOKEN_PENALTY} and {_MAX_TOKEN_PENALTY}, but is {value}: 0 has no "
+                "effect."
+            )
+        if is_beam and value < 0.0:
+            raise TransduceError(
+                f"`{name}` must not be negative in beam search, but is {value}: set `beam_size` to 1, or sample."
+            )
 
 
 @cache
@@ -112,6 +134,14 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Minimum number of tokens before the end symbol."""
     no_repeated_ngrams: int = 0
     """No n-gram of this many tokens occurs twice in a translation; 0: no restriction."""
+    repetition_penalty: float = 1.0
+    """Tokens of the prompt and the output so far become less likely if greater than 1 (Keskar et al. 2019): their
+    log-probabilities (in a beam) or positive logits are multiplied or divided by it. 1: no effect.
+    """
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token for each of its occurrences in the output so far, as in OpenAI's API."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token in the output so far, as in OpenAI's API."""
     coverage_penalty: float = 0.0
     """Beta of the coverage penalty (Wu et al. 2016), which penalizes hypotheses that leave source tokens untranslated.
 
@@ -147,6 +177,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"`max_length_factor` must be at most {_MAX_LENGTH_FACTOR:,}, but is {self.max_length_factor}: "
                 "set `max_length`, in tokens."
             )
+        _check_penalties(self)
         if self.diverse_groups < 1 or self.beam_size % self.diverse_groups:
             raise TransduceError(
                 f"`diverse_groups` must divide `beam_size` ({self.beam_size}), but is {self.diverse_groups}: "
@@ -161,6 +192,11 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             )
         if isinstance(self.forbidden, str):
             raise TransduceError(f"`forbidden` must be a tuple of texts, but is one text: write (`{self.forbidden}`,).")
+
+    @property
+    def penalizes_repetition(self) -> bool:
+        """Return whether a penalty of repeated tokens has an effect."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     def max_length_for(self, source_tokens: int) -> int:
         """Return the maximum length in tokens, including the end symbol, for a source of this many tokens."""

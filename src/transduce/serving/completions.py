@@ -7,16 +7,16 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.generator import Continuation, Generation
+from transduce.inference.generator import Continuation, batch_settings
 from transduce.search.scorer import Observer
 from transduce.search.settings import SamplingSettings, SearchSettings
-from transduce.serving.jobs import FunctionJob, Job, Model
+from transduce.serving.jobs import Job, JobSentence, Model
 from transduce.serving.messages import Progress, RequestError, invalid_request
 from transduce.serving.models import ServedGenerator
 from transduce.serving.service import (
@@ -28,6 +28,7 @@ from transduce.serving.service import (
     token_probabilities,
     warning_headers,
 )
+from transduce.serving.settings import ServingSettings
 
 FinishReason = Literal["stop", "length"]
 """`stop`: the text is complete, or ends before a stop sequence; `length`: a maximum length truncated it."""
@@ -52,6 +53,8 @@ class CompletionRequest(NamedTuple):
     """Texts before which a completion ends."""
     sampling: Mapping[str, float | None] = {}
     """`temperature`, `top_p`, `top_k`, `min_p` and `seed`; only language models use them."""
+    penalties: Mapping[str, float | None] = {}
+    """`frequency_penalty` and `presence_penalty`; only language models use them."""
     with_tokens: bool = False
     """True if the completions contain their tokens."""
 
@@ -190,23 +193,14 @@ class Completions:
             )
         if request.choices > settings.max_alternatives + 1:
             raise invalid_request(f"`n` must be at most {settings.max_alternatives + 1}, but is {request.choices}")
-        search = _generator_search(model, request, settings.max_new_tokens)
+        job = GenerationJob(model, request, settings)
         loop = asyncio.get_running_loop()
-        jobs: list[Job] = []
-        for number, prompt in enumerate(request.prompts):
-
-            def work(observer: Observer, prompt: str = prompt, number: int = number) -> Generation:
-                watch = _GenerationObserver(observer, lambda: jobs[number].is_expired, model, prompt, request.stop)
-                if report is not None:
-                    watch.report = lambda text: _report_from_thread(loop, report, text)
-                return model.generator.generate(prompt, search, observer=watch)
-
-            jobs.append(FunctionJob(model, prompt, search, seconds=settings.deadline_seconds, work=work))
+        if report is not None:
+            job.report = lambda text: _report_from_thread(loop, report, text)
         self.service.metrics.characters.inc(characters)
-        results = await self.service.engine.decode(jobs, disconnected)
-        generations: list[Generation] = [generation for (generation,) in results]
+        (generations,) = await self.service.engine.decode([job], disconnected)
         choices = [_choice_of(each, request) for generation in generations for each in generation.continuations]
-        return Completion(choices, sum(sum(job.tokens) for job in jobs))
+        return Completion(choices, sum(job.tokens))
 
 
 def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: str) -> None:
@@ -234,46 +228,78 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
         sampling = (
             None if is_greedy else msgspec.structs.replace(model.search.sampling or SamplingSettings(), **changes)
         )
+        return msgspec.structs.replace(
+            model.search,
+            sampling=sampling,
+            beam_size=1,
+            n_best=request.choices,
+            max_length=min(request.max_tokens or most_tokens, most_tokens),
+            **{name: value for name, value in request.penalties.items() if value is not None},
+        )
     except TransduceError as error:
         raise invalid_request(str(error)) from None
-    return msgspec.structs.replace(
-        model.search,
-        sampling=sampling,
-        beam_size=1,
-        n_best=request.choices,
-        max_length=min(request.max_tokens or most_tokens, most_tokens),
-    )
+
+
+class GenerationJob(Job):
+    """The prompts of one request to a language model; those of several requests are continued in one batch."""
+
+    def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
+        """Tokenize the prompts and start the clock of the deadline.
+
+        Raises:
+            RequestError: a setting of the request is out of range.
+        """
+        search = _generator_search(model, request, settings.max_new_tokens)
+        # The queue uses no more of a model than `QueuedModel`, except for jobs that translate.
+        super().__init__(cast(Model, model), request.prompts, search, seconds=settings.deadline_seconds)
+        self.served = model
+        self.stop = request.stop
+        self.report: Callable[[str], None] | None = None
+        """Receives the final part of the only continuation while it grows, in a decoding thread."""
+
+    def is_compatible_with(self, other: Job) -> bool:
+        """Return whether prompts of this job and of another may be in one batch: only length and seed may differ."""
+        return (
+            isinstance(other, GenerationJob)
+            and self.served is other.served
+            and batch_settings(self.search) == batch_settings(other.search)
+        )
+
+    def decode(self, batch: Sequence[JobSentence], observer: Observer) -> list[Any]:
+        """Return the continuations of a batch of prompts of this job and of compatible jobs."""
+        return self.served.generator.generate_batch(
+            [entry.sentence for entry in batch],
+            self.search,
+            own_settings=[entry.job.search for entry in batch],
+            observer=_GenerationObserver(observer, batch),
+        )
+
+    def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
+        """Report the growing continuations of a prompt; return whether all of them have reached a stop sequence."""
+        if self.report is None and not self.stop:
+            return False
+        texts = [self.served.generator.continuation_text(prompt, ids) for ids in tokens]
+        if self.report is not None:
+            self.report(texts[0][: _safe_length(texts[0], self.stop)])
+        return all(_find_stop(text, self.stop) is not None for text in texts)
 
 
 class _GenerationObserver:
-    """Implements `Observer`: reports a growing text, and ends it at a stop sequence or when nobody waits for it."""
+    """Implements `Observer`: reports growing texts, and ends them at a stop sequence or when nobody waits for them."""
 
-    def __init__(
-        self,
-        observer: Observer,
-        is_expired: Callable[[], bool],
-        model: ServedGenerator,
-        prompt: str,
-        stop: Sequence[str],
-    ) -> None:
-        self.report: Callable[[str], None] | None = None
+    def __init__(self, observer: Observer, batch: Sequence[JobSentence]) -> None:
         self._observer = observer
-        self._is_expired = is_expired
-        self._generator = model.generator
-        self._prompt = prompt
-        self._stop = stop
+        self._batch = batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the row of the generated text if it has ended, so that the search stops."""
-        self._observer.after_step(rows, tokens)
-        if self._is_expired():
-            return rows.tolist()
-        if self.report is None and not self._stop:
-            return ()
-        texts = [self._generator.continuation_text(self._prompt, ids) for ids in tokens[0].tolist()]
-        if self.report is not None:
-            self.report(texts[0][: _safe_length(texts[0], self._stop)])
-        return rows.tolist() if all(_find_stop(text, self._stop) is not None for text in texts) else ()
+        """Return the rows of texts that have ended, so that they leave the batch."""
+        ended = set(self._observer.after_step(rows, tokens))
+        for number, row in enumerate(rows.tolist()):
+            job = self._batch[row].job
+            assert isinstance(job, GenerationJob)
+            if row not in ended and job.follow(self._batch[row].sentence, tokens[number].tolist()):
+                ended.add(row)
+        return ended
 
 
 # --- stop sequences and maximum lengths ---

@@ -90,8 +90,8 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=1000, description="Of language models only.")] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1, description="Of language models only.")] | None = None
     seed: Annotated[int, Meta(description="Of language models only; translations are not random.")] | None = None
-    frequency_penalty: Annotated[float, Meta(description="Refused for language models, unless 0.")] | None = None
-    presence_penalty: Annotated[float, Meta(description="Refused for language models, unless 0.")] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2, description="Of language models only.")] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2, description="Of language models only.")] | None = None
     logit_bias: Refused = None
     user: Ignored = None
 
@@ -340,10 +340,6 @@ class OpenAIHandlers:
             value = getattr(message, field, None)
             if value is not None and value not in harmless:
                 raise invalid_request(f"`{field}` is not supported by this server: leave it out")
-        if name in self.completions.service.generators:
-            for field in ("frequency_penalty", "presence_penalty"):
-                if getattr(message, field):
-                    raise invalid_request(f"`{field}` is not supported by this server: leave it out")
         if message.stream and (len(prompts) > 1 or (message.n or 1) > 1):
             raise invalid_request("only one text can be streamed: leave `n` out, and send one prompt")
         if message.stream and with_tokens:
@@ -355,6 +351,10 @@ class OpenAIHandlers:
             max_tokens=max_tokens,
             stop=tuple(as_list(message.stop or [])),
             sampling={"temperature": message.temperature, "top_p": message.top_p, "seed": message.seed},
+            penalties={
+                "frequency_penalty": message.frequency_penalty,
+                "presence_penalty": message.presence_penalty,
+            },
             with_tokens=with_tokens,
         )
 

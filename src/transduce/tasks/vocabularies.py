@@ -13,6 +13,7 @@ from transduce.data.text_noise import TextNoiseSettings, noise_pair
 from transduce.errors import TransduceError
 from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary
 from transduce.tasks.prepared_folder import check_vocabulary, tokenizer_settings_of
+from transduce.tasks.settings.presets import has_preset_vocabulary_size
 from transduce.tasks.settings.structs import Settings, VocabularySettings
 from transduce.text.corpus import CorpusFiles, Pair, PairReader, read_pairs
 from transduce.text.files import count_noun, is_decodable, read_lines
@@ -47,7 +48,8 @@ def learn_tokenizer(
     """
     if settings.tokenizer.vocabulary:
         return _adopt_vocabulary(settings.tokenizer, marks, files, folder, display)
-    tokenizer_settings, adjust = choose(size), settings.tokenizer.vocabulary_size is None
+    tokenizer_settings, is_open = choose(size), settings.tokenizer.vocabulary_size is None
+    adjust = is_open or has_preset_vocabulary_size(settings)
     if files.is_text_alone and not tokenizer_settings.joint:
         raise TransduceError(
             "`tokenizer.joint` = false is for separate vocabularies, but here is only one text: leave it out."
@@ -55,7 +57,7 @@ def learn_tokenizer(
     # A chosen size covers the words only; the task's special tokens are added to it.
     marks = (*marks, *PLACEHOLDER_TOKENS[: tokenizer_settings.placeholders])
     marks = tuple(dict.fromkeys((*marks, *settings.tokenizer.user_symbols)))
-    num_special = len(marks) + tokenizer_settings.line_feeds if adjust else 0
+    num_special = len(marks) + tokenizer_settings.line_feeds if is_open else 0
     tokenizer_settings = msgspec.structs.replace(
         tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
     )

@@ -7,7 +7,7 @@ complete. Random numbers need no state: they are seeded by (seed, step, micro-ba
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -196,12 +196,19 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"{_PREFIX}{step:09d}"
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processes: Processes | None = None) -> Path:
+def save_checkpoint(
+    folder: Path,
+    checkpoint: Checkpoint,
+    *,
+    keep: int,
+    averaged: Collection[int] = (),
+    processes: Processes | None = None,
+) -> Path:
     """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
 
-    Later checkpoints in the folder were refused when the run was resumed; each is replaced when its step is reached
-    again. Each of several processes writes its own rows into a folder that all of them can see; the first process
-    does the rest.
+    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Later checkpoints in
+    the folder were refused when the run was resumed; each is replaced when its step is reached again. Each of several
+    processes writes its own rows into a folder that all of them can see; the first process does the rest.
 
     Raises:
         TransduceError: the checkpoint cannot be written. If one process fails, all raise; earlier checkpoints are
@@ -224,8 +231,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int, processe
             "or repair the folder, then continue with --resume."
         ) from error
     if together.is_first:
+        kept = {checkpoint_path(folder, step) for step in averaged}
         for old in [path for path in checkpoints(folder) if path.name <= final.name][keep:]:
-            _remove(old)
+            if old not in kept:
+                _remove(old)
     together.wait()
     return final
 
@@ -371,17 +380,63 @@ def load_checkpoint(path: Path) -> Checkpoint:
         TransduceError: the checkpoint is damaged, or has a format that this version cannot read.
     """
     try:
-        digests = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, str])
-        for name, digest in digests.items():
-            if Path(name).name != name or file_sha256(path / name) != digest:
-                raise TransduceError(f"The checkpoint {path} is damaged: {name} is not what was written.")
+        names = _verified_files(path)
         state = load_state(path)
-        names = sorted(name for name in digests if name.endswith(".safetensors"))
         if any(_kind(name) != name.removesuffix(".safetensors") for name in names):
             return Checkpoint(state, {}, parts=_open_parts(path, names))
         return Checkpoint(state, {_kind(name): load_file(path / name) for name in names})
     except (OSError, msgspec.MsgspecError, SafetensorError) as error:
         raise TransduceError(f"The checkpoint {path} is damaged: {error}.") from error
+
+
+def _verified_files(path: Path, kind: str | None = None) -> list[str]:
+    """Verify the files of a checkpoint, or those of one kind of tensors, and return the names of the tensor files.
+
+    Raises:
+        TransduceError: a file is not what was written.
+    """
+    digests = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, str])
+    names = [name for name in digests if kind in (None, _kind(name))]
+    for name in names:
+        if Path(name).name != name or file_sha256(path / name) != digests[name]:
+            raise TransduceError(f"The checkpoint {path} is damaged: {name} is not what was written.")
+    return sorted(name for name in names if name.endswith(".safetensors"))
+
+
+def _load_weights(path: Path) -> dict[str, Tensor]:
+    """Load the weights of a checkpoint, complete and verified, without the optimizer's state."""
+    names = _verified_files(path, "weights")
+    if names == ["weights.safetensors"]:
+        return load_file(path / names[0])
+    return {name: tensor[:] for name, tensor in open_parts([path / name for name in names]).items()}
+
+
+def average_weights(
+    weights: Mapping[str, Tensor], folder: Path, steps: Sequence[int]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the mean of a model's weights and of those in earlier checkpoints (section 6.1 of the paper).
+
+    Args:
+        weights: the current weights, float32; those that no checkpoint holds, such as frozen ones, stay as they are.
+        folder: the folder of the checkpoints.
+        steps: the steps of the earlier checkpoints.
+
+    Returns:
+        The mean, and an error message for each checkpoint that is damaged or missing, which the mean leaves out.
+    """
+    sums, counts = {name: tensor.clone() for name, tensor in weights.items()}, dict.fromkeys(weights, 1)
+    refused = []
+    for step in steps:
+        path = checkpoint_path(folder, step)
+        try:
+            stored = _load_weights(path)
+        except (OSError, msgspec.MsgspecError, SafetensorError, TransduceError) as error:
+            refused.append(str(error) if isinstance(error, TransduceError) else f"{path} cannot be read: {error}.")
+            continue
+        for name in stored.keys() & sums.keys():
+            sums[name] += stored[name].to(sums[name].device)
+            counts[name] += 1
+    return {name: tensor / counts[name] if counts[name] > 1 else tensor for name, tensor in sums.items()}, refused
 
 
 def check_kinds(checkpoint: Checkpoint, expected: Mapping[str, Mapping[str, Tensor]]) -> None:

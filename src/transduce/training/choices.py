@@ -5,6 +5,7 @@ The rules are functions of the size of the corpus, fitted to published recipes a
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -75,6 +76,35 @@ PRESETS = {
         d_ff=4096,
         num_heads=16,
         dropout=0.3,
+        norm_order="post",
+    ),
+    "bert-base": Preset(
+        num_encoder_layers=12,
+        num_decoder_layers=0,
+        d_model=768,
+        d_ff=3072,
+        num_heads=12,
+        dropout=0.1,
+        norm_order="post",
+    ),
+    "bert-large": Preset(
+        num_encoder_layers=24,
+        num_decoder_layers=0,
+        d_model=1024,
+        d_ff=4096,
+        num_heads=16,
+        dropout=0.1,
+        norm_order="post",
+    ),
+    "gpt2": Preset(num_encoder_layers=0, num_decoder_layers=12, d_model=768, d_ff=3072, num_heads=12, dropout=0.1),
+    "t5-small": Preset(num_encoder_layers=6, num_decoder_layers=6, d_model=512, d_ff=2048, num_heads=8, dropout=0.1),
+    "bart-base": Preset(
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+        d_model=768,
+        d_ff=3072,
+        num_heads=12,
+        dropout=0.1,
         norm_order="post",
     ),
 }
@@ -347,11 +377,13 @@ def choose_warmup_steps(steps: int | None) -> Choice[int]:
     return Choice(max(1, min(50, steps // 2)), f"50, or half of {steps:,} steps")
 
 
-def choose_average_decay(steps: int | None) -> Choice[float]:
+def choose_average_decay(steps: int | None, average_checkpoints: int = 0) -> Choice[float]:
     """Choose the decay of the moving average of the weights: it covers about the last twentieth of the steps.
 
-    The paper averages its last checkpoints instead (section 6.1).
+    The paper averages its last checkpoints instead (section 6.1); with `training.average_checkpoints` it is 0.
     """
+    if average_checkpoints:
+        return Choice(0.0, f"the last {average_checkpoints} checkpoints are averaged instead")
     window = 500 if steps is None else min(5_000, max(10, steps // 20))
     return Choice(1.0 - 1.0 / window, f"an average over about the last {window:,} steps")
 
@@ -426,14 +458,21 @@ class LogEntry(msgspec.Struct, frozen=True):
 class ChoiceLog:
     """A choice log: the settings of a run with their values and reasons, in the order of choosing."""
 
-    def __init__(self, user_reason: str = "set by you") -> None:
+    def __init__(self, user_reason: str = "set by you", preset_reasons: Mapping[str, str] | None = None) -> None:
+        """Create an empty log.
+
+        Args:
+            user_reason: the reason of settings that the user specified.
+            preset_reasons: the reason of each setting that the preset specified, by dotted name.
+        """
         self.lines: list[LogEntry] = []
-        self._specified_reason = user_reason
+        self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
     def record(self, name: str, specified: Any, choice: Choice[Any] | None) -> Any:
-        """Return the user's value or else the chosen one, and log it with its reason."""
+        """Return the user's or the preset's value, or else the chosen one, and log it with its reason."""
         if specified is not None:
-            self.lines.append(LogEntry(name, _shown(specified), self._specified_reason))
+            reason = self._preset_reasons.get(name, self._specified_reason)
+            self.lines.append(LogEntry(name, _shown(specified), reason))
             return specified
         assert choice is not None
         self.lines.append(LogEntry(name, _shown(choice.value), choice.reason))

@@ -1,174 +1,19 @@
-"""Operations that one process or several perform (sharding, optimizer setup, step totals, saving), and compilation."""
+"""Operations that one process or several perform (optimizer setup, step totals, saving), and compilation."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import torch
-import torch._dynamo
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from transduce.errors import TransduceError
 from transduce.machine import DTYPES
-from transduce.model.known_classes import register_wrapper
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.training.checkpoint import Checkpoint, Rows, Sliceable, save_checkpoint
+from transduce.training.checkpoint import Checkpoint, save_checkpoint
 from transduce.training.distributed import Processes
 from transduce.training.loss import Loss
-from transduce.training.optimizer import (
-    FlatOptimizer,
-    FlatUpdate,
-    Optimizer,
-    RunningStatistics,
-    trainable_parameters,
-    vector_norm,
-)
+from transduce.training.optimizer import FlatOptimizer, Optimizer, RunningStatistics
 from transduce.training.settings import ResolvedTraining
-
-# --- sharded training, for models or optimizer states that do not fit into one process ---
-# PyTorch's `fully_shard` (FSDP2) holds 1/N of each parameter's rows in each of N processes, in float32. A layer's rows
-# are gathered, in the model's precision, just before the layer runs; its gradient is summed and sharded again
-# afterwards. Master weights, moments and the average exist only for each process's own rows.
-
-
-register_wrapper(FSDPModule, "torch.distributed.fsdp")
-
-
-class ShardedLoss(nn.Module):
-    """The loss of a batch as a module, so that FSDP gathers parameters when it is called."""
-
-    def __init__(self, model: nn.Module, loss: Callable[[Any], Loss]) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self, batch: Any) -> Loss:
-        """Return the loss of a batch, which the wrapped function computes."""
-        return self._loss(batch)
-
-
-def shard(model: nn.Module, loss: Callable[[Any], Loss], dtype: torch.dtype, device: str) -> ShardedLoss:
-    """Shard the parameters of a model over all processes, layer by layer.
-
-    Args:
-        model: equal in every process; changed in place.
-        loss: a function that uses the model.
-        dtype: the dtype that the model computes in.
-        device: "cpu" or "cuda".
-
-    Returns:
-        The loss to call instead of the function.
-    """
-    full = ShardedLoss(model, loss)
-    mesh = init_device_mesh(device.split(":", maxsplit=1)[0], (torch.distributed.get_world_size(),))
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    parts: list[nn.Module] = [layer for layers in lists for layer in layers]
-    for part in [*parts, full]:
-        sharded = fully_shard(part, mesh=mesh, mp_policy=policy)
-        sharded.set_gradient_divide_factor(1.0)  # gradients are sums
-        # Some backends would multiply by 1/N first; this requests the plain sum.
-        sharded.set_force_sum_reduction_for_comms(True)
-    for buffers in model.modules():
-        for name, buffer in buffers.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                setattr(buffers, name, buffer.to(dtype))
-    return full
-
-
-class ShardedOptimizer:
-    """An optimizer like `FlatOptimizer` for a model that `shard` has distributed; it updates this process's rows."""
-
-    def __init__(self, loss: ShardedLoss, settings: ResolvedTraining, processes: Processes) -> None:
-        self.settings, self.processes = settings, processes
-        self._module = cast("FSDPModule", loss)
-        parameters, matrices = trainable_parameters(loss.model, settings)
-        self._parameters = {name: cast("DTensor", parameter) for name, parameter in parameters.items()}
-        master = torch.cat([p.to_local().detach().flatten() for p in self._parameters.values()])
-        shapes = {name: parameter.to_local().shape for name, parameter in self._parameters.items()}
-        self.rows = {name: self._own_rows(parameter.shape) for name, parameter in self._parameters.items()}
-        gradient = torch.zeros_like(master)
-        self._update = FlatUpdate(master, gradient, shapes, settings, matrices, gather=self._gather_from)
-
-    def begin_batch(self, *, last: bool) -> None:
-        """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
-        self._module.set_requires_gradient_sync(last)
-        self._module.set_is_last_backward(last)
-        self._last = last
-
-    def collect_gradient(self) -> None:
-        """Collect the summed gradients of this process's rows after the last micro-batch of a step."""
-        if not self._last:
-            return
-        torch.cat([_own_gradient(p) for p in self._parameters.values()], out=self._update.gradient)
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
-    def step(self, tokens: float, rate: float, weight_decay: float = 0.0) -> float:
-        """Update this process's rows and return the norm over all rows of the gradient per token.
-
-        Nothing is updated if the norm is not finite.
-        """
-        squares = vector_norm(self._update.gradient) ** 2
-        norm = math.sqrt(self.processes.sum([squares])[0]) / tokens
-        if math.isfinite(norm):
-            self._update.update(norm, tokens, rate, weight_decay)
-            self._show_masters()
-        else:
-            self._update.gradient.zero_()
-        return norm
-
-    def discard_gradient(self) -> None:
-        """Discard the gradients of all micro-batches since the last step."""
-        self._update.gradient.zero_()
-
-    @torch.no_grad()
-    def _show_masters(self) -> None:
-        for name, part in self._update.masters.items():
-            self._parameters[name].to_local().copy_(part)
-
-    def state(self) -> dict[str, dict[str, Tensor]]:
-        """Return named views of this process's rows of master weights, moments and moving average."""
-        return self._update.state()
-
-    def _own_rows(self, full: torch.Size) -> Rows:
-        each = -(-full[0] // self.processes.count)
-        return Rows(min(self.processes.rank * each, full[0]), list(full))
-
-    @property
-    def updates(self) -> int:
-        """The number of optimizer updates taken so far."""
-        return self._update.updates
-
-    def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
-        """Load this process's rows from a checkpoint, which any number of processes may have written."""
-        for kind, tensors in self.state().items():
-            for name, tensor in tensors.items():
-                start = self.rows[name].start
-                tensor.copy_(state[kind][name][start : start + len(tensor)])
-        self._update.updates = updates
-        self._show_masters()
-
-    def weights_to_keep(self) -> dict[str, Tensor]:
-        """Return the complete weights for a model folder, gathered from all processes."""
-        return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
-
-    def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
-        """Return a complete tensor gathered from all processes, and the index of this process's first row."""
-        like = self._parameters[name]
-        local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-        return local.full_tensor(), self.rows[name].start
-
-
-def _own_gradient(parameter: DTensor) -> Tensor:
-    """Return the flat gradient of the rows that this process holds; zeros for an unused parameter."""
-    gradient = cast("DTensor | None", parameter.grad)
-    return torch.zeros_like(parameter.to_local()).flatten() if gradient is None else gradient.to_local().flatten()
-
 
 # --- compilation by torch.compile ---
 # Compilation takes about a minute at the start. It pays off on a GPU, where a step otherwise waits for the many small
@@ -195,7 +40,9 @@ def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") 
         )
     # Inputs of one row, inputs of equal lengths and disabled dropout are compiled separately. PyTorch's default limit
     # of 8 would end the run.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MAX_RECOMPILATIONS)
+    from torch._dynamo import config  # takes seconds to import
+
+    config.recompile_limit = max(config.recompile_limit, _MAX_RECOMPILATIONS)
     layers = [module for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)]
     for layer in layers:
         layer.compile(dynamic=True, fullgraph=True, backend=backend)
@@ -222,6 +69,8 @@ def make_optimizer(
     dtype = DTYPES[settings.precision]
     if not settings.sharded or processes.count == 1:
         return FlatOptimizer(model, settings, dtype, processes), loss
+    from transduce.training.sharding import ShardedOptimizer, shard  # imports FSDP, which takes seconds
+
     sharded = shard(model, loss, dtype, next(model.parameters()).device.type)
     return ShardedOptimizer(sharded, settings, processes), sharded
 
@@ -254,8 +103,12 @@ class StepTotals(NamedTuple):
         return StepTotals(int(tokens), divisor, total, likelihood, int(stops))
 
 
-def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int) -> None:
+def save_together(
+    folder: Path, checkpoint: Checkpoint, processes: Processes, *, keep: int, averaged: Collection[int] = ()
+) -> None:
     """Save a checkpoint: the first process writes all of it, or each process its part if the model is sharded.
+
+    The newest `keep` checkpoints stay, and those of the steps in `averaged`.
 
     Raises:
         TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched.
@@ -263,8 +116,8 @@ def save_together(folder: Path, checkpoint: Checkpoint, processes: Processes, *,
     if checkpoint.rows is None:
         try:
             if processes.is_first:
-                save_checkpoint(folder, checkpoint, keep=keep)
+                save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged)
         finally:
             processes.wait()  # also after a failure: the run may continue and needs all processes
         return
-    save_checkpoint(folder, checkpoint, keep=keep, processes=processes)
+    save_checkpoint(folder, checkpoint, keep=keep, averaged=averaged, processes=processes)

@@ -22,6 +22,7 @@ from transduce.training.checkpoint import (
     Checkpoint,
     Environment,
     RunState,
+    average_weights,
     check_kinds,
     checkpoint_path,
     differences,
@@ -578,7 +579,7 @@ class Trainer:
         if self._asked_together:
             raise AbandonedError
         started_at = time.monotonic()
-        weights = self.optimizer.weights_to_keep()
+        weights = self._averaged_weights()
         is_done = not self.processes.is_first or self._validate_here(weights, log, interruption)
         # `torchrun` kills 30 seconds after its signal, and a validation alone may take longer.
         if not self.processes.share(is_done, bool):
@@ -587,6 +588,22 @@ class Trainer:
         self._validation_due = False
         if self._clock is not None:
             self._clock.add_validation(time.monotonic() - started_at)
+
+    def _averaged_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights of the model to keep: with `average_checkpoints`, their mean with earlier checkpoints."""
+        weights = self.optimizer.weights_to_keep()
+        if not self.settings.average_checkpoints or not self.processes.is_first:
+            return weights
+        steps = self._averaged_steps(self.step - 1, self.settings.average_checkpoints - 1)
+        mean, refused = average_weights(weights, self.folder / CHECKPOINTS, steps)
+        for sentence in refused:
+            self.display.say(f"{sentence} The mean of the last checkpoints leaves it out.")
+        return mean
+
+    def _averaged_steps(self, last: int, number: int) -> list[int]:
+        """Return the newest regular steps of checkpoints up to `last`; a signal's checkpoint is not regular."""
+        every = self.settings.save_every or (default_interval(self.steps) if self.steps is not None else None)
+        return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
 
     def _validate_here(self, weights: Mapping[str, Tensor], log: Log, interruption: Interruption) -> bool:
         """Validate in the first process; return False if a signal interrupted the validation."""
@@ -648,7 +665,9 @@ class Trainer:
         )
         checkpoint = Checkpoint(state, self.optimizer.state(), self.optimizer.rows)
         folder = self.folder / CHECKPOINTS
-        save_together(folder, checkpoint, self.processes, keep=self.settings.keep_checkpoints)
+        # The checkpoint of this step counts itself if it is a regular one.
+        averaged = self._averaged_steps(self.step, self.settings.average_checkpoints)
+        save_together(folder, checkpoint, self.processes, keep=self.settings.keep_checkpoints, averaged=averaged)
         self._notify("on_checkpoint", CheckpointEvent(step=self.step, folder=checkpoint_path(folder, self.step)))
 
 

@@ -50,12 +50,12 @@ class Selection:
     def is_better(self, event: ValidationEvent) -> bool:
         """Return whether a validation is better than the best one so far.
 
-        A metric that differs by more than its noise decides; otherwise the lower dev loss does. A validation whose loss
-        is not finite is never better.
+        A metric that differs by more than its noise decides; otherwise the lower dev loss does. With `best_by` = last,
+        every validation is better. One whose loss is not finite is never better.
         """
         if not math.isfinite(event.loss):
             return False
-        if self.best.value is None:
+        if self.best.value is None or self._by == "last":
             return True
         value, loss = self._measured(event)
         noise = self._noise(event)
@@ -102,7 +102,12 @@ class Selection:
 
     def _measured(self, event: ValidationEvent) -> tuple[float, float]:
         """Return the selection metric (higher is better) and the loss of a validation, both finite."""
-        scores: dict[str, float | None] = {"loss": -event.loss, "bleu": event.bleu, "chrf": event.chrf}
+        scores: dict[str, float | None] = {
+            "loss": -event.loss,
+            "last": -event.loss,
+            "bleu": event.bleu,
+            "chrf": event.chrf,
+        }
         scores.update(event.scores)
         value = scores.get(self._by)
         # Non-finite values become the worst finite number, as JSON in checkpoints cannot hold them.

@@ -10,7 +10,7 @@ from transduce.training.schedule import ScheduleName
 
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
-BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "macro_f1", "f1", "skill"]
+BestBy = Literal["loss", "bleu", "chrf", "exact_match", "accuracy", "macro_f1", "f1", "skill", "last"]
 # The projections of a layer that LoRA can adapt.
 PROJECTIONS = ("queries-keys-values", "attention-output", "feed-forward-inner", "feed-forward-outer")
 # With a higher rate even Adam's steps exceed the range of float32.
@@ -82,6 +82,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Decay per step of the moving average of the weights, which is the model that is kept; 0 keeps the weights without
     averaging.
     """
+    average_checkpoints: int = 0
+    """The model that is kept is the mean of the current weights and those of the checkpoints before them, as many in
+    all as this number (section 6.1), instead of a moving average. Only checkpoints at multiples of `save_every` count;
+    0: no such mean.
+    """
     adapt_dropout: bool | None = None
     """Disable dropout at a validation if the last step's batches have a higher loss with it than without: models that
     sort or count may come to depend on the noise.
@@ -93,7 +98,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     save_every: int | None = None
     """Steps between checkpoints."""
     best_by: BestBy | None = None
-    """The metric of the dev set by which the best model is selected and kept."""
+    """The metric of the dev set by which the best model is selected and kept; `last` keeps the newest model, whatever
+    its scores.
+    """
     patience: int | None = None
     """Training stops after this many validations without a better one, or once all of at least 100 dev sentences were
     right at two validations in a row; 0: never. Validations during the warm-up or with a new lowest dev loss do not
@@ -143,7 +150,16 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         for name, value in positive.items():
             if value is not None and not value > 0:
                 raise TransduceError(f"`training.{name}` must be greater than 0, but is {value}.")
-        for name in ("seed", "warmup_steps", "weight_decay", "clip_norm", "patience", "translate_dev", "lora_rank"):
+        for name in (
+            "seed",
+            "warmup_steps",
+            "weight_decay",
+            "clip_norm",
+            "average_checkpoints",
+            "patience",
+            "translate_dev",
+            "lora_rank",
+        ):
             least = getattr(self, name)
             if least is not None and not least >= 0:
                 raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
@@ -176,12 +192,30 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
                 "only one of them."
             )
         self._check_length()
+        self._check_average()
         if self.optimizer == "muon" and self.lora_rank:
             raise TransduceError(
                 f"`training.optimizer` is muon, which updates full matrices, but with `training.lora_rank` "
                 f"({self.lora_rank}) only narrow matrices are trained: set only one of them."
             )
         self._check_lora()
+
+    def _check_average(self) -> None:
+        if self.average_checkpoints and self.average_decay:
+            raise TransduceError(
+                f"`training.average_checkpoints` ({self.average_checkpoints}) and `training.average_decay` "
+                f"({self.average_decay:g}) both set how weights are averaged: set only one of them."
+            )
+        if self.average_checkpoints and self.lora_rank:
+            raise TransduceError(
+                f"`training.average_checkpoints` ({self.average_checkpoints}) averages whole weights, but with "
+                f"`training.lora_rank` ({self.lora_rank}) checkpoints hold narrow matrices: leave one of them out."
+            )
+        if self.average_checkpoints and self.minutes is not None and self.save_every is None:
+            raise TransduceError(
+                f"`training.average_checkpoints` ({self.average_checkpoints}) averages checkpoints at equal distances, "
+                "but with `training.minutes` their distance follows the clock: set `training.save_every`."
+            )
 
     def _check_length(self) -> None:
         if self.steps is not None and self.minutes is not None:
@@ -260,6 +294,7 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     record: bool = False
     sharded: bool = False
     average_decay: float
+    average_checkpoints: int = 0
     adapt_dropout: bool = False
     report_every: int
     validate_every: int | None

@@ -109,7 +109,6 @@ def names_of(model_type: str, present: Collection[str]) -> names.Family:
 
 # Settings that change the generated text and have no counterpart in this package, with the values that disable them.
 _UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "repetition_penalty": (None, 1, 1.0),
     "encoder_repetition_penalty": (None, 1, 1.0),
     "encoder_no_repeat_ngram_size": (None, 0),
     "num_beam_groups": (None, 1),
@@ -151,6 +150,7 @@ def import_generation(
             max_length=_max_length(values, greatest),
             min_length=max(0, _integer(values, "min_new_tokens", _integer(values, "min_length", 0) - 1)),
             no_repeated_ngrams=_integer(values, "no_repeat_ngram_size", 0),
+            repetition_penalty=float(values.get("repetition_penalty") or 1.0),
             generate=GenerateSettings(
                 forced_first_id=_forced_first_id(values),
                 forced_last_id=_optional_id(values, "forced_eos_token_id"),

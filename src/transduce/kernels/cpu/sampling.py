@@ -9,7 +9,8 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.kernels.cpu.decode_rows import exponential
 from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
-from transduce.kernels.cpu.logits import LogitsRow, Rules, SelectArguments
+from transduce.kernels.cpu.logits import LogitsRow
+from transduce.kernels.cpu.selection import Rules, SelectArguments
 
 _NEVER = float("-inf")
 

@@ -263,6 +263,7 @@ _COPIED = (
     "beta2",
     "epsilon",
     "clip_norm",
+    "average_checkpoints",
     "sharded",
     "placeholder_rate",
     "bpe_dropout",
@@ -378,7 +379,7 @@ def check_training(settings: Settings, model: ModelConfig, machine: Machine) -> 
         TransduceError: a setting is unsuitable.
     """
     kind, training = kind_of(settings.task.kind), settings.training
-    if training.best_by is not None and training.best_by not in kind.measures:
+    if training.best_by is not None and training.best_by not in (*kind.measures, "last"):
         raise TransduceError(
             f"`training.best_by` is {training.best_by}, but `task.kind` = {kind.name} is measured by "
             f"{' or '.join(kind.measures)}: choose one of these."
@@ -476,7 +477,9 @@ def resolve_training(
         record=_resolve_record(
             training.record, _choose_record(settings, model, machine, machine.processes), choice_log
         ),
-        average_decay=take("training.average_decay", training.average_decay, choose_average_decay(steps)),
+        average_decay=take(
+            "training.average_decay", training.average_decay, choose_average_decay(steps, training.average_checkpoints)
+        ),
         adapt_dropout=_adapts_dropout(settings),
         best_by=take("training.best_by", training.best_by, kind.choose_best_by(corpus, translated)),
         patience=take("training.patience", training.patience, choose_patience()),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from transduce.acceleration import kernels_for_training
 from transduce.atomic_io import write_file
+from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.machine import Machine, describe, detect_machine, usable_cores
@@ -64,6 +65,7 @@ from transduce.tasks.run.run_folder import (
     refuse_resume_without_text,
     refuse_to_overwrite,
 )
+from transduce.tasks.settings.presets import preset_settings
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
 from transduce.tasks.text_file_states import StoredTextFiles
@@ -191,7 +193,9 @@ class Run:
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
         """Choose the settings that the user left open, prepare the corpus, and print the choices with their reasons."""
-        account = ChoiceLog(self.request.specified_reason)
+        added = preset_settings(with_current_settings(self.request.settings, warn=False))
+        reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
+        account = ChoiceLog(self.request.specified_reason, reasons)
         settings, base_model = preflight(self.kind, self.settings, self.machine, account)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
@@ -214,6 +218,10 @@ class Run:
             store_base_config(folder, base_config)
         resolved = self._resolve(settings, corpus, base_config, account)
         self.kind.log_corpus_problems(corpus, resolved, account)
+        logged = {line.name for line in account.lines}
+        for name, (value, _) in added.items():
+            if name not in logged:
+                account.record(name, value, None)
         explain_decoding(resolved.model, self.machine.device, account)
         prepare_initial_weights(folder, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
         self._say_choices(account)

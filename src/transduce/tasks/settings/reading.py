@@ -15,6 +15,7 @@ import msgspec
 from transduce.deprecation import SETTINGS, current_setting, with_current_settings
 from transduce.errors import TransduceError
 from transduce.model.config import OWN_NAMES
+from transduce.tasks.settings.presets import with_preset
 from transduce.tasks.settings.structs import Settings, convert_settings
 
 # --- TOML text ---
@@ -221,14 +222,14 @@ def _parse_value(text: str) -> Any:
 
 
 def make_settings(content: Mapping[str, Any]) -> Settings:
-    """Check keys and types, and return the settings.
+    """Check keys and types, and return the settings, completed by those of the preset.
 
     Raises:
         TransduceError: a key does not exist, with the nearest one that does; or a value has the wrong type. For
             settings of a file, the message starts with file and line.
     """
     try:
-        return _checked(with_current_settings(content, warn=True))
+        return _checked(with_preset(with_current_settings(content, warn=True)))
     except TransduceError as error:
         location = content.location_of(str(error)) if isinstance(content, FileSettings) else None
         if location is None:

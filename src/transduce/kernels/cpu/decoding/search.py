@@ -24,11 +24,11 @@ from transduce.kernels.cpu.jit.compiler import (
     raw_kernel,
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
-from transduce.kernels.cpu.jit.memory import Arena
+from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.cpu.logits import RuleArguments, SelectArguments, emit_select, select_scratch_size
 from transduce.kernels.cpu.sampling import DrawArguments, emit_draw
+from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_select, select_scratch_size
 from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
 
 # --- search kernel ---
@@ -454,6 +454,9 @@ class NativeSearch:
         self.capacity = max(bounds.max_lengths, default=0)  # T
         self.list_stride = self.longest_prompt + self.capacity + 1
         self.forced_count = max(map(len, bounds.rules.forced), default=0)
+        penalties = bounds.rules.penalties
+        self.before = [] if penalties is None else penalties.before
+        self.before_stride = max(map(len, self.before), default=0)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -468,12 +471,12 @@ class NativeSearch:
         self.positions = max(state.longest_source, self.longest_prompt + self.capacity + 1) + MAX_LANES
         self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
-        self._step = _Arguments(StepArguments, **self._step_arguments())
-        self._select = _Arguments(SelectArguments, **self._select_arguments())
-        self._draw = _Arguments(DrawArguments, **self._draw_arguments())
-        self._rules = _Arguments(RuleArguments, **self._rule_arguments())
+        self._step = KernelArguments(StepArguments, **self._step_arguments())
+        self._select = KernelArguments(SelectArguments, **self._select_arguments())
+        self._draw = KernelArguments(DrawArguments, **self._draw_arguments())
+        self._rules = KernelArguments(RuleArguments, **self._rule_arguments())
         self._select["rules"] = ctypes.addressof(self._rules.array)
-        self._numbers = _Arguments(SearchArguments, **self._search_arguments())
+        self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each of the search's arrays that starts with zeros."""
@@ -491,6 +494,8 @@ class NativeSearch:
             "forbidden": (torch.int64, (len(self.bounds.rules.forbidden),)),
             "more_ends": (torch.int64, (len(self.bounds.rules.more_ends),)),
             "forced": (torch.int64, (self.sentences, self.forced_count)),
+            "before": (torch.int64, (self.sentences, self.before_stride)),
+            "before_counts": (torch.int64, by_sentence),
             "lists": lists,
             "next_lists": lists,
             "finished_counts": (torch.int64, by_sentence),
@@ -513,10 +518,7 @@ class NativeSearch:
             "finished_values": (torch.float32, finished),
             "x": (torch.float32, (self.rows, self.state.compiled.d_model)),
             "logits": (torch.float32, (self.rows, output.padded_outputs)),
-            "select_scratch": (
-                torch.float32,
-                (self.threads, select_scratch_size(output.outputs, beam_size, beam_size)),
-            ),
+            "select_scratch": (torch.float32, (self.threads, self._scratch_per_thread())),
         }
         if self.bounds.sampling is not None:
             by_thread = (self.threads, output.outputs)
@@ -528,6 +530,12 @@ class NativeSearch:
             for name in ("scores", "totals"):
                 arrays[f"{kind}_{name}"] = (torch.float32, (self.sentences, count))
         return arrays
+
+    def _scratch_per_thread(self) -> int:
+        """Return the number of float32 of scratch space that selection and its rules need per thread."""
+        beam_size = self.bounds.beam_size
+        penalized = 0 if self.bounds.rules.penalties is None else self.before_stride + self.capacity
+        return select_scratch_size(self.state.output.outputs, beam_size, beam_size) + penalized
 
     def _begin(self) -> None:
         """Fill the search kernel's arrays with their values before the first step."""
@@ -548,6 +556,10 @@ class NativeSearch:
         numbers("forced")[:] = [
             id for row in self.bounds.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
         ]
+        for number, tokens in enumerate(self.before):
+            first = number * self.before_stride
+            numbers("before")[first : first + len(tokens)] = tokens
+            numbers("before_counts")[number] = len(tokens)
         numbers("order")[:] = [*range(self.slots)] * count
 
     def _begin_prompts(self) -> tuple[list[int], list[int]]:
@@ -700,13 +712,13 @@ class NativeSearch:
             "eos_id": self.bounds.eos_id,
             "beam_size": beam_size,
             "scratch": self._addresses["select_scratch"],
-            "scratch_per_thread": select_scratch_size(output.outputs, beam_size, beam_size),
+            "scratch_per_thread": self._scratch_per_thread(),
             "rules": 0,
         }
 
     def _rule_arguments(self) -> dict[str, int]:
         """Return the initial arguments of the rules that the selection applies."""
-        rules = self.bounds.rules
+        rules, penalties = self.bounds.rules, self.bounds.rules.penalties
         return {name: self._addresses[name] for name in RuleArguments._fields if name in self._addresses} | {
             "never_count": len(self.bounds.forbidden_tokens),
             "forbidden_count": len(rules.forbidden),
@@ -715,6 +727,12 @@ class NativeSearch:
             "renormalizes": int(rules.renormalizes),
             "min_length": rules.min_length,
             "ngram": rules.no_repeated_ngrams,
+            "penalizes": int(penalties is not None),
+            "repetition": float_bits(1.0 if penalties is None else penalties.repetition),
+            "frequency": float_bits(0.0 if penalties is None else penalties.frequency),
+            "presence": float_bits(0.0 if penalties is None else penalties.presence),
+            "penalizes_log_probabilities": int(self.bounds.beam_size > 1 and self.bounds.sampling is None),
+            "before_stride": self.before_stride,
             "forced_count": self.forced_count,
             "certain_count": rules.certain_count,
             "forced_last": _FREE if rules.forced_last is None else rules.forced_last,
@@ -773,26 +791,3 @@ class NativeSearch:
             "max_rows": self.rows,
             "all_sentences": self.sentences,
         }
-
-
-_INDICES = {
-    kind: {name: index for index, name in enumerate(kind._fields)}
-    for kind in (StepArguments, SelectArguments, RuleArguments, DrawArguments, SearchArguments)
-}
-
-
-_Kind = StepArguments | SelectArguments | RuleArguments | DrawArguments | SearchArguments
-
-
-class _Arguments:
-    """A ctypes array of kernel arguments, which Python code reads and writes by name."""
-
-    def __init__(self, kind: type[_Kind], **values: int) -> None:
-        self._indices = _INDICES[kind]
-        self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
-
-    def __getitem__(self, name: str) -> int:
-        return self.array[self._indices[name]]
-
-    def __setitem__(self, name: str, value: int) -> None:
-        self.array[self._indices[name]] = value

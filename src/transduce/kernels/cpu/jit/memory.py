@@ -37,6 +37,26 @@ _IN_C: dict[torch.dtype, Any] = {
 }
 
 
+class KernelArguments:
+    """A ctypes array of kernel arguments, which Python code reads and writes by name."""
+
+    def __init__(self, kind: type[Any], **values: int) -> None:
+        """Create the arguments of a kernel, whose names are the fields of a NamedTuple class."""
+        self._indices = _indices(kind._fields)
+        self.array = (ctypes.c_int64 * len(self._indices))(*kind(**values))
+
+    def __getitem__(self, name: str) -> int:
+        return self.array[self._indices[name]]
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self.array[self._indices[name]] = value
+
+
+@cache
+def _indices(names: tuple[str, ...]) -> dict[str, int]:
+    return {name: index for index, name in enumerate(names)}
+
+
 def round_up_to_cache_lines(count: int) -> int:
     """Round a size in bytes up to whole cache lines, at least one, so that empty arrays have distinct addresses too."""
     return -(-max(count, 1) // _LINE) * _LINE

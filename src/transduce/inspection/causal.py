@@ -1,0 +1,601 @@
+"""Causal tools: ablate heads and layers, patch activations between two texts, and read every layer by the logit lens.
+
+Attention shows where a head looks. These tools change the activations of a model (`record_activations`) and measure
+what becomes of its predictions.
+Legend: C copies of a text in one batch, H heads, Q positions of queries, V width of a head's value, T positions,
+D model width.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+import torch
+from rich.cells import cell_len
+from torch import Tensor
+
+from transduce.errors import TransduceError
+from transduce.inference.parser import Parser
+from transduce.inference.translator import Translator
+from transduce.inspection.plots import Chart, HeatMap
+from transduce.inspection.reading import Reader, Reading, read
+from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
+from transduce.inspection.sentence_view import Candidate
+
+Fill = Literal["zero", "mean"]
+"""What replaces an ablated activation: zeros, or its mean over the positions of reference texts."""
+
+_BATCH_TOKENS = 4096
+_MAX_CELL = 12  # terminal columns of a token in a table
+_MIN_DIFFERENCE = 1e-4  # of logits; a smaller one has no share that means something
+_SUBLAYERS = {
+    "self_attention": "self-attention",
+    "memory_attention": "cross-attention",
+    "feed_forward": "feed-forward",
+}
+
+
+# --- tables ---
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of numbers with names of rows and columns."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    """(rows, columns)."""
+
+    def draw(self, *, as_percent: bool = False) -> str:
+        """Return the table as text for a terminal."""
+        form = "{:.0f} %" if as_percent else "{:.3f}"
+        # Adding zero after rounding turns -0 into 0.
+        factor, digits = (100.0, 0) if as_percent else (1.0, 3)
+        cells = [[form.format(round(factor * value, digits) + 0.0) for value in row] for row in self.values]
+        return f"{self.title}\n{draw_cells(self.rows, self.columns, cells)}"
+
+    def panel(self, least: float, most: float, title: str | None = None) -> HeatMap:
+        """Return the table as a heat map whose shades span the numbers from `least` to `most`."""
+        return HeatMap(
+            title=title or self.title,
+            x_label="",
+            y_label="",
+            values=np.array(self.values, dtype=np.float64),
+            least=least,
+            most=most,
+            row_names=self.rows,
+            column_names=self.columns,
+        )
+
+
+def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return a table of texts, in which Chinese characters are two columns wide; all but row names align right."""
+    widths = [
+        max(map(cell_len, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
+    ]
+    margin = max(map(cell_len, rows), default=0)
+    lines = [" " * margin + "".join(f"  {_right(name, width)}" for name, width in zip(columns, widths, strict=True))]
+    for row, texts in zip(rows, cells, strict=True):
+        drawn = "".join(f"  {_right(text, width)}" for text, width in zip(texts, widths, strict=True))
+        lines.append(row + " " * (margin - cell_len(row)) + drawn)
+    return "\n".join(lines)
+
+
+def _right(text: str, width: int) -> str:
+    return " " * (width - cell_len(text)) + text
+
+
+def _cut(text: str) -> str:
+    while cell_len(text) > _MAX_CELL:
+        text = text[:-1]
+    return text
+
+
+def _layer_names(count: int) -> tuple[str, ...]:
+    return tuple(f"layer {number}" for number in range(1, count + 1))
+
+
+def _largest(grids: Sequence[Grid]) -> float:
+    return max((abs(value) for grid in grids for row in grid.values for value in row), default=0.0) or 1.0
+
+
+# --- ablation ---
+
+
+class Ablation(msgspec.Struct, frozen=True, kw_only=True):
+    """The drop of a prediction's log-probability without each head, each sub-layer and each layer of a model."""
+
+    text: str
+    answer: str
+    """The model's output, whose log-probability is measured: a translation, the text's own tokens, a class or tags."""
+    fill: Fill
+    log_probability: float
+    """The log-probability of all predictions together in the unchanged model, in nats."""
+    heads: tuple[Grid, ...]
+    """The drop in nats without each head, layers × heads, for every kind of attention."""
+    layers: tuple[Grid, ...]
+    """The drop in nats without each sub-layer and each whole layer, layers × sub-layers, for every stack."""
+
+    def draw(self) -> str:
+        """Return the tables as text for a terminal."""
+        head = (
+            f"{self.text}  →  {self.answer}\nlog-probability {self.log_probability:.3f} nats; below, how much it drops "
+            f"when a part is replaced by {'zeros' if self.fill == 'zero' else 'its mean'} (negative: it rises)"
+        )
+        return "\n\n".join([head, *(grid.draw() for grid in (*self.layers, *self.heads))])
+
+    def chart(self) -> Chart:
+        """Return the tables as heat maps; the darkest shade of layers and that of heads are in the titles."""
+        panels = []
+        for grids in (self.layers, self.heads):
+            most = _largest(grids)
+            panels += [grid.panel(-most, most, f"{grid.title} (dark: {most:.2g} nats)") for grid in grids]
+        return Chart(tuple(panels))
+
+
+def ablate(
+    reader: Reader, text: str, target: str | None = None, *, fill: Fill = "zero", reference: Sequence[str] = ()
+) -> Ablation:
+    """Return how much less likely a model's predictions are without each of its heads and layers.
+
+    One head, one sub-layer or one layer is replaced at a time, at every position. A layer without its sub-layers passes
+    its input on. What a translator, parser, classifier or tagger predicts is its own output; a language model predicts
+    the text's tokens and one more, and a masked language model the masks, or all tokens if there is no mask.
+
+    Args:
+        reader: a loaded model with Transformer layers, as `transduce.load` returns it.
+        text: the text.
+        target: for a translator, a translation of it; None: the model's own.
+        fill: `zero`, or `mean`: the mean of the activation over all positions of the reference texts.
+        reference: texts for `mean`; empty: the text itself.
+
+    Raises:
+        TransduceError: the model has no such layers or no probabilities, or an option is invalid.
+    """
+    if fill not in get_args(Fill):
+        raise TransduceError(f"`fill` must be one of {', '.join(get_args(Fill))}, but is {fill!r}.")
+    if reference and fill != "mean":
+        raise TransduceError("Reference texts are averaged by `fill` = mean only: set it, or leave them out.")
+    reading = read(reader, text, target)
+    _check_layers(reading)
+    with torch.inference_mode():
+        plain = float(reading.log_probabilities().sum())
+        fills = _fills(reading, [read(reader, each) for each in reference] or [reading], fill)
+
+        def drops(edits: Mapping[str, Edit], copies: int) -> tuple[float, ...]:
+            with record_activations(reading.model, (), edit=edits):
+                scores = reading.log_probabilities(copies).sum(dim=-1)  # (C,)
+            return tuple(round(plain - value, 6) for value in scores.tolist())
+
+        heads = [
+            Grid(
+                title=f"{stack} {_SUBLAYERS[kind]}, heads",
+                rows=_layer_names(len(names)),
+                columns=tuple(f"head {number}" for number in range(1, len(fills[names[0]]) + 1)),
+                values=tuple(drops({name: _one_head_each(fills[name])}, len(fills[name])) for name in names),
+            )
+            for stack, kind, names in _attention_points(reading)
+        ]
+        layers = []
+        for stack, rows in _sublayer_points(reading).items():
+            kinds = [name.split(".")[2] for name in rows[0]]
+            values = tuple(
+                drops({name: _one_copy(fills[name], n, len(row)) for n, name in enumerate(row)}, len(row) + 1)
+                for row in rows
+            )
+            columns = (*(_SUBLAYERS[kind] for kind in kinds), "whole layer")
+            layers.append(Grid(title=f"{stack} layers", rows=_layer_names(len(rows)), columns=columns, values=values))
+    return Ablation(
+        text=text,
+        answer=reading.answer,
+        fill=fill,
+        log_probability=plain,
+        heads=tuple(heads),
+        layers=tuple(layers),
+    )
+
+
+def _check_layers(reading: Reading) -> None:
+    """Refuse models without Transformer layers or without probabilities."""
+    if reading.finish is None and reading.head is not None:
+        raise TransduceError(
+            "This needs the heads and layers of a Transformer, but the model is of the kind "
+            f"`{reading.model.config.kind}`: attribution by `occlusion` works for it."
+        )
+    if reading.head is None:
+        reading.logits()  # raises an error
+
+
+def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[str, Tensor]:
+    """Return what replaces the heads, (H, V), and the outputs of sub-layers, (D,), by hook point."""
+    points = ("*.heads", "*_attention.output", "*.feed_forward.output")
+    sums: dict[str, Tensor] = {}
+    positions: dict[str, int] = {}
+    for each in references if fill == "mean" else [reading]:
+        with record_activations(each.model, points) as recording:
+            each.forward(1)
+        for name, value in recording.items():  # (1, Q, H, V) or (1, T, D)
+            sums[name] = sums.get(name, 0.0) + value[0].double().sum(dim=0)
+            positions[name] = positions.get(name, 0) + value.shape[1]
+    return {
+        name: torch.zeros_like(total) if fill == "zero" else total / positions[name] for name, total in sums.items()
+    }
+
+
+def _one_head_each(fill: Tensor) -> Edit:
+    """Return an edit that replaces head h of copy h, (C, Q, H, V) with C = H, by row h of `fill`, (H, V)."""
+
+    def edit(outputs: Tensor) -> Tensor:
+        edited, numbers = outputs.clone(), torch.arange(len(fill), device=outputs.device)
+        edited[numbers, :, numbers] = fill[:, None].to(outputs.dtype)
+        return edited
+
+    return edit
+
+
+def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
+    """Return an edit that replaces the activation (C, T, D) of one copy and of the last one by `fill`, (D,)."""
+
+    def edit(outputs: Tensor) -> Tensor:
+        edited = outputs.clone()
+        edited[[copy, last]] = fill.to(outputs.dtype)
+        return edited
+
+    return edit
+
+
+def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each kind of attention: its stack, its name, and the hook points at its heads by layer."""
+    names = [point.name for point in hook_points(reading.model) if point.name.endswith(".heads")]
+    for stack, kind in dict.fromkeys((name.split(".")[0], name.split(".")[2]) for name in names):
+        yield stack, kind, [name for name in names if name.split(".")[::2] == [stack, kind]]
+
+
+def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
+    """Return the hook points at the outputs of sub-layers, by stack, layer and sub-layer."""
+    points: dict[str, dict[str, list[str]]] = {}
+    for point in hook_points(reading.model):
+        stack, number, *rest = f"{point.name}.".split(".")
+        if rest[1:2] == ["output"]:
+            points.setdefault(stack, {}).setdefault(number, []).append(point.name)
+    return {stack: list(layers.values()) for stack, layers in points.items()}
+
+
+def _residual_points(reading: Reading, stack: str) -> list[str]:
+    """Return the hook points at a stack's residual stream: before the first layer, and after each layer."""
+    names = [point.name for point in hook_points(reading.model)]
+    return [name for name in names if name.startswith(f"{stack}.") and name.endswith((".embedding", ".residual"))]
+
+
+# --- activation patching ---
+
+
+class Patching(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of a logit difference that returns when activations of a clean text enter a corrupted one.
+
+    1: the model answers as for the clean text; 0: the activation changes nothing.
+    """
+
+    clean: str
+    corrupted: str
+    answers: tuple[str, str]
+    """The answers to the clean and the corrupted text, whose logits are subtracted."""
+    after: str
+    """The beginning of the translation, which precedes the answer; empty in other models."""
+    clean_difference: float
+    """The logit of the first answer less that of the second one, for the clean text."""
+    corrupted_difference: float
+    """The logit of the first answer less that of the second one, for the corrupted text."""
+    residual: tuple[Grid, ...]
+    """The recovered share by the residual stream at each position (rows) after each layer (columns), by stack."""
+    heads: tuple[Grid, ...]
+    """The recovered share by the output of each head at all positions, layers × heads, by kind of attention."""
+
+    def draw(self) -> str:
+        """Return the tables as text for a terminal."""
+        (one, other), before = self.answers, f"{self.after} " if self.after else ""
+        head = (
+            f"clean      {self.clean}  →  {before}{one}\ncorrupted  {self.corrupted}  →  {before}{other}\n"
+            f"logit of {one} less that of {other}: {self.clean_difference:.2f} and {self.corrupted_difference:.2f}; "
+            "below, the share that returns with an activation of the clean sentence"
+        )
+        return "\n\n".join([head, *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
+
+    def chart(self) -> Chart:
+        """Return the tables as heat maps."""
+        return Chart(tuple(grid.panel(-1.0, 1.0) for grid in (*self.residual, *self.heads)))
+
+
+def patch_activations(
+    reader: Reader,
+    clean: str,
+    corrupted: str,
+    *,
+    answers: tuple[str, str] | None = None,
+    after: str | None = None,
+) -> Patching:
+    """Run a model on a corrupted text with single activations of a clean one, and return the share that recovers.
+
+    The measure is the logit of the clean text's answer less that of the corrupted text's answer (Meng et al. 2022;
+    Wang et al. 2023). A translator answers with the first token in which its translations differ, a language model with
+    the next token, and encoders with their first prediction that differs.
+
+    Args:
+        reader: a loaded model with Transformer layers, as `transduce.load` returns it.
+        clean: a text.
+        corrupted: another text of as many tokens, usually with one word replaced.
+        answers: the two answers: tokens as the vocabulary spells them, classes or tags; None: the model's own.
+        after: for a translator, the beginning of the translation that both answers follow; None: what both translations
+            begin with.
+
+    Raises:
+        TransduceError: the texts have different numbers of tokens, the model answers both alike, or the model does not
+            fit.
+    """
+    first, second, row = _aligned(reader, clean, corrupted, after, needs_difference=answers is None)
+    for reading in (first, second):
+        _check_layers(reading)
+    columns = _answer_columns(first, second, row, answers)
+    if columns[0] == columns[1]:
+        raise TransduceError(
+            f"The model answers both texts with `{first.column_name(columns[0])}`: name two answers to compare, or "
+            "another corrupted text."
+        )
+    with torch.inference_mode():
+        with record_activations(first.model, ("*.embedding", "*.residual", "*.heads")) as recording:
+            clean_difference = _difference(first.logits(), row, columns)[0]
+        corrupted_difference = _difference(second.logits(), row, columns)[0]
+        span = clean_difference - corrupted_difference
+        if abs(span) < _MIN_DIFFERENCE:
+            raise TransduceError("Both texts give the same difference of logits: name other answers or another text.")
+
+        def recovered(edits: Mapping[str, Edit], copies: int) -> list[float]:
+            with record_activations(second.model, (), edit=edits):
+                differences = _difference(second.logits(copies), row, columns)
+            return [round((value - corrupted_difference) / span, 6) for value in differences]
+
+        heads = tuple(
+            Grid(
+                title=f"{stack} {_SUBLAYERS[kind]}, heads",
+                rows=_layer_names(len(names)),
+                columns=tuple(f"head {number}" for number in range(1, recording[names[0]].shape[2] + 1)),
+                values=tuple(
+                    tuple(recovered({name: _patch_heads(recording[name])}, recording[name].shape[2])) for name in names
+                ),
+            )
+            for stack, kind, names in _attention_points(second)
+        )
+        residual = tuple(_patched_residual(first, second, stack, recording, recovered) for stack in _stacks(second))
+    answer_names = tuple(first.column_name(column) for column in columns)
+    return Patching(
+        clean=clean,
+        corrupted=corrupted,
+        answers=(answer_names[0], answer_names[1]),
+        after=first.answer if isinstance(reader, Translator) else "",
+        clean_difference=clean_difference,
+        corrupted_difference=corrupted_difference,
+        residual=residual,
+        heads=heads,
+    )
+
+
+def _stacks(reading: Reading) -> list[str]:
+    return [stack for stack in ("encoder", "decoder") if _residual_points(reading, stack)]
+
+
+def _aligned(
+    reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
+) -> tuple[Reading, Reading, int]:
+    """Return both texts as the model reads them, and the number of the prediction that answers.
+
+    Raises:
+        TransduceError: the numbers of tokens differ, or the predictions do not.
+    """
+    if isinstance(reader, Parser):
+        raise TransduceError("Patching compares two answers, but a parser writes trees: use a model of another kind.")
+    if after is not None and not isinstance(reader, Translator):
+        raise TransduceError(
+            "`after` is the beginning of a translation, but this model does not translate: leave it out."
+        )
+    if isinstance(reader, Translator):
+        vocabulary = reader.tokenizer.target
+        if after is None:
+            one, other = read(reader, clean).labels, read(reader, corrupted).labels
+            shared = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+            if shared is None:
+                raise TransduceError(
+                    "Both texts have the same translation: name another corrupted text, or two answers and what "
+                    "precedes them (`after`)."
+                )
+            beginning = list(one[len(vocabulary.before) : shared])
+        else:
+            beginning = vocabulary.encode(after)
+        first, second = read(reader, clean, beginning), read(reader, corrupted, beginning)
+        row = len(vocabulary.before) + len(beginning)
+    else:
+        first, second, row = read(reader, clean), read(reader, corrupted), -1
+    for name in ("source_tokens", "decoder_tokens"):
+        counts = len(getattr(first, name)), len(getattr(second, name))
+        if counts[0] != counts[1]:
+            raise TransduceError(
+                f"Activations are patched position by position, but the texts have {counts[0]} and {counts[1]} tokens: "
+                "replace words by words of as many tokens."
+            )
+    if row < 0:
+        pairs = list(zip(first.labels, second.labels, strict=True))
+        differing = (number for number, pair in enumerate(pairs) if pair[0] != pair[1])
+        row = len(pairs) - 1 if first.stack == "decoder" or not needs_difference else next(differing, 0)
+    return first, second, row
+
+
+def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
+    """Return the columns of the logits of the two answers."""
+    if answers is None:
+        # A translator's own answers are the best tokens after what both translations begin with.
+        with torch.inference_mode():
+            best = [int(each.logits()[0, row].argmax()) for each in (first, second)]
+        return best[0], best[1]
+    with torch.inference_mode():
+        width = first.logits().shape[-1]
+    names = {first.column_name(column): column for column in range(width)}
+    for answer in answers:
+        if answer not in names:
+            raise TransduceError(
+                f"The model cannot answer `{answer}`: write a token as the vocabulary does (▁ stands for a space), or "
+                "the name of a class or tag."
+            )
+    return names[answers[0]], names[answers[1]]
+
+
+def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[float]:
+    """Return the difference of two logits of a prediction for every copy, from (C, R, V)."""
+    differences: list[float] = (logits[:, row, columns[0]] - logits[:, row, columns[1]]).tolist()
+    return differences
+
+
+def _patch_heads(clean: Tensor) -> Edit:
+    """Return an edit that replaces head h of copy h, (C, Q, H, V) with C = H, by the clean one, (1, Q, H, V)."""
+
+    def edit(outputs: Tensor) -> Tensor:
+        edited, numbers = outputs.clone(), torch.arange(outputs.shape[2], device=outputs.device)
+        edited[numbers, :, numbers] = clean[0].transpose(0, 1)
+        return edited
+
+    return edit
+
+
+def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:
+    """Return an edit that replaces one position of every copy, (C, T, D), by the clean one, (1, T, D)."""
+
+    def edit(stream: Tensor) -> Tensor:
+        edited, copies = stream.clone(), torch.arange(len(positions), device=stream.device)
+        edited[copies, list(positions)] = clean[0, list(positions)]
+        return edited
+
+    return edit
+
+
+def _patched_residual(
+    first: Reading,
+    second: Reading,
+    stack: str,
+    recording: Recording,
+    recovered: Callable[[Mapping[str, Edit], int], list[float]],
+) -> Grid:
+    """Return the recovered share by the residual stream of a stack, positions × layers."""
+    tokens = [first.source_tokens, second.source_tokens]
+    if stack == "decoder":
+        tokens = [first.decoder_tokens, second.decoder_tokens]
+    names = _residual_points(second, stack)
+    size = max(1, _BATCH_TOKENS // max(1, len(second.source_tokens) + len(second.decoder_tokens)))
+    columns = []
+    for name in names:
+        shares: list[float] = []
+        for start in range(0, len(tokens[0]), size):
+            positions = range(start, min(start + size, len(tokens[0])))
+            shares += recovered({name: _patch_positions(recording[name], positions)}, len(positions))
+        columns.append(shares)
+    return Grid(
+        title=f"{stack}, residual stream",
+        rows=tuple(one if one == other else f"{one} | {other}" for one, other in zip(*tokens, strict=True)),
+        columns=("embedding", *_layer_names(len(names) - 1)),
+        values=tuple(zip(*columns, strict=True)),
+    )
+
+
+# --- logit lens ---
+
+
+class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's predictions after each layer, as if the layers above it were left out."""
+
+    text: str
+    answer: str
+    """The model's output."""
+    stack: str
+    """The stack whose layers are read: `encoder` or `decoder`."""
+    outputs: tuple[str, ...]
+    """A name for each prediction: the token that is predicted, the word that is tagged, or the class."""
+    layers: tuple[str, ...]
+    """`embedding`, `layer 1`, …; the last layer gives the model's own predictions."""
+    candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
+    """The most probable tokens, classes or tags of each prediction, (layers, predictions, candidates), best first."""
+    probabilities: tuple[tuple[float, ...], ...]
+    """The probability of the model's output at each prediction, (layers, predictions)."""
+    ranks: tuple[tuple[int, ...], ...]
+    """The rank of the model's output at each prediction, from 1, (layers, predictions)."""
+
+    def draw(self) -> str:
+        """Return a table with the most probable token of each prediction after each layer, in per cent."""
+        cells = [
+            [
+                f"{_cut(best.piece)} {100 * best.probability:3.0f}"
+                for best in (layer[row][0] for layer in self.candidates)
+            ]
+            for row in range(len(self.outputs))
+        ]
+        title = f"{self.text}  →  {self.answer}\nmost probable after each layer of the {self.stack}, in per cent"
+        return f"{title}\n\n{draw_cells(self.outputs, self.layers, cells)}"
+
+    def chart(self) -> Chart:
+        """Return a heat map of the probability of the model's output, predictions × layers."""
+        values = tuple(zip(*self.probabilities, strict=True))
+        title = "Probability of the output after each layer"
+        grid = Grid(title=title, rows=self.outputs, columns=self.layers, values=values)
+        return Chart((grid.panel(0.0, 1.0),))
+
+
+def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidates: int = 3) -> LogitLens:
+    """Return what a model would predict after each of its layers (nostalgebraist 2020).
+
+    The residual stream after a layer passes through the final norm, if the model has one, and the output projection,
+    or the head of classes or tags.
+
+    Args:
+        reader: a loaded model with Transformer layers, as `transduce.load` returns it.
+        text: the text.
+        target: for a translator, a translation of it; None: the model's own.
+        candidates: the number of candidates for each prediction.
+
+    Raises:
+        TransduceError: the model has no such layers or no probabilities, or an option is invalid.
+    """
+    if candidates < 1:
+        raise TransduceError(f"`candidates` must be at least 1, but is {candidates}.")
+    reading = read(reader, text, target)
+    _check_layers(reading)
+    assert reading.finish is not None
+    names = _residual_points(reading, reading.stack)
+    found, probabilities, ranks = [], [], []
+    with torch.inference_mode():
+        with record_activations(reading.model, names) as recording:
+            reading.forward(1)
+        for name in names:
+            chances = reading.predict(reading.finish(recording[name])).softmax(dim=-1)  # (1, R, V)
+            best = chances[0].topk(min(candidates, chances.shape[-1]), dim=-1)
+            own = reading.chosen(chances)[0]  # (R,)
+            found.append(_candidates(reading, best.indices.tolist(), best.values.tolist()))
+            probabilities.append(tuple(round(value, 6) for value in own.tolist()))
+            ranks.append(tuple((1 + (chances[0] > own[:, None]).sum(dim=-1)).tolist()))
+    return LogitLens(
+        text=text,
+        answer=reading.answer,
+        stack=reading.stack,
+        outputs=reading.outputs,
+        layers=("embedding", *_layer_names(len(names) - 1)),
+        candidates=tuple(found),
+        probabilities=tuple(probabilities),
+        ranks=tuple(ranks),
+    )
+
+
+def _candidates(
+    reading: Reading, columns: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
+) -> tuple[tuple[Candidate, ...], ...]:
+    """Return the candidates of each prediction from their columns and probabilities, (R, candidates)."""
+    return tuple(
+        tuple(Candidate(reading.column_name(one), round(value, 6)) for one, value in zip(row, values, strict=True))
+        for row, values in zip(columns, chances, strict=True)
+    )

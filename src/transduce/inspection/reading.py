@@ -1,0 +1,443 @@
+"""Run a model of any kind on one text, for the tools that look inside: its tokens, predictions and attention.
+
+Legend: C copies of the text in one batch, R predictions, T positions of the stack that predicts, S source tokens,
+D model width, V tokens, classes or tags to choose from.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from transduce.argument_checks import as_text
+from transduce.errors import TransduceError
+from transduce.inference.batching import pad
+from transduce.inference.classifier import Classifier
+from transduce.inference.embedder import Embedder
+from transduce.inference.forecaster import Forecaster
+from transduce.inference.generator import Generator
+from transduce.inference.mask_filler import Filler
+from transduce.inference.parser import Parser
+from transduce.inference.tagger import Tagger, encode_words
+from transduce.inference.translator import Translator
+from transduce.model.encoder import Encoder
+from transduce.model.norms import normalize
+from transduce.text.special_tokens import encode_masked, special_tokens_of
+from transduce.text.vocabulary import Vocabulary
+
+Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster
+"""A loaded model of any kind, as `transduce.load` returns it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A text as a model reads it, with functions that compute the model's predictions for it."""
+
+    model: Any
+    """The model, of any class."""
+    reader: Reader
+    text: str
+    answer: str
+    """What the model made of the text: a translation, a class, tags, …"""
+    source_tokens: tuple[str, ...] = ()
+    """The tokens that the encoder reads, special tokens included; none without an encoder."""
+    decoder_tokens: tuple[str, ...] = ()
+    """The tokens that the decoder reads, the start symbol included; none without a decoder."""
+    outputs: tuple[str, ...]
+    """A name for each prediction: the predicted tokens, the tagged words, …; their number is R."""
+    labels: tuple[int, ...] = ()
+    """The column of each prediction in the logits, (R,): that of the token, class or tag."""
+    column_name: Callable[[int], str] = str
+    """The name of a column of the logits: a token, class or tag."""
+    forward: Callable[[int], Tensor]
+    """Computes the model for C copies of the text, and returns the states that predict, (C, T, D)."""
+    finish: Callable[[Tensor], Tensor] | None = None
+    """Applies what follows the last layer to its residual stream: the final norm; (C, T, D) to (C, T, D)."""
+    positions: tuple[int, ...] = ()
+    """The position of the state that makes each prediction, (R,)."""
+    head: Callable[[Tensor], Tensor] | None = None
+    """Computes logits from the states that predict, (C, R, D) to (C, R, V)."""
+    ids: tuple[int, ...] = ()
+    """The ids of the tokens that are read: those of the encoder, or of the decoder in a decoder-only model."""
+    states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
+    """Computes the states for other texts as token ids, in place of `ids`; C texts to (C, T, D)."""
+    marks: frozenset[str] = field(default_factory=frozenset)
+    """Special tokens of a model that reads one text, which spell no word of it."""
+
+    @property
+    def stack(self) -> str:
+        """The stack whose states predict: `decoder`, or `encoder` in an encoder-only model."""
+        return "encoder" if isinstance(self.model, Encoder) else "decoder"
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens that the predicting stack reads, (T,)."""
+        return self.source_tokens if self.stack == "encoder" else self.decoder_tokens
+
+    def logits(self, copies: int = 1) -> Tensor:
+        """Return the logits of each prediction for some copies of the text, (C, R, V), float32.
+
+        Raises:
+            TransduceError: the model predicts numbers or vectors, which have no logits.
+        """
+        if self.head is None:
+            raise TransduceError(
+                f"This needs probabilities of tokens, classes or tags, but a {type(self.reader).__name__.lower()} has "
+                "none: use a model that predicts them."
+            )
+        return self.predict(self.forward(copies))
+
+    def predict(self, states: Tensor) -> Tensor:
+        """Return the logits of each prediction, float32, from the states of the stack that predicts: (C, T, D)."""
+        assert self.head is not None
+        return self.head(states[:, list(self.positions)]).float()
+
+    def rescore(self, texts: Sequence[Sequence[int]], removed: Sequence[Sequence[int]]) -> Tensor:
+        """Return the log-probability of each prediction for texts without some of their tokens, (C, R).
+
+        Args:
+            texts: the token ids of each text.
+            removed: the positions of the tokens that each text lacks. A prediction without a state, because its own
+                token or a special token was removed, has the log-probability NaN.
+        """
+        assert self.head is not None
+        assert self.states_of is not None
+        states = self.states_of(texts)
+        if self.source_tokens and self.decoder_tokens:
+            return self.chosen(self.predict(states).log_softmax(dim=-1))
+        rows = torch.tensor([[self._row_without(each, gone) for each in self.positions] for gone in removed])  # (C, R)
+        rows = rows.to(states.device)
+        index = rows.clamp_min(0)[..., None].expand(-1, -1, states.shape[-1])
+        scores = self.head(states.gather(1, index)).float().log_softmax(dim=-1)
+        return self.chosen(scores).masked_fill(rows < 0, float("nan"))
+
+    def log_probabilities(self, copies: int = 1) -> Tensor:
+        """Return the log-probability of each prediction in nats, (C, R)."""
+        return self.chosen(self.logits(copies).log_softmax(dim=-1))
+
+    def chosen(self, scores: Tensor) -> Tensor:
+        """Return the predictions' own columns of scores, (C, R, V) to (C, R)."""
+        labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
+        return scores.gather(-1, labels[..., None])[..., 0]
+
+    def _row_without(self, position: int, removed: Sequence[int]) -> int:
+        """Return where a predicting state is once tokens are removed; -1 if it is gone.
+
+        A language model then predicts the next token from the state before the removed ones.
+        """
+        is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.marks)
+        return -1 if is_gone else position - sum(each <= position for each in removed)
+
+
+def read(reader: object, text: str | ArrayLike, target: str | Sequence[int] | None = None) -> Reading:
+    """Return a text as a model reads it.
+
+    Args:
+        reader: a loaded model of any kind, as `transduce.load` returns it.
+        text: the text; for a forecaster, the history (S, C).
+        target: for a translator, the translation as a text, or as token ids without special tokens around them; None:
+            the model's own.
+
+    Raises:
+        TransduceError: the object is no such model, the text is too long for it, or `target` does not apply.
+    """
+    for kind, make in _READINGS.items():
+        if isinstance(reader, kind):
+            if isinstance(reader, Translator):
+                return _read_pair(reader, as_text(cast("str", text)), target)
+            if target is not None:
+                raise TransduceError(
+                    f"A translation belongs to a translator, but this model is a {type(reader).__name__.lower()}: "
+                    "leave it out."
+                )
+            return make(reader, text if isinstance(reader, Forecaster) else as_text(cast("str", text)))
+    raise TransduceError(
+        f"Only a loaded model can be inspected, but this is a {type(reader).__name__}: pass what `transduce.load` "
+        "returns."
+    )
+
+
+def check_single_model(translator: Translator) -> None:
+    """Refuse an ensemble of several models.
+
+    Raises:
+        TransduceError: the translator has several models.
+    """
+    if len(translator.models) > 1:
+        raise TransduceError(
+            f"Only a single model can be inspected, but this translator is an ensemble of {len(translator.models)}: "
+            "load one of them."
+        )
+
+
+def check_length(tokens: int, max_tokens: int) -> None:
+    """Refuse a text with more tokens than a model reads at once.
+
+    Raises:
+        TransduceError: there are too many tokens.
+    """
+    if tokens > max_tokens:
+        raise TransduceError(
+            f"The model reads at most {max_tokens} tokens, but this sentence has {tokens}: pass a shorter one."
+        )
+
+
+# --- encoder and decoder ---
+
+
+def _read_pair(translator: Translator, source: str, target: str | Sequence[int] | None) -> Reading:
+    """Read a source sentence and a translation of it with a translator."""
+    check_single_model(translator)
+    vocabulary = translator.tokenizer.target
+    if target is None:
+        target = translator(source).text
+    ids = vocabulary.encode(target) if isinstance(target, str) else list(target)
+    source_ids = translator.tokenizer.source.with_special_tokens(translator.tokenizer.source.encode(source))
+    check_length(len(source_ids), translator.max_scored_tokens)
+    return _encoder_decoder(
+        translator, translator.model, source, source_ids, vocabulary.with_special_tokens(ids), vocabulary.decode(ids)
+    )
+
+
+def _read_parse(parser: Parser, sentence: str) -> Reading:
+    """Read a sentence and the linearized tree that a parser writes for it."""
+    source_ids, tree_ids, parse = parser.linearize(sentence)
+    return _encoder_decoder(
+        parser, parser.model, sentence, source_ids, [*tree_ids, parser.model.config.eos_id], str(parse)
+    )
+
+
+def _encoder_decoder(
+    reader: Translator | Parser, model: Any, text: str, source_ids: list[int], target_ids: list[int], answer: str
+) -> Reading:
+    """Return the reading of an encoder-decoder model, which predicts every target token given the tokens before it."""
+    config, device = model.config, model.source_weight.device
+    source = pad([source_ids], config.pad_id, device)  # (1, S)
+    inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, device)  # (1, T)
+    vocabulary = reader.tokenizer.target
+    targets = tuple(vocabulary.pieces(target_ids))
+
+    def forward(copies: int) -> Tensor:
+        memory, mask = model.encode(source.expand(copies, -1))
+        return model.decode(inputs.expand(copies, -1), memory, mask)  # type: ignore[no-any-return]
+
+    def states_of(texts: Sequence[Sequence[int]]) -> Tensor:
+        memory, mask = model.encode(pad(texts, config.pad_id, device))
+        return model.decode(inputs.expand(len(texts), -1), memory, mask)  # type: ignore[no-any-return]
+
+    def finish(x: Tensor) -> Tensor:
+        return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
+
+    return Reading(
+        model=model,
+        reader=reader,
+        text=text,
+        answer=answer,
+        source_tokens=tuple(reader.tokenizer.source.pieces(source_ids)),
+        decoder_tokens=("<start>", *targets[:-1]),
+        outputs=targets,
+        labels=tuple(target_ids),
+        column_name=vocabulary.piece,
+        forward=forward,
+        finish=finish if hasattr(model, "decoder_norm") else None,
+        positions=tuple(range(len(target_ids))),
+        head=model.project,
+        ids=tuple(source_ids),
+        states_of=states_of,
+    )
+
+
+def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
+    """Read the end of a history and the forecast for it: step t attends to the past, and to the steps before it."""
+    model, card = forecaster.model, forecaster.card
+    past, predicted = forecaster.normalized(history)  # (1, S, C), (1, T, C)
+    inputs = torch.cat([past[:, -1:], predicted[:, :-1]], dim=1)
+
+    def forward(copies: int) -> Tensor:
+        memory = model.encode(past.expand(copies, -1, -1))
+        inputs_of = inputs.expand(copies, -1, -1)
+        return model.decode(inputs_of, memory, first_position=past.shape[1]).means
+
+    count, steps = past.shape[1], predicted.shape[1]
+    return Reading(
+        model=model,
+        reader=forecaster,
+        text=f"{count} points of {', '.join(card.columns)}",
+        answer=f"forecast of {steps} points",
+        source_tokens=tuple(f"t-{count - 1 - point}" if point < count - 1 else "t" for point in range(count)),
+        decoder_tokens=("t", *(f"t+{step}" for step in range(1, steps))),
+        outputs=tuple(f"t+{step}" for step in range(1, steps + 1)),
+        forward=forward,
+    )
+
+
+# --- decoder alone ---
+
+
+def _read_text(generator: Generator, text: str) -> Reading:
+    """Read a text with a language model, which predicts every next token, and one token after the text."""
+    model, vocabulary = generator.model, generator.vocabulary
+    ids = generator.prompt_ids(text)
+    check_length(len(ids), generator.context)
+    inputs = torch.tensor([ids], device=generator.device)
+    with torch.inference_mode():
+        last = model.project(model.decode(inputs))[0, -1].float()
+        last[list(model.config.forbidden_tokens)] = float("-inf")
+        following = int(last.argmax())
+    labels = [*ids[1:], following]
+    return Reading(
+        model=model,
+        reader=generator,
+        text=text,
+        answer=vocabulary.piece(following),
+        decoder_tokens=tuple(vocabulary.pieces(ids)),
+        outputs=tuple(vocabulary.pieces(labels)),
+        labels=tuple(labels),
+        column_name=vocabulary.piece,
+        forward=lambda copies: model.decode(inputs.expand(copies, -1)),
+        finish=lambda x: model.finish(normalize(model.norm, x, None)),
+        positions=tuple(range(len(ids))),
+        head=model.project,
+        ids=tuple(ids),
+        states_of=lambda texts: model.decode(pad(texts, model.config.pad_id, generator.device)),
+        marks=frozenset(vocabulary.pieces([*vocabulary.before, vocabulary.eos_id])),
+    )
+
+
+# --- encoder alone ---
+
+
+class _Predictions(NamedTuple):
+    """The predictions of an encoder's head, in the fields of `Reading`."""
+
+    outputs: tuple[str, ...] = ()
+    labels: Sequence[int] = ()
+    positions: Sequence[int] = ()
+    column_name: Callable[[int], str] = str
+    head: Callable[[Tensor], Tensor] | None = None
+
+
+def _read_masked(filler: Filler, text: str) -> Reading:
+    """Read a text with a masked language model, which predicts the masked tokens, or all tokens if none is masked."""
+    model, vocabulary = filler.model, filler.tokenizer.source
+    marks = special_tokens_of(vocabulary)
+    ids = encode_masked(vocabulary, text)
+    framed = [marks.cls, *ids, marks.sep]
+    check_length(len(framed), filler.length)
+    masked = [position for position, id in enumerate(framed) if id == marks.mask]
+    positions = masked or list(range(1, len(framed) - 1))
+    ordinary = torch.zeros(vocabulary.size, dtype=torch.bool)
+    ordinary[filler.text_tokens] = True
+
+    def head(states: Tensor) -> Tensor:
+        logits = model.project(model.hidden(states))  # (C, R, V)
+        return logits.masked_fill(~ordinary.to(logits.device), float("-inf"))
+
+    labels = _best(model, framed, positions, head) if masked else ids
+    filled = dict(zip(positions, labels, strict=True)) if masked else {}
+    answer = vocabulary.decode([filled.get(position, id) for position, id in enumerate(framed)][1:-1])
+    names = tuple(vocabulary.pieces(labels))
+    predictions = _Predictions(names, labels, positions, vocabulary.piece, head)
+    return _encoder_reading(filler, text, answer, framed, predictions)
+
+
+def _read_classified(classifier: Classifier, text: str) -> Reading:
+    """Read a text with a classifier, whose only prediction is the class of the text."""
+    model, vocabulary = classifier.model, classifier.tokenizer.source
+    framed = _frame(vocabulary, vocabulary.encode(text), classifier.length)
+
+    def head(states: Tensor) -> Tensor:
+        return model.classify(states)[:, None]
+
+    (label,) = _best(model, framed, [0], head)
+    name = classifier.labels[label]
+    predictions = _Predictions((name,), [label], [0], classifier.labels.__getitem__, head)
+    return _encoder_reading(classifier, text, name, framed, predictions)
+
+
+def _read_tagged(tagger: Tagger, sentence: str) -> Reading:
+    """Read a sentence of space-separated words with a tagger, which predicts the tag of every word."""
+    model, words = tagger.model, sentence.split()
+    rows = encode_words(tagger.tokenizer.source, [words], tagger.length)
+    if not rows:
+        raise TransduceError("The sentence to inspect is empty: pass some words.")
+    check_length(sum(len(row.ids) for row in rows), tagger.length)
+    framed, positions = list(rows[0].ids), list(rows[0].positions)
+
+    labels = _best(model, framed, positions, model.label_tokens)
+    answer = " ".join(f"{word}/{tagger.tags[label]}" for word, label in zip(words, labels, strict=True))
+    predictions = _Predictions(tuple(words), labels, positions, tagger.tags.__getitem__, model.label_tokens)
+    return _encoder_reading(tagger, sentence, answer, framed, predictions)
+
+
+def _read_embedded(embedder: Embedder, text: str) -> Reading:
+    """Read a text with an encoder without predictions."""
+    vocabulary = embedder.tokenizer.source
+    framed = _frame(vocabulary, vocabulary.encode(text), embedder.length)
+    answer = f"a vector of {embedder.model.config.d_model} numbers"
+    return _encoder_reading(embedder, text, answer, framed, _Predictions())
+
+
+def _encoder_reading(
+    reader: Filler | Classifier | Tagger | Embedder,
+    text: str,
+    answer: str,
+    framed: list[int],
+    predictions: _Predictions,
+) -> Reading:
+    model, vocabulary = reader.model, reader.tokenizer.source
+    inputs, mask = torch.tensor([framed], device=model.source_weight.device), vocabulary.special_token_names[2]
+    return Reading(
+        model=model,
+        reader=reader,
+        text=text,
+        answer=answer,
+        # A mask replaces the space before it, but is a word of its own.
+        source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.pieces(framed)),
+        outputs=predictions.outputs,
+        labels=tuple(predictions.labels),
+        column_name=predictions.column_name,
+        forward=lambda copies: model.encode(inputs.expand(copies, -1))[0],
+        finish=lambda x: normalize(model.norm, x, None),
+        positions=tuple(predictions.positions),
+        head=predictions.head,
+        ids=tuple(framed),
+        states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, model.source_weight.device))[0],
+        marks=frozenset({vocabulary.piece(framed[0]), vocabulary.piece(framed[-1])}),
+    )
+
+
+def _frame(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list[int]:
+    check_length(len(ids) + 2, length)
+    return special_tokens_of(vocabulary).frame(ids, length)
+
+
+def _best(
+    model: Encoder, framed: Sequence[int], positions: Sequence[int], head: Callable[[Tensor], Tensor]
+) -> list[int]:
+    """Return the column with the greatest logit of each prediction, (R,)."""
+    with torch.inference_mode():
+        states = model.encode(torch.tensor([framed], device=model.source_weight.device))[0]
+        best: list[int] = head(states[:, list(positions)])[0].argmax(dim=-1).tolist()
+    return best
+
+
+_READINGS: dict[type, Callable[..., Reading]] = {
+    Translator: _read_pair,
+    Parser: _read_parse,
+    Generator: _read_text,
+    Filler: _read_masked,
+    Classifier: _read_classified,
+    Tagger: _read_tagged,
+    Embedder: _read_embedded,
+    Forecaster: _read_series,
+}
+
+
+def as_array(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return a tensor as an array of float32 on the CPU."""
+    return np.asarray(tensor.detach().float().cpu().numpy(), dtype=np.float32)

@@ -1,0 +1,397 @@
+"""Record and edit a model's activations at named hook points; the attention views and causal tools read models so.
+
+A hook point is a tensor inside a model, such as `encoder.0.self_attention.heads`. While a recording runs, PyTorch hooks
+are registered, and a model with hooks is computed on its reference path: no kernel can skip a hook point.
+Legend: B batch, T positions, Q queries, L keys, H query heads, G key/value heads, K width of a key, V width of a value,
+D model width, F width of the feed-forward network.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from transduce.errors import TransduceError
+from transduce.model.attention import MultiHeadAttention
+from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
+from transduce.model.layers import Residual
+from transduce.model.recurrent import Recurrent, join_step_weights
+from transduce.model.series import SeriesTransformer
+from transduce.model.transformer import EncoderDecoderLayers
+
+Edit = Callable[[Tensor], Tensor]
+"""A function that returns the replacement of an activation, in the activation's shape."""
+_Register = Callable[[nn.Module, Edit], Callable[[], object]]
+
+
+class HookPoint(NamedTuple):
+    """A tensor inside a model that can be recorded: its name, its shape, and whether it can be edited."""
+
+    name: str
+    """The dotted name, such as `decoder.1.memory_attention.weights`; layers are counted from 0."""
+    shape: str
+    """The dimensions, by the letters of this module's legend, such as `B T D`."""
+    can_edit: bool
+    """False for attention weights, which the model reports and does not read back."""
+
+
+class _Site(NamedTuple):
+    """A hook point with the module whose hooks reach it."""
+
+    point: HookPoint
+    module: nn.Module
+    register: _Register
+    """Registers an edit on the module, and returns the function that removes it."""
+    layer: int = 0
+    """The layer whose call counts, if layers share their weights and one module is called for several."""
+    calls: int = 1
+    """The number of calls of the module in one pass."""
+
+
+class Recording(Mapping[str, Tensor]):
+    """The activations of a model by the names of their hook points, recorded while `record_activations` runs."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, list[Tensor]] = {}
+        self._shapes: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return an activation; the calls of a model that computes step by step are joined along the positions.
+
+        Raises:
+            KeyError: nothing was recorded at this hook point.
+            TransduceError: the calls belong to batches of several sizes, which cannot be joined.
+        """
+        calls = self._calls[name]
+        if len(calls) == 1:
+            return calls[0]
+        if len({len(call) for call in calls}) > 1:
+            raise TransduceError(
+                f"`{name}` was recorded in {len(calls)} calls for batches of several sizes, such as those of a beam: "
+                "use the method `calls`, or record a single pass of the model."
+            )
+        axes = self._shapes[name].split()
+        if axes[-1] == "L":
+            return join_step_weights(calls)
+        return torch.cat(calls, dim=axes.index("T") if "T" in axes else axes.index("Q"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __repr__(self) -> str:
+        return f"Recording({', '.join(self._calls)})"
+
+    def calls(self, name: str) -> list[Tensor]:
+        """Return the activations of every call at a hook point, in the order of the calls."""
+        return list(self._calls[name])
+
+    def clear(self) -> None:
+        """Forget all activations, for the next pass of the model."""
+        self._calls.clear()
+
+    def layers(self, stack: str, part: str) -> list[Tensor]:
+        """Return the activations of a part in every layer of a stack that has it, the first layer first."""
+        names = [name for name in self._calls if name.startswith(f"{stack}.") and name.endswith(f".{part}")]
+        return [self[name] for name in sorted(names, key=_layer_of)]
+
+    def _add(self, point: HookPoint, value: Tensor) -> None:
+        self._shapes[point.name] = point.shape
+        self._calls.setdefault(point.name, []).append(value)
+
+
+def _layer_of(name: str) -> int:
+    number = name.split(".")[1]
+    return int(number) if number.isdigit() else 0
+
+
+def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
+    """Return the points of a model at which `record_activations` can record, in the order of computation.
+
+    A stack is `encoder` or `decoder`; a decoder-only model has the stack `decoder`. Layer n of a stack has:
+
+    * `encoder.embedding` (B T D): the input of the stack's first layer;
+    * `encoder.n.self_attention.input` (B T D): the residual stream that enters the sub-layer;
+    * `….norm_before`, `….norm_after` (B T D): the outputs of the sub-layer's norms, as the order of norms has them;
+    * `….queries` (B H T K), `….keys` (B G T K), `….values` (B G T V): the projections, before a rotary embedding;
+    * `….weights` (B H Q L): the attention weights; they cannot be edited;
+    * `….heads` (B Q H V): the outputs of the heads, before the output projection;
+    * `….output` (B T D): what the sub-layer adds to the residual stream;
+    * the same of `encoder.n.memory_attention` in a decoder, and of `encoder.n.feed_forward`, which has
+      `….neurons` (B T F), the activations of the hidden layer, in site of heads;
+    * `encoder.n.residual` (B T D): the residual stream after the layer;
+    * `encoder.norm` (B T D): the output of the norm after the last layer, if the stack has one.
+
+    `logits` are the outputs of the last linear layer: tokens, classes or numbers. A recurrent model has `residual`,
+    `decoder.memory_attention.weights` and `decoder.n.past_attention.weights` only.
+
+    Raises:
+        TransduceError: the module is none of the package's models.
+    """
+    return tuple(site.point for site in _sites(model))
+
+
+@contextmanager
+def record_activations(
+    model: nn.Module, points: str | Iterable[str] | None = None, *, edit: Mapping[str, Edit] | None = None
+) -> Iterator[Recording]:
+    """Record, and optionally edit, the activations of a model while the context runs.
+
+    The model's outputs stay what its reference path computes, unless edits change them. Activations are recorded after
+    they were edited, with their gradients if the caller computes any. Concurrent use of the model is recorded, too.
+
+    Args:
+        model: any model of the package, such as `translator.model`.
+        points: names of hook points (`hook_points`), in which * stands for any characters; None: all.
+        edit: replacements of activations by name of the hook point, each a function from the activation to a tensor of
+            its shape.
+
+    Yields:
+        The recording, which fills while the model computes.
+
+    Raises:
+        TransduceError: there is no such hook point, or it cannot be edited, or an edit changed the shape.
+    """
+    sites = {site.point.name: site for site in _sites(model)}
+    patterns = ["*"] if points is None else [points] if isinstance(points, str) else list(points)
+    edits = {} if edit is None else dict(edit)
+    for pattern in (*patterns, *edits):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in sites):
+            nearest = difflib.get_close_matches(pattern, sites, n=1, cutoff=0.0)
+            raise TransduceError(
+                f"This model has no hook point `{pattern}`: `hook_points` lists them, such as `{''.join(nearest)}`."
+            )
+    recording = Recording()
+    with ExitStack() as stack:
+        for name, site in sites.items():
+            change = edits.get(name)
+            if change is not None and not site.point.can_edit:
+                raise TransduceError(f"The hook point `{name}` can be recorded, but not edited: edit `heads` instead.")
+            is_recorded = any(fnmatchcase(name, pattern) for pattern in patterns)
+            if is_recorded or change is not None:
+                act = _action(site, change, recording if is_recorded else None)
+                stack.callback(site.register(site.module, act))
+        yield recording
+
+
+def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
+    """Return the function that edits and records the activation of a hook point, once for each call of its layer."""
+    count = 0
+
+    def act(value: Tensor) -> Tensor:
+        nonlocal count
+        is_layer, count = count % site.calls == site.layer, count + 1
+        if not is_layer:
+            return value
+        if change is not None:
+            changed = change(value)
+            if not isinstance(changed, Tensor) or changed.shape != value.shape:
+                actual = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+                raise TransduceError(
+                    f"An edit returns a tensor of the activation's shape, but that of `{site.point.name}` returned "
+                    f"{actual} for {tuple(value.shape)}."
+                )
+            value = changed.to(value.dtype)
+        if recording is not None:
+            recording._add(site.point, value)
+        return value
+
+    return act
+
+
+# --- hooks of PyTorch ---
+
+
+def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
+    """Register a hook on a module's first argument."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (act(args[0]), *args[1:])
+
+    return module.register_forward_pre_hook(hook).remove
+
+
+def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
+    """Register a hook on a module's output, or on the first one of several."""
+
+    def hook(_: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return (act(output[0]), *output[1:]) if isinstance(output, tuple) else act(output)
+
+    return module.register_forward_hook(hook).remove
+
+
+def _at_heads(num_heads: int) -> _Register:
+    """Return the registration at the joined heads that enter an output projection, shown as (B, Q, H, V)."""
+
+    def register(module: nn.Module, act: Edit) -> Callable[[], object]:
+        return _at_input(module, lambda joined: act(joined.unflatten(-1, (num_heads, -1))).flatten(-2))
+
+    return register
+
+
+def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
+    """Return the registration at the queries (0), keys (1) or values (2) in the output of the common projection."""
+    first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
+    width = attention.d_v if part == 2 else attention.d_k
+
+    def register(module: nn.Module, act: Edit) -> Callable[[], object]:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            start, stop = args[1] if len(args) > 1 and args[1] is not None else (0, sum(attention.widths))
+            if not start <= first < stop:
+                return output  # queries and keys of cross-attention are projected by two calls
+            rows = slice(first - start, last - start)
+            shown = output[..., rows].unflatten(-1, (-1, width)).transpose(-2, -3)  # (B, H, T, K)
+            changed = act(shown)
+            if changed is shown:
+                return output
+            edited = output.clone()
+            edited[..., rows] = changed.transpose(-2, -3).flatten(-2)
+            return edited
+
+        return module.register_forward_hook(hook).remove
+
+    return register
+
+
+_WEIGHTS_ARGUMENT = 4  # the index of `weights_out` in the calls of recurrent attention
+
+
+def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
+    """Register hooks that ask an attention module for its weights, (B, H, Q, L)."""
+
+    def ask(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if len(args) > _WEIGHTS_ARGUMENT:
+            return ((*args[:_WEIGHTS_ARGUMENT], []), named) if args[_WEIGHTS_ARGUMENT] is None else (args, named)
+        return (args, {**named, "weights_out": []}) if named.get("weights_out") is None else (args, named)
+
+    def take(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any], _output: Tensor) -> None:
+        received = args[_WEIGHTS_ARGUMENT] if len(args) > _WEIGHTS_ARGUMENT else named["weights_out"]
+        act(received[-1])
+
+    hooks = [
+        module.register_forward_pre_hook(ask, with_kwargs=True),
+        module.register_forward_hook(take, with_kwargs=True),
+    ]
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return remove
+
+
+def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
+    """Wrap a model's method `project`, whose own attribute keeps all kernels away."""
+    attributes, project = vars(module), module.project
+    before = attributes.get("project")
+
+    def wrapped(hidden: Tensor) -> Tensor:
+        logits: Tensor = project(hidden)  # type: ignore[operator]
+        return act(logits.clone())  # search changes logits in site
+
+    attributes["project"] = wrapped
+
+    def remove() -> None:
+        if before is None:
+            del attributes["project"]
+        else:
+            attributes["project"] = before
+
+    return remove
+
+
+# --- where the hook points of a model are ---
+
+
+def _sites(model: nn.Module) -> list[_Site]:
+    """Return the hook points of a model with their modules, in the order of computation."""
+    if isinstance(model, EncoderDecoderLayers):
+        config = model.config
+        found = [
+            *_stack("encoder", model.encoder_layers, config.num_encoder_layers, model.encoder_norm),
+            *_stack("decoder", model.decoder_layers, config.num_decoder_layers, model.decoder_norm),
+        ]
+    elif isinstance(model, Encoder):
+        found = [*_stack("encoder", model.layers, model.config.num_encoder_layers, model.norm)]
+    elif isinstance(model, Decoder):
+        found = [*_stack("decoder", model.layers, model.config.num_decoder_layers, model.norm)]
+    elif isinstance(model, Recurrent):
+        found = [*_recurrent(model)]
+    else:
+        raise TransduceError(
+            f"Activations are recorded in the models of this package, but this is a {type(model).__name__}: pass the "
+            "attribute `model` of what `transduce.load` returns."
+        )
+    logits = HookPoint("logits", "B T V", can_edit=True)
+    if isinstance(model, SeriesTransformer):
+        return [*found, _Site(logits, model.head, _at_output)]
+    if isinstance(model, Encoder) and model.classifier is not None:
+        return [*found, _Site(logits, model.classifier, _at_output)]
+    return [*found, _Site(logits, model, _at_projected_logits)]
+
+
+def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> Iterator[_Site]:
+    """Yield the hook points of a stack of Transformer layers."""
+    if not count:
+        return
+    calls = count if len(layers) < count else 1  # layers that share their weights are one module
+    first = HookPoint(f"{stack}.embedding", "B T D", can_edit=True)
+    yield _Site(first, layers[0], _at_input, 0, calls)
+    for number in range(count):
+        layer, turn = layers[number % len(layers)], number if calls > 1 else 0
+        for name in ("self_attention", "memory_attention", "feed_forward"):
+            if hasattr(layer, name):
+                residual, part = getattr(layer, f"{name}_residual"), getattr(layer, name)
+                for point, module, register in _sublayer(f"{stack}.{number}.{name}", residual, part):
+                    yield _Site(point, module, register, turn, calls)
+        after = HookPoint(f"{stack}.{number}.residual", "B T D", can_edit=True)
+        yield _Site(after, layer, _at_output, turn, calls)
+    if not isinstance(norm, nn.Identity):
+        yield _Site(HookPoint(f"{stack}.norm", "B T D", can_edit=True), norm, _at_output)
+
+
+def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
+    """Yield the hook points of a sub-layer in a residual connection, with their modules."""
+
+    def point(last: str, shape: str, *, can_edit: bool = True) -> HookPoint:
+        return HookPoint(f"{name}.{last}", shape, can_edit)
+
+    yield point("input", "B T D"), residual, _at_input
+    if not isinstance(residual.norm_before, nn.Identity):
+        yield point("norm_before", "B T D"), residual.norm_before, _at_output
+    if isinstance(part, MultiHeadAttention):
+        # An inference copy with prepacked weights has other projections, whose layout is the kernels' own.
+        if type(part) is MultiHeadAttention:
+            for number, (values, shape) in enumerate(
+                (("queries", "B H T K"), ("keys", "B G T K"), ("values", "B G T V"))
+            ):
+                yield point(values, shape), part.projection, _at_projection(part, number)
+        yield point("weights", "B H Q L", can_edit=False), part, _at_weights
+        yield point("heads", "B Q H V"), part.output, _at_heads(part.num_heads)
+    elif isinstance(part, FeedForward | GatedFeedForward):
+        yield point("neurons", "B T F"), part.outer, _at_input
+    yield point("output", "B T D"), part, _at_output
+    if not isinstance(residual.norm_after, nn.Identity):
+        yield point("norm_after", "B T D"), residual.norm_after, _at_output
+
+
+def _recurrent(model: Recurrent) -> Iterator[_Site]:
+    """Yield the hook points of a recurrent model: the states of each layer, and attention weights."""
+    for stack, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
+        for number, layer in enumerate(layers):
+            attention = getattr(layer, "past_attention", None)
+            if attention is not None:
+                weights = HookPoint(f"{stack}.{number}.past_attention.weights", "B H Q L", can_edit=False)
+                yield _Site(weights, attention, _at_weights)
+            yield _Site(HookPoint(f"{stack}.{number}.residual", "B T D", can_edit=True), layer, _at_output)
+    if model.memory_attention is not None:
+        weights = HookPoint("decoder.memory_attention.weights", "B H Q L", can_edit=False)
+        yield _Site(weights, model.memory_attention, _at_weights)

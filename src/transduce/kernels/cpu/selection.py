@@ -1,0 +1,543 @@
+"""Select next tokens from logits with kernels over a vocabulary: rules, top-k, log-sum-exp, and a beam's candidates.
+
+Legend: B sentences, W hypotheses of each, N hypotheses (B × W), V vocabulary size, k top tokens per row, n candidates.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from transduce.kernels.cpu.decode_rows import exponential
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
+from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, Fields, KernelBuilder, Value
+from transduce.kernels.cpu.jit.threads import useful_threads
+from transduce.kernels.cpu.logits import LogitsRow, block_size, emit_argmax
+
+_ELEMENT_WORK = 16  # cost of a logit's exponential in multiply-adds
+_NEVER = float("-inf")
+_Quadruple = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class SelectArguments(NamedTuple):
+    """Arguments of the kernel `select`, which selects each beam's best continuations: mostly addresses."""
+
+    logits: Any
+    """float32, (N, V)."""
+    rows: Any
+    """The number of hypotheses N."""
+    vocabulary_size: Any
+    """The vocabulary size V."""
+    stride: Any
+    """Elements from one row of logits to the next."""
+    beams: Any
+    """The number of hypotheses of each sentence W."""
+    normalizer: Any
+    """The log-sum-exp of each row, float32 (N,); 0: it is computed from the logits."""
+    scores: Any
+    """The total log-probability of each hypothesis, float32 (N,)."""
+    eos_id: Any
+    """The id of the end symbol."""
+    beam_size: Any
+    """The number of continuations to select."""
+    live_parents: Any
+    """Output: parents of the best continuations that do not end, int64 (B, beam size)."""
+    live_tokens: Any
+    """Output: their tokens, int64 (B, beam size)."""
+    live_scores: Any
+    """Output: the log-probabilities of these tokens, float32 (B, beam size)."""
+    live_totals: Any
+    """Output: total log-probabilities of these continuations, float32 (B, beam size)."""
+    ended_parents: Any
+    """Output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
+    ended_tokens: Any
+    """Output: the tokens of all these candidates, int64 (B, 2 × beam size)."""
+    ended_scores: Any
+    """Output: the log-probabilities of these tokens, float32 (B, 2 × beam size)."""
+    ended_totals: Any
+    """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
+    scratch: Any
+    """Scratch space of `scratch_per_thread` float32 for each thread."""
+    scratch_per_thread: Any
+    """The number of float32 of scratch space per thread, as `select_scratch_size` returns it."""
+    rules: Any
+    """`RuleArguments` of the rules that the kernel applies; 0: none."""
+
+
+class RuleArguments(NamedTuple):
+    """Arguments of the rules that `select` applies to logits: addresses, unless stated otherwise."""
+
+    never: Any
+    """Token ids that no hypothesis contains and that have no probability, int64."""
+    never_count: Any
+    """The number of token ids in `never`."""
+    forbidden: Any
+    """Token ids that no hypothesis contains; their probability counts in the log-sum-exp, unless `renormalizes`."""
+    forbidden_count: Any
+    """The number of token ids in `forbidden`."""
+    renormalizes: Any
+    """1: the log-sum-exp is over the tokens that rules permit; 0: over all tokens."""
+    more_ends: Any
+    """Token ids that end a hypothesis too, int64: the end symbol gets the greatest of their logits and its own."""
+    more_ends_count: Any
+    """The number of token ids in `more_ends`."""
+    sums_ends: Any
+    """1: the end symbol gets the sum of the probabilities instead, which suits sampling."""
+    min_length: Any
+    """The number of tokens before which the end symbol is forbidden."""
+    ngram: Any
+    """The length of the n-grams that may not occur twice; 0: no restriction."""
+    penalizes: Any
+    """1: tokens that occurred are penalized, with scratch space for `before_stride` and `capacity` more float32."""
+    repetition: Any
+    """The bits of a float32 that multiplies negative scores of tokens that occurred, and divides others."""
+    frequency: Any
+    """The bits of a float32 that is subtracted for each occurrence of a token in the output."""
+    presence: Any
+    """The bits of a float32 that is subtracted once for each token in the output."""
+    penalizes_log_probabilities: Any
+    """1: scores are log-probabilities; 0: they are logits."""
+    before: Any
+    """Tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
+    before_stride: Any
+    """The greatest number of such tokens."""
+    before_counts: Any
+    """The number of such tokens by index in the input batch, int64 (N,)."""
+    forced: Any
+    """The first tokens of each sentence's hypotheses by index in the input batch, int64 (N, F); -1: no token."""
+    forced_count: Any
+    """The number of forced positions F."""
+    certain_count: Any
+    """The number of first positions at which a forced token has probability 1 instead of the model's."""
+    forced_last: Any
+    """The token at the greatest length of a sentence, with probability 1; -1: none."""
+    indices: Any
+    """Each sentence's index in the input batch, int64 (B,)."""
+    longest: Any
+    """Each sentence's greatest number of tokens, int64 (B,)."""
+    tokens: Any
+    """The hypotheses' tokens, int32 (B × W, capacity)."""
+    capacity: Any
+    """The number of elements between two hypotheses' tokens."""
+    length: Any
+    """The number of tokens of each hypothesis t."""
+
+
+class NativeReductions:
+    """Reductions over a vocabulary with compiled kernels (implements `selection.Reductions`)."""
+
+    def supports(self, logits: Tensor) -> bool:
+        """Return whether the kernels take these logits.
+
+        They take float32 on a CPU, (B, W, V), in contiguous and evenly spaced rows.
+        """
+        fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
+        return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
+
+    def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the `count` greatest logits of each row and their indices, best first: two tensors (B, W, k)."""
+        return self._reduce(logits, count, normalize=False)[:2]
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """Return the log-sum-exp of each row: (B, W, V) to (B, W, 1)."""
+        return self._reduce(logits, 0, normalize=True)[2]
+
+    def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the `count` greatest logits, their indices, both (B, W, k), and the log-sum-exp (B, W, 1)."""
+        return self._reduce(logits, count, normalize=True)
+
+    def _reduce(self, logits: Tensor, count: int, *, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the kernel `reduce` (top-k and log-sum-exp); without `normalize` the log-sum-exp is uninitialized."""
+        batch, beams, width = logits.shape
+        values, indices = logits.new_empty(batch, beams, count), torch.empty(batch, beams, count, dtype=torch.int64)
+        normalizer = logits.new_empty(batch, beams, 1)
+        programs, block = _kernels()
+        scratch = torch.empty(torch.get_num_threads(), width // block + 2 * block)
+        programs["reduce"].run(
+            *_rows(logits),
+            count,
+            values.data_ptr(),
+            indices.data_ptr(),
+            normalizer.data_ptr() if normalize else 0,
+            scratch.data_ptr(),
+            scratch.shape[1],
+            threads=useful_threads(_ELEMENT_WORK * logits.numel()),
+        )
+        return values, indices, normalizer
+
+    def select(
+        self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
+    ) -> tuple[_Quadruple, _Quadruple]:
+        """Return the best continuations that do not end, (B, beam_size), and the 2 × beam_size best of all, (B, n).
+
+        Each is a tuple of parents, tokens, the tokens' log-probabilities, and totals. In the second, only candidates
+        that end and are among the `beam_size` best have a total; the others' is -inf.
+
+        Args:
+            logits: (B, W, V), V at least 2 × beam_size.
+            normalizer: the log-sum-exp, (B, W, 1); computed from the logits if None.
+            scores: the hypotheses' total log-probabilities, (B, W).
+            eos_id: the end symbol.
+            beam_size: the number of continuations to select.
+        """
+        batch, beams, width = logits.shape
+        count = 2 * beam_size
+        live = _allocate_candidates(logits, batch, beam_size)
+        ended = _allocate_candidates(logits, batch, count)
+        programs, _ = _kernels()
+        scratch = torch.empty(torch.get_num_threads(), select_scratch_size(width, beams, beam_size))
+        scores = scores.contiguous()
+        normalizer = None if normalizer is None else normalizer.contiguous()
+        programs["select"].run(
+            *_rows(logits),
+            beams,
+            0 if normalizer is None else normalizer.data_ptr(),
+            scores.data_ptr(),
+            eos_id,
+            beam_size,
+            *(each.data_ptr() for each in (*live, *ended)),
+            scratch.data_ptr(),
+            scratch.shape[1],
+            0,
+            threads=useful_threads(_ELEMENT_WORK * logits.numel()),
+        )
+        return live, ended
+
+
+def select_scratch_size(width: int, beams: int, beam_size: int) -> int:
+    """Return the number of float32 of scratch space that `select` needs per thread, for V tokens and W hypotheses."""
+    block = _kernels()[1]
+    return width // block + 2 * block + 4 * (beams * 2 * beam_size + block)
+
+
+def _rows(logits: Tensor) -> tuple[int, int, int, int]:
+    """Return the address of the logits, the number of rows N, the vocabulary size V, and the row stride in elements."""
+    return logits.data_ptr(), logits.shape[0] * logits.shape[1], logits.shape[2], _row_stride(logits)
+
+
+def _row_stride(logits: Tensor) -> int:
+    """Return the stride of rows in elements; 0 if they are not evenly spaced."""
+    batch, beams, _ = logits.shape
+    if beams == 1:
+        return logits.stride(0)
+    return logits.stride(1) if batch == 1 or logits.stride(0) == beams * logits.stride(1) else 0
+
+
+def _allocate_candidates(logits: Tensor, batch: int, count: int) -> _Quadruple:
+    """Allocate parents and tokens (int64), log-probabilities and totals (float32), each (batch, count)."""
+    parents, tokens = torch.empty(2, batch, count, dtype=torch.int64).unbind(0)
+    token_scores, totals = logits.new_empty(2, batch, count).unbind(0)
+    return parents, tokens, token_scores, totals
+
+
+@cache
+def _kernels() -> tuple[dict[str, CompiledKernel], int]:
+    """Compile the kernels `reduce` (top-k, log-sum-exp) and `select` (beam selection); also return the block size."""
+    tile = find_integer_tile()
+    assert tile is not None
+    k = new_builder("reductions", tile)
+    _write_reduce(k)
+    emit_select(k)
+    return compile_kernels(k, ("reduce", "select")), block_size(k)
+
+
+def _write_reduce(k: KernelBuilder) -> None:
+    """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
+
+    If the address of the normalizer is 0, the log-sum-exp is not computed.
+    """
+    with kernel(k, "reduce", 10) as (numbers, thread, threads):
+        logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
+        maxima = k.element_pointer(k.pointer(scratch), k.mul(thread, scratch_per_thread))
+        first, last = k.thread_range(rows, thread, threads)
+        with k.loop(first, last) as row:
+            line = LogitsRow(k, k.element_pointer(k.pointer(logits), k.mul(row, stride)), width, maxima)
+            line.find_maxima()
+            with k.when(k.build.icmp_signed("!=", normalizer, k.int64(0))):
+                k.store(line.log_sum_exp(), k.element_pointer(k.pointer(normalizer), row))
+            first_output = k.mul(row, count)
+            line.store_top_k(
+                count,
+                k.element_pointer(k.pointer(values), first_output),
+                k.element_pointer(k.pointer(indices), first_output, I64),
+            )
+
+
+def emit_select(k: KernelBuilder) -> None:
+    """Emit the kernel `select`, which selects the best continuations of each beam, with `SelectArguments`."""
+    with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
+        args = SelectArguments(*numbers)
+        width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
+        scratch = k.element_pointer(k.pointer(args.scratch), k.mul(thread, args.scratch_per_thread))
+        count = k.mul(beam_size, 2)
+        all_candidates = k.mul(beams, count)
+        maxima = k.element_pointer(scratch, k.mul(k.add(all_candidates, block_size(k)), 4))
+        candidates = _Candidates(k, scratch, all_candidates)
+        first, last = k.thread_range(k.build.sdiv(args.rows, beams), thread, threads)
+        with k.loop(first, last) as sentence:
+            with k.loop(0, beams) as beam:
+                row = k.add(k.mul(sentence, beams), beam)
+                line = LogitsRow(k, k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride)), width, maxima)
+                row_normalizer, start = k.variable(k.float32(0.0)), k.mul(beam, count)
+                best = (
+                    k.element_pointer(candidates.scores, start),
+                    k.element_pointer(candidates.tokens, start, I64),
+                )
+                with k.build.if_else(k.is_nonzero(args.rules)) as (with_rules, without):
+                    with with_rules:
+                        rules = Rules(k, args, sentence, row)
+                        k.store(rules.store_top_k(line, count, *best), row_normalizer)
+                    with without:
+                        line.find_maxima()
+                        with k.build.if_else(k.is_nonzero(normalizer)) as (is_known, is_open):
+                            with is_known:
+                                k.store(k.load(k.element_pointer(k.pointer(normalizer), row)), row_normalizer)
+                            with is_open:
+                                k.store(line.log_sum_exp(), row_normalizer)
+                        line.store_top_k(count, *best)
+                score = k.load(k.element_pointer(k.pointer(args.scores), row))
+                candidates.add_up(start, count, k.load_variable(row_normalizer, score), score)
+            candidates.close()
+            live, ended = (
+                _Selected(k, [k.pointer(each) for each in outputs], k.mul(sentence, capacity))
+                for outputs, capacity in (
+                    ((args.live_parents, args.live_tokens, args.live_scores, args.live_totals), beam_size),
+                    ((args.ended_parents, args.ended_tokens, args.ended_scores, args.ended_totals), count),
+                )
+            )
+            _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
+
+
+class RuleResult(NamedTuple):
+    """The result of the rules for the next token of a hypothesis."""
+
+    normalizer: Any
+    """The log-sum-exp to subtract from a logit."""
+    forced: Any
+    """The token that must come next, or -1."""
+    forced_value: Any
+    """The log-probability of the forced token."""
+
+
+class Rules:
+    """The rules that apply to the next token of one hypothesis."""
+
+    def __init__(self, k: KernelBuilder, args: SelectArguments, sentence: Value, row: Value) -> None:
+        """Describe the rules for one hypothesis, given its row in the batch and the index of its sentence."""
+        self.k = k
+        self.fields = Fields(k, k.pointer(args.rules), RuleArguments._fields)
+        self.eos_id = args.eos_id
+        self.sentence = sentence
+        self.row = row
+
+    def apply(self, line: LogitsRow) -> "RuleResult":
+        """Emit the rules for a row of logits, whose forbidden ones become -inf, and find its maxima."""
+        k, fields = self.k, self.fields
+        normalizer = k.variable(k.float32(0.0))
+        renormalizes = k.is_nonzero(fields.get("renormalizes"))
+        with k.loop(0, fields.get("never_count")) as number:
+            id = fields.element("never", number, I64)
+            k.store(k.float32(_NEVER), k.element_pointer(line.place, id))
+        line.find_maxima()
+        forced, is_certain = self._forced_token()
+        with k.when(k.build.or_(k.build.not_(renormalizes), k.is_nonzero(fields.get("penalizes")))):
+            k.store(line.log_sum_exp(), normalizer)
+        is_forced, forced_value = k.build.icmp_signed(">=", forced, k.int64(0)), k.variable(k.float32(0.0))
+        with k.build.if_else(is_forced) as (then, otherwise):
+            with then, k.when(k.build.not_(k.build.or_(is_certain, renormalizes))):
+                logit = k.load(k.element_pointer(line.place, forced))
+                k.store(k.build.fsub(logit, k.load_variable(normalizer, logit)), forced_value)
+            with otherwise:
+                with k.when(k.is_nonzero(fields.get("penalizes"))):
+                    self._penalize(line, k.load_variable(normalizer, k.float32(0.0)))
+                self._forbid(line)
+                with k.when(renormalizes):
+                    k.store(line.log_sum_exp(), normalizer)
+        zero = k.float32(0.0)
+        return RuleResult(k.load_variable(normalizer, zero), forced, k.load_variable(forced_value, zero))
+
+    def store_top_k(self, line: LogitsRow, count: Value, values: Value, places: Value) -> Value:
+        """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
+        k, result = self.k, self.apply(line)
+        with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
+            with then:
+                with k.loop(0, count) as number:
+                    k.store(k.float32(_NEVER), k.element_pointer(values, number))
+                    k.store(result.forced, k.element_pointer(places, number, I64))
+                k.store(k.build.fadd(result.forced_value, result.normalizer), values)
+            with otherwise:
+                line.store_top_k(count, values, places)
+        return result.normalizer
+
+    def _forced_token(self) -> tuple[Value, Value]:
+        """Return the token that must come next, or -1, and whether its probability is 1."""
+        k, fields = self.k, self.fields
+        position, count = fields.get("length"), fields.get("forced_count")
+        token = k.variable(k.int64(-1))
+        with k.when(k.build.icmp_signed("<", position, count)):
+            index = fields.element("indices", self.sentence, I64)
+            k.store(fields.element("forced", k.add(k.mul(index, count), position), I64), token)
+        forced_last, first = fields.get("forced_last"), k.load_variable(token, position)
+        is_last = k.build.and_(
+            k.build.icmp_signed(">=", forced_last, k.int64(0)),
+            k.build.icmp_signed("==", k.add(position, 1), fields.element("longest", self.sentence, I64)),
+        )
+        is_certain = k.build.or_(is_last, k.build.icmp_signed("<", position, fields.get("certain_count")))
+        return k.build.select(is_last, forced_last, first), is_certain
+
+    def _forbid(self, line: LogitsRow) -> None:
+        """Set the logits of all tokens that may not come next to -inf."""
+        k, fields = self.k, self.fields
+        with k.loop(0, fields.get("more_ends_count")) as number:
+            id = fields.element("more_ends", number, I64)
+            other, end = (k.load(k.element_pointer(line.place, each)) for each in (id, self.eos_id))
+            line.replace(self.eos_id, self._joined(other, end))
+            line.replace(id, k.float32(_NEVER))
+        with k.loop(0, fields.get("forbidden_count")) as number:
+            line.replace(fields.element("forbidden", number, I64), k.float32(_NEVER))
+        with k.when(k.build.icmp_signed("<", fields.get("length"), fields.get("min_length"))):
+            line.replace(self.eos_id, k.float32(_NEVER))
+        with k.when(k.is_nonzero(fields.get("ngram"))):
+            self._forbid_repetitions(line)
+
+    def _penalize(self, line: LogitsRow, normalizer: Value) -> None:
+        """Lower the logits of tokens that occurred, as `search.rules.RepetitionPenalty` does."""
+        k, fields = self.k, self.fields
+        repetition, frequency, presence = (
+            k.float_from_bits(fields.get(name)) for name in ("repetition", "frequency", "presence")
+        )
+        of_log_probabilities = k.is_nonzero(fields.get("penalizes_log_probabilities"))
+        offset = k.build.select(of_log_probabilities, normalizer, k.float32(0.0))
+        index, length = fields.element("indices", self.sentence, I64), fields.get("length")
+        before = fields.at("before", k.mul(index, fields.get("before_stride")), I64)
+        count = fields.element("before_counts", index, I64)
+        history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
+        values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
+
+        def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
+            """Emit loops over the tokens of the output, else over all; yield a token and its number."""
+            if not of_output:
+                with k.loop(0, count) as number:
+                    yield k.load(k.element_pointer(before, number, I64), I64), number
+            with k.loop(0, length) as number:
+                token = k.load(k.element_pointer(history, number, I32), I32)
+                yield k.build.zext(token, I64), k.add(count, number)
+
+        # All values are read before the first one changes, so that a token that occurs twice changes once.
+        for of_output in (False, True):
+            for token, number in each_token(of_output=of_output):
+                k.store(k.load(k.element_pointer(line.place, token)), k.element_pointer(values, number))
+            for token, number in each_token(of_output=of_output):
+                value = k.load(k.element_pointer(values, number))
+                scaled = self._scaled(k.build.fsub(value, offset), repetition, offset)
+                line.replace(token, k.build.fsub(value, presence) if of_output else scaled)
+        for token, _ in each_token(of_output=True):
+            line.replace(token, k.build.fsub(k.load(k.element_pointer(line.place, token)), frequency))
+
+    def _scaled(self, score: Value, factor: Value, offset: Value) -> Value:
+        """Return a score that a factor makes less likely if it is greater than 1, as a logit."""
+        k = self.k
+        is_negative = k.build.fcmp_ordered("<", score, k.float32(0.0))
+        scaled = k.build.select(is_negative, k.build.fmul(score, factor), k.build.fdiv(score, factor))
+        return k.build.fadd(scaled, offset)
+
+    def _joined(self, one: Value, other: Value) -> Value:
+        """Return one logit for two end symbols: the greater logit, or the logit of the sum of both probabilities."""
+        k, joined = self.k, self.k.variable(self.k.maximum(one, other))
+        greater = k.load_variable(joined, one)
+        is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
+        with k.when(k.build.and_(k.is_nonzero(self.fields.get("sums_ends")), is_possible)):
+            powers = (exponential(k, k.splat(k.build.fsub(each, greater))) for each in (one, other))
+            parts = (k.build.extract_element(power, ir.Constant(I32, 0)) for power in powers)
+            k.store(k.build.fadd(greater, k.intrinsic("llvm.log.f32", F32, k.build.fadd(*parts))), joined)
+        return k.load_variable(joined, one)
+
+    def _forbid_repetitions(self, line: LogitsRow) -> None:
+        """Forbid every token that would complete an n-gram of the hypothesis a second time."""
+        k, fields = self.k, self.fields
+        before = k.add(fields.get("ngram"), -1)  # tokens of an n-gram before its last one
+        length = fields.get("length")
+        history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
+        end = k.build.sub(length, before)  # the newest tokens start here
+        with k.loop(0, end) as first:
+            differences = k.variable(k.int64(0))
+            with k.loop(0, before) as number:
+                one, other = (
+                    k.load(k.element_pointer(history, k.add(start, number), I32), I32) for start in (first, end)
+                )
+                differs = k.build.zext(k.build.icmp_signed("!=", one, other), I64)
+                k.store(k.add(k.load_variable(differences, first), differs), differences)
+            with k.when(k.build.icmp_signed("==", k.load_variable(differences, first), k.int64(0))):
+                token = k.load(k.element_pointer(history, k.add(first, before), I32), I32)
+                line.replace(k.build.zext(token, I64), k.float32(_NEVER))
+
+
+class _Candidates:
+    """The `count` best continuations of each of a sentence's hypotheses, in a thread's scratch space."""
+
+    def __init__(self, k: KernelBuilder, scratch: Value, total_count: Value) -> None:
+        self.k = k
+        self.whole = total_count
+        part = k.add(total_count, block_size(k))
+        self.totals = scratch
+        self.scores = k.element_pointer(scratch, part)
+        self.tokens = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
+
+    def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
+        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
+        k = self.k
+        with k.loop(0, count) as number:
+            index = k.add(start, number)
+            score_of_token = k.build.fsub(k.load(k.element_pointer(self.scores, index)), normalizer)
+            k.store(score_of_token, k.element_pointer(self.scores, index))
+            k.store(k.build.fadd(score, score_of_token), k.element_pointer(self.totals, index))
+
+    def close(self) -> None:
+        """Append a vector of -inf to the candidates, so that vector loads may read beyond the last one."""
+        self.k.store(self.k.splat(_NEVER), self.k.element_pointer(self.totals, self.whole))
+
+
+class _Selected:
+    """The output arrays of one sentence's selected candidates."""
+
+    def __init__(self, k: KernelBuilder, arrays: list[Value], start: Value) -> None:
+        self.k = k
+        self.parents, self.tokens = (k.element_pointer(array, start, I64) for array in arrays[:2])
+        self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
+
+    def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
+        """Store a selected candidate (a hypothesis with its next token) at an index of the output arrays."""
+        k = self.k
+        k.store(parent, k.element_pointer(self.parents, number, I64))
+        k.store(token, k.element_pointer(self.tokens, number, I64))
+        k.store(score, k.element_pointer(self.scores, number))
+        k.store(total, k.element_pointer(self.totals, number))
+
+
+def _choose(
+    k: KernelBuilder, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected
+) -> None:
+    """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins."""
+    count, beam_size, end = sizes
+    live_counter = k.variable(k.int64(0))  # selected candidates that do not end
+    with k.loop(0, count) as number:
+        total, index = emit_argmax(k, candidates.totals, candidates.whole)
+        k.store(k.float32(_NEVER), k.element_pointer(candidates.totals, index))
+        parent = k.build.sdiv(index, count)
+        token = k.load(k.element_pointer(candidates.tokens, index, I64), I64)
+        score = k.load(k.element_pointer(candidates.scores, index))
+        ends = k.build.icmp_signed("==", token, end)
+        counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
+        ended.put(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
+        live_count = k.load_variable(live_counter, number)
+        fits = k.build.icmp_signed("<", live_count, beam_size)
+        with k.when(k.build.and_(k.build.not_(ends), fits)):
+            live.put(live_count, parent, token, score, total)
+            k.store(k.add(live_count, 1), live_counter)
+    # If rules leave too few candidates, the others are hypotheses with a probability of zero.
+    nobody, never = k.int64(0), k.float32(_NEVER)
+    with k.loop(k.load_variable(live_counter, nobody), beam_size) as number:
+        live.put(number, nobody, nobody, never, never)
