@@ -72,7 +72,7 @@ def read_lines(path: Path) -> list[str]:
             [
                 *("README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors"),
                 *("sentencepiece.model", "settings.toml", "special_tokens_map.json", "tokenizer.json"),
-                *("tokenizer_config.json", "tokenizer_settings.json"),
+                *("tokenizer_config.json", "tokenizer_settings.json", "training_lines.json"),
             ],
         ),
     ],
