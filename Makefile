@@ -16,6 +16,12 @@ DOCS := $(VENV)/.docs-installed
 ENVIRONMENT := $(VENV)/pyvenv.cfg
 LOG := $(VENV)/.install.log
 
+# What `make demo` says is Chinese where the messages of transduce are.
+zh := $(filter zh%,$(firstword $(TRANSDUCE_LANGUAGE) $(LC_ALL) $(LC_MESSAGES) $(LANG)))
+CORE_SAYS := $(if $(zh),正在安装 transduce 及其依赖,Installing transduce and its dependencies)
+FAST_SAYS := $(if $(zh),正在安装 llvmlite（使训练和解码更快）,Installing llvmlite, which makes training and decoding faster)
+VENV_SAYS := $(if $(zh),正在创建环境 $(VENV)：,Creating the environment $(VENV) with )
+
 # $(call quietly,WHAT,COMMAND) prints one line; the command's output is printed only if the command fails.
 quietly = echo "$(1)"; { $(2); } >$(LOG) 2>&1 || { cat $(LOG) >&2; echo "$(1): failed (see above)." >&2; exit 1; }
 
@@ -63,9 +69,9 @@ clean:
 
 # The build backend comes from the constraints too, hence no isolated build environment.
 $(CORE): $(ENVIRONMENT) pyproject.toml constraints.txt
-	@$(call quietly,Installing transduce and its dependencies,$(PIP) install --constraint constraints.txt hatchling editables && \
+	@$(call quietly,$(CORE_SAYS),$(PIP) install --constraint constraints.txt hatchling editables && \
 	  $(PIP) install --constraint constraints.txt --no-build-isolation --editable .)
-	@echo "Installing llvmlite, which makes training and decoding faster"; \
+	@echo "$(FAST_SAYS)"; \
 	  $(PIP) install --constraint constraints.txt --only-binary :all: llvmlite >$(LOG) 2>&1 || { tail -n 3 $(LOG); \
 	  echo "llvmlite was not installed (see above): training and decoding take longer; try $(BIN)/python -m pip install llvmlite."; }
 	@touch $@
@@ -88,7 +94,7 @@ $(ENVIRONMENT):
 	  { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but 3.11 or newer is needed: name one with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import venv' 2>/dev/null || \
 	  { echo "$(PYTHON) has no venv module: install the system's package for it (python3-venv on Debian)." >&2; exit 2; }
-	@echo "Creating the environment $(VENV) with $$($(PYTHON) -V 2>&1)"
+	@echo "$(VENV_SAYS)$$($(PYTHON) -V 2>&1)"
 	@rm -rf $(VENV)
 	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
 	    $(PYTHON) -m venv $(VENV); \

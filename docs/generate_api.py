@@ -75,6 +75,7 @@ GROUPS = {
     "Look inside": [
         "inspect",
         "Inspection",
+        "InspectionPage",
         "attention_maps",
         *("inspect_text", "TextInspection"),
         *("attribute", "attributions", "Attribution"),
@@ -110,7 +111,7 @@ GROUPS = {
         "fill_embeddings",
     ],
     "Installation": ["check_install", "InstallReport"],
-    "Errors": ["TransduceError"],
+    "Errors": ["TransduceError", "set_ui_language"],
 }
 
 _MOST_COLUMNS = 100

@@ -29,6 +29,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 _VISIBLE_GPUS = os.environ.setdefault("TRANSDUCE_TESTS_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+# Tests are of the English messages, whatever this machine's language is.
+os.environ["TRANSDUCE_LANGUAGE"] = "en"
+
 # Machine code that tests make is kept for the next tests, and not among a person's own.
 os.environ.setdefault("TRANSDUCE_CACHE", str(ROOT / ".pytest_cache" / "transduce"))
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence import inspect_text
-    from transduce.inspection.sentence_view import Inspection, TextInspection
+    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
     from transduce.training.lora import merge as merge_lora
+    from transduce.ui_language import set_ui_language
 
 __all__ = [
     "Ablation",
@@ -120,6 +121,7 @@ __all__ = [
     "HookPoint",
     "ImportReport",
     "Inspection",
+    "InspectionPage",
     "InstallReport",
     "Int8Proof",
     "Intervention",
@@ -211,6 +213,7 @@ __all__ = [
     "replace_word",
     "save",
     "score",
+    "set_ui_language",
     "train",
     "translate_document",
     "translate_markup",
@@ -260,6 +263,7 @@ _DEFINED_IN = {
     "ImportReport": "transduce.exchange.import_folder",
     "InstallReport": "transduce.inspection.installation",
     "Inspection": "transduce.inspection.sentence_view",
+    "InspectionPage": "transduce.inspection.sentence_view",
     "Intervention": "transduce.inspection.interventions",
     "LowRankSettings": "transduce.training.lora",
     "ModelConfig": "transduce.model.config",
@@ -325,6 +329,7 @@ _DEFINED_IN = {
     "register": "transduce.model.build",
     "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
+    "set_ui_language": "transduce.ui_language",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
     "translate_document": "transduce.documents.translate",

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
+from transduce.ui_language import localized
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -72,7 +74,7 @@ def renamed_warnings_on_stderr() -> Iterator[None]:
             if not issubclass(category, RenamedWarning):
                 show_others(message, category, filename, lineno, file, line)
             elif os.environ.get("RANK", "0") == "0":
-                sys.stderr.write(f"transduce: {message}\n")
+                sys.stderr.write(localized(f"transduce: {message}\n"))
 
         warnings.showwarning = show
         yield

@@ -3,13 +3,19 @@
 from importlib import import_module
 from typing import Any
 
+from transduce.ui_language import localized
+
 
 class TransduceError(ValueError):
     """An error that the user can fix.
 
     The message is one or two sentences: the rule, the offending value with its file and line, and the remedy. The
-    command line prints the message without a traceback and exits with code 2.
+    command line prints the message without a traceback and exits with code 2. `str(error)` is the message in the
+    user's language (`transduce.set_ui_language`); `error.args[0]` is always English.
     """
+
+    def __str__(self) -> str:
+        return localized(super().__str__())
 
 
 # --- packages ---

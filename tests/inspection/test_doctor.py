@@ -171,6 +171,7 @@ def wrapped(*, norm_first: bool) -> Subject:
 def test_pytorchs_own_transformer_passes(norm_first: bool) -> None:
     report = examine(wrapped(norm_first=norm_first))
     assert report.passed, str(report)
+    assert report.mistakes == ()
     assert {check.name for check in report.checks if check.passed is None} == {"cache", "sinusoids", "loss"}
 
 

@@ -42,6 +42,13 @@ Fault = Literal[
     "embeddings too large",
     "memory detached",
     "softmax before the loss",
+    "mask multiplied",
+    "scores not scaled",
+    "query scaled",
+    "scores scaled by the model's width",
+    "norm over positions",
+    "softmax over queries",
+    "exponent by columns",
 ]
 Order = Literal["pre", "post"]
 
@@ -52,8 +59,11 @@ def table(length: int, fault: Fault) -> Tensor:
     for place in range(length):
         for pair in range(D // 2):
             exponent = 2 * pair / D if fault != "i counts dimensions" else 2 * (2 * pair) / D
+            of_cosine = exponent
+            if fault == "exponent by columns":
+                exponent, of_cosine = 4 * pair / D, 2 * (2 * pair + 1) / D
             rows[place, 2 * pair] = math.sin(place / 10000**exponent)
-            rows[place, 2 * pair + 1] = math.cos(place / 10000**exponent)
+            rows[place, 2 * pair + 1] = math.cos(place / 10000**of_cosine)
     return rows
 
 
@@ -66,10 +76,38 @@ class Attention(nn.Module):
         self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        if self.fault.startswith(("scores", "query scaled")):
+            return self._by_heads(x, memory, mask)
         scores = self.query(x) @ self.key(memory).transpose(1, 2) / math.sqrt(D)  # (B, Q, L)
+        if self.fault == "mask multiplied":
+            return (scores * mask).softmax(dim=-1) @ self.value(memory)  # type: ignore[no-any-return]
+        if self.fault == "softmax over queries":
+            return scores.masked_fill(~mask, -1e9).softmax(dim=1) @ self.value(memory)  # type: ignore[no-any-return]
         lowest = -math.inf if self.fault == "masked scores minus infinity" else torch.finfo(scores.dtype).min
         weights: Tensor = scores.masked_fill(~mask, lowest).softmax(dim=-1) @ self.value(memory)
         return weights
+
+    def _by_heads(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """Two heads, whose scores are scaled at the query, by the wrong width, or not at all."""
+        query, key, value = (
+            of(each).unflatten(-1, (2, D // 2)).transpose(1, 2)
+            for of, each in ((self.query, x), (self.key, memory), (self.value, memory))
+        )
+        if self.fault == "query scaled":
+            query = (query * (D // 2) ** -0.5).contiguous()
+        scores = torch.matmul(query, key.transpose(-1, -2))
+        if self.fault == "scores scaled by the model's width":
+            scores /= D**0.5
+        scores = scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
+        return (F.softmax(scores, dim=-1) @ value).transpose(1, 2).flatten(2)  # type: ignore[no-any-return]
+
+
+class PositionNorm(nn.LayerNorm):
+    """Normalizes each feature over the positions of a sentence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, deviation = x.mean(dim=1, keepdim=True), x.std(dim=1, keepdim=True, unbiased=False)
+        return (x - mean) / (deviation + self.eps) * self.weight + self.bias
 
 
 class Block(nn.Module):
@@ -78,7 +116,7 @@ class Block(nn.Module):
     def __init__(self, sublayer: nn.Module, order: Order, fault: Fault) -> None:
         super().__init__()
         self.sublayer, self.order, self.fault = sublayer, order, fault
-        self.norm = nn.LayerNorm(D)
+        self.norm = PositionNorm(D) if fault == "norm over positions" else nn.LayerNorm(D)
 
     def forward(self, x: Tensor, *inputs: Tensor | None) -> Tensor:
         """x: (B, T, D); among the inputs, None stands for the normed x itself (self-attention)."""
@@ -286,3 +324,83 @@ def test_a_decoder_that_never_sees_its_newest_piece() -> None:
         subject("pre", "look-ahead without its diagonal"), [each for each in CHECKS if each.name == "cache"]
     )
     assert report.failed() == ["cache"]
+
+
+# --- causes ------------------------------------------------------------------------------------------------------
+
+CAUSES = tuple(check for check in CHECKS if check.name != "overfit")
+
+
+@pytest.mark.parametrize(
+    ("fault", "mistake", "explains"),
+    [
+        ("dropout in evaluation", "dropout in evaluation", {"repeatability"}),
+        ("mask multiplied", "mask multiplied", {"future", "source padding", "batch-mates", "target padding"}),
+        ("no look-ahead mask", "no causal mask", {"future", "target padding", "batch-mates", "cache"}),
+        ("padding not masked", "padding not masked", {"source padding", "batch-mates"}),
+        ("padding masked on the query axis", "mask on the query axis", {"source padding", "batch-mates", "cache"}),
+        ("norm over positions", "norm over the wrong axis", {"future", "batch-mates", "source padding"}),
+        ("softmax over queries", "softmax over the wrong axis", {"future", "batch-mates"}),
+        ("exponent by columns", "exponent of the positions", {"sinusoids"}),
+        ("i counts dimensions", "exponent of the positions", {"sinusoids"}),
+    ],
+)
+@pytest.mark.parametrize("order", ["pre", "post"])
+def test_a_mistake_of_tutorials_is_the_one_cause_of_its_failures(
+    order: Order, fault: Fault, mistake: str, explains: set[str]
+) -> None:
+    report = examine(subject(order, fault), CAUSES)
+    assert [each.name for each in report.mistakes] == [mistake]
+    assert explains <= set(report.failed())
+    assert report.causes() == [mistake], str(report)
+    assert f"; repair first: {mistake}" in str(report)
+
+
+def test_a_softmax_before_the_loss_is_why_the_model_does_not_learn() -> None:
+    report = examine(subject("pre", "softmax before the loss"), [each for each in CHECKS if each.name == "overfit"])
+    assert report.failed() == ["overfit"]
+    assert report.causes() == ["softmax before the loss"]
+
+
+def test_without_dropout_nothing_else_fails_and_another_fault_stays() -> None:
+    report = examine(subject("pre", "dropout in evaluation"), CAUSES)
+    assert len(report.failed()) >= 7
+    followers = [check for check in report.checks if check.follows_from == "repeatability"]
+    assert {check.name for check in followers} == set(report.failed()) - {"repeatability"}
+    broken = subject("pre", "dropout in evaluation")
+    assert isinstance(broken.module, Textbook)
+    for layer in broken.module.decoder:
+        layer[0].sublayer.fault = "mask multiplied"  # type: ignore[index]
+    both = examine(broken, CAUSES)
+    assert {each.name for each in both.mistakes} == {"dropout in evaluation", "mask multiplied"}
+    assert "future" in {check.name for check in both.checks if check.follows_from == "mask multiplied"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "mistake"),
+    [
+        ("scores not scaled", ["scores not scaled"]),
+        ("scores scaled by the model's width", ["scores scaled by d_model"]),
+        ("query scaled", []),
+        ("none", []),
+    ],
+)
+def test_the_scale_of_scores_is_a_note(fault: Fault, mistake: list[str]) -> None:
+    report = examine(subject("pre", fault), [check for check in CHECKS if check.name == "future"])
+    assert report.passed
+    assert [each.name for each in report.mistakes] == mistake
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("memory added to the query", "memory order"),
+        ("memory not attended to", "source"),
+        ("no residual", "residual"),
+    ],
+)
+def test_failures_name_the_check_that_they_follow_from(fault: Fault, cause: str) -> None:
+    report = examine(subject("post", fault), CAUSES)
+    assert len(report.failed()) > 1
+    assert report.causes() == [cause], str(report)
+    assert "This probably follows from" in str(report)

@@ -2,9 +2,10 @@
 
 import json
 import math
+import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import numpy as np
@@ -14,9 +15,17 @@ import torch
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps, shaded_table, small_heat_maps, word_attention
+from transduce.inspection.attribution import Method
 from transduce.inspection.page import render_page
-from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.sentence_view import Inspection, draw_bar, draw_inspection, from_bytes, to_bytes
+from transduce.inspection.sentence import inspect_sentence, sample_sentences
+from transduce.inspection.sentence_view import (
+    Inspection,
+    InspectionPage,
+    draw_bar,
+    draw_inspection,
+    from_bytes,
+    to_bytes,
+)
 from transduce.model.build import build_model
 from transduce.search.settings import SamplingSettings, SearchSettings
 
@@ -183,8 +192,8 @@ def test_the_page_holds_the_payload_whatever_the_sentence_says(inspection: Inspe
     page = changed.to_html()
     found = re.search(r'<script type="application/json" id="payload">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    assert json.loads(found[1])["source"] == hostile
-    assert msgspec.json.decode(found[1], type=Inspection) == changed
+    assert json.loads(found[1])["inspections"][0]["source"] == hostile
+    assert msgspec.json.decode(found[1], type=InspectionPage) == InspectionPage(inspections=(changed,))
     assert page.count("<script") == 2
 
 
@@ -238,7 +247,7 @@ def test_bars(share: float, bar: str) -> None:
 
 def test_a_notebook_shows_the_page_in_a_frame_of_its_own(inspection: Inspection) -> None:
     shown = inspection._repr_html_()
-    assert shown.startswith('<iframe sandbox="allow-scripts"')
+    assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads"')
     assert "<script" not in shown
     assert "&lt;script" in shown
 
@@ -288,7 +297,7 @@ def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: In
 
 def test_choosing_a_piece_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
     page.locator(".piece").nth(2).click()
-    rows = page.locator(".candidates tr td:first-child").all_inner_texts()
+    rows = page.locator(".candidates tr th").all_inner_texts()
     assert rows[:6] == [each.piece.replace("▁", "_") for each in inspection.steps[2].candidates]
 
 
@@ -313,11 +322,120 @@ def test_arrow_keys_read_the_heat_map(page: "Page", inspection: Inspection) -> N
     assert f"{100 * weight:.1f} %" in said or weight < 0.001
 
 
-def test_the_tree_has_a_box_for_every_node(page: "Page", inspection: Inspection) -> None:
-    assert page.locator(".node").count() == len(inspection.tree)
+def test_the_tree_folds_what_does_not_matter(page: "Page", inspection: Inspection) -> None:
+    results = [node for node in inspection.tree if node.score is not None]
+    assert page.locator(".results li").count() == len(results)
+    assert page.locator(".results strong").inner_text() == inspection.translation
+    shown = page.locator(".node").count()
+    assert page.locator(".node.best").count() == sum(node.best for node in inspection.tree)
+    if shown < len(inspection.tree):
+        box = page.locator(".node.folded").first
+        box.focus()
+        box.press("Enter")
+        assert page.locator(".node").count() > shown
+        page.locator(".unfold").click()
     assert page.locator(".node.ended").count() == sum(node.ended for node in inspection.tree)
     page.locator(".node.best.ended").focus()
     assert inspection.translation in page.locator("section:last-child .readout").inner_text()
+
+
+@pytest.fixture(scope="module")
+def pair(translator: Translator, inspection: Inspection) -> InspectionPage:
+    with_methods = inspect_sentence(translator, SENTENCE, search=BEAM, attributions=True)
+    assert msgspec.structs.replace(with_methods, attributions=()) == inspection
+    second = inspect_sentence(translator, "我吃鱼。", search=BEAM, attributions=True)
+    return InspectionPage(inspections=(with_methods, second), language="en")
+
+
+@pytest.fixture
+def beside(pair: InspectionPage, browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
+    """The page of two sentences, in a Chinese browser."""
+    path = tmp_path / "page.html"
+    path.write_text(pair.to_html(), encoding="utf-8")
+    opened = browser.new_page(locale="zh-CN", accept_downloads=True)
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto(path.as_uri())
+    yield opened
+    opened.close()
+    assert errors == []
+
+
+def test_words_are_shaded_by_a_method_of_attribution(beside: "Page", pair: InspectionPage) -> None:
+    first = pair.inspections[0]
+    assert [each.method for each in first.attributions] == list(get_args(Method))
+    assert np.array(first.attributions[0].words.weights).sum(axis=1) == pytest.approx(1.0, abs=0.01)
+    occlusion = first.attributions[1].words
+    beside.locator(".method").first.select_option("occlusion")
+    row = int(np.array(occlusion.weights).max(axis=1).argmax())
+    beside.locator(".column").first.locator(".word").nth(len(occlusion.source_words) + row).click()
+    said = beside.locator(".column").first.locator("section").first.locator(".readout").inner_text()
+    best = int(np.argmax(occlusion.weights[row]))
+    assert said.startswith(f"{occlusion.target_words[row]} ← {occlusion.source_words[best]} ")
+
+
+def test_two_sentences_stand_side_by_side(beside: "Page", pair: InspectionPage) -> None:
+    assert (
+        beside.locator("h1").inner_text() == "How this translation was made"
+    )  # the page's language, not the browser's
+    assert beside.locator(".column").count() == 2
+    for column, inspection in zip(beside.locator(".column").all(), pair.inspections, strict=True):
+        least = min(inspection.steps, key=lambda step: step.probability)
+        assert column.locator(".piece[aria-pressed=true] span").inner_text() == least.piece.replace("▁", "_")
+    beside.get_by_label("Left:").select_option(index=1)
+    assert (
+        beside.locator(".column").first.locator(".word").first.inner_text() == pair.inspections[1].words.source_words[0]
+    )
+    beside.get_by_role("button", name="Side by side").click()
+    assert beside.locator(".column").count() == 1
+
+
+def test_the_page_is_saved_as_it_is_seen(beside: "Page", tmp_path: Path) -> None:
+    beside.get_by_label("layer 1, head 2", exact=True).first.click()
+    beside.get_by_role("button", name="中文").click()
+    with beside.expect_download() as download:
+        beside.get_by_role("button", name="保存此页").click()
+    saved = tmp_path / "saved.html"
+    download.value.save_as(saved)
+    assert saved.read_text("utf-8").count("<script") == 2
+    beside.goto(saved.as_uri())
+    assert beside.locator("h1").inner_text() == "这句译文是怎样产生的"
+    assert (
+        beside.locator(".column").first.locator(".heads [aria-pressed=true]").get_attribute("aria-label")
+        == "层 1, 头 2"
+    )
+    beside.get_by_role("button", name="复制").click()
+    beside.get_by_role("button", name="已复制").wait_for()
+
+
+@pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE does not name axe.min.js of axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: "Browser", pair: InspectionPage, tmp_path: Path, scheme: Any) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(pair.to_html(), encoding="utf-8")
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)
+    opened = context.new_page()
+    opened.goto(path.as_uri())
+    opened.evaluate(Path(os.environ["AXE_CORE"]).read_text("utf-8"))
+    opened.locator(".word").last.focus()
+    found = opened.evaluate("axe.run()")
+    context.close()
+    assert [each["id"] for each in found["violations"]] == []
+
+
+def test_sample_sentences_are_those_of_the_last_validation(tmp_path: Path) -> None:
+    assert sample_sentences(tmp_path) == []
+    lines = ['{"event": "validation", "samples": [["a", "b", "c"]]}', '{"event": "train", "loss": 1.0}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert sample_sentences(tmp_path) == ["a"]
+    (tmp_path / "metrics.jsonl").write_text("{", encoding="utf-8")
+    with pytest.raises(TransduceError, match="is not what a run writes"):
+        sample_sentences(tmp_path)
+
+
+def test_a_page_of_nothing_is_refused() -> None:
+    with pytest.raises(TransduceError, match="A page needs an inspection"):
+        InspectionPage(inspections=()).to_html()
 
 
 def test_it_speaks_chinese_and_turns_dark(page: "Page") -> None:

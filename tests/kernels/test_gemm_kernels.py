@@ -12,6 +12,7 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 
 from transduce.kernels.cpu.gemm import train_calls
 from transduce.kernels.cpu.gemm.train_calls import (
+    _MANY_OUTPUTS,
     GradientSums,
     PackedProjection,
     bfloat16_tile,
@@ -160,7 +161,7 @@ def test_no_number_stays_none(dtype: torch.dtype) -> None:
 @of_each_kind
 def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
     weight, total = random(160, 64, dtype=dtype), torch.zeros(160, 64)
-    projection, wanted = PackedProjection(weight), torch.zeros(160, 64).double()
+    projection, wanted = PackedProjection(weight, None, 160), torch.zeros(160, 64).double()
     for positions in (16, 25, 40):
         x, gradient = random(positions, 64, dtype=dtype), random(positions, 160, dtype=dtype)
         out, by_x = x.new_empty(positions, 160), torch.empty_like(x)
@@ -174,20 +175,39 @@ def test_a_projection_is_packed_once_for_all_rows(dtype: torch.dtype) -> None:
 
 
 @of_each_kind
+@pytest.mark.parametrize("positions", [21, 300])
+def test_a_gradient_of_many_outputs_is_summed_in_parts(positions: int, dtype: torch.dtype) -> None:
+    outputs = _MANY_OUTPUTS + 96
+    x, weight, gradient = (
+        random(*each, dtype=dtype) for each in ((positions, 96), (outputs, 96), (positions, outputs))
+    )
+    found = linear_backward(gradient, x, weight, GradientSums(None), by_x=True)
+    assert found is not None
+    exact = gradient.double() @ weight.double()
+    assert_rounded_once(found, exact, gradient.double().abs() @ weight.double().abs())
+
+
+@of_each_kind
 @pytest.mark.parametrize("positions", [3, 40, 600])
-def test_the_loss_is_that_of_the_library(positions: int, dtype: torch.dtype) -> None:
-    """Beyond 256 positions the logits are computed in parts."""
-    labels = torch.randint(0, 64, (1, positions))
+@pytest.mark.parametrize("vocabulary", [64, 61, 97])
+def test_the_loss_is_that_of_the_library(positions: int, vocabulary: int, dtype: torch.dtype) -> None:
+    """Beyond 256 positions the logits are computed in parts; an odd vocabulary is padded, and its bias too."""
+    labels = torch.randint(0, vocabulary, (1, positions))
     values = []
     for kernels in (None, NativeTraining()):
         torch.manual_seed(4)
-        hidden, weight = (random(*each, dtype=dtype).requires_grad_() for each in ((1, positions, 32), (64, 32)))
+        shapes = ((1, positions, 32), (vocabulary, 32), (vocabulary,))
+        hidden, weight, bias = (random(*each, dtype=dtype).requires_grad_() for each in shapes)
+        chosen = bias if vocabulary != 97 else None
         with using_backend(kernels):
-            loss = projected_cross_entropy(hidden, weight, labels, pad_id=0, label_smoothing=0.1)
+            is_packed = kernels is not None and kernels.project(hidden[0], weight, chosen) is not None
+            assert is_packed == (kernels is not None and positions >= 40)
+            loss = projected_cross_entropy(hidden, weight, labels, pad_id=0, bias=chosen, label_smoothing=0.1)
             loss.total.backward()
         assert hidden.grad is not None
         assert weight.grad is not None
-        values.append((loss.total.detach(), hidden.grad.float(), weight.grad.float()))
+        by_bias = torch.zeros(1) if bias.grad is None else bias.grad.float()
+        values.append((loss.total.detach(), hidden.grad.float(), weight.grad.float(), by_bias))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for one, other in zip(*values, strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

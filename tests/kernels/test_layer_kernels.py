@@ -99,6 +99,15 @@ SETTINGS: list[dict[str, Any]] = [
     {"bias": False},
     {"d_k": 48, "d_v": 48, "d_model": 96},
     {"num_decoder_layers": 1, "num_encoder_layers": 3},
+    {"activation": "gelu"},
+    {"activation": "gelu-tanh", "attention_dropout": 0.1},
+    {"activation": "silu", "norm_order": "post"},
+    {"activation": "swiglu", "norm": "rms", "bias": False, "num_key_value_heads": 1},
+    {"activation": "geglu", "activation_dropout": 0.2, "attention_dropout": 0.3, "num_heads": 4, "d_k": 32, "d_v": 32},
+    {"activation": "geglu-tanh", "norm": "rms", "attention_scale": 1.0},
+    {"activation": "reglu", "attention_score": "dot"},
+    {"activation_dropout": 0.1, "attention_dropout": 0.1, "dropout": 0.0},
+    {"num_heads": 6, "d_k": 32, "d_v": 32, "num_key_value_heads": 2, "attention_dropout": 0.2},
 ]
 
 
@@ -111,7 +120,7 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: tor
     model = Transformer(config(**settings)).to(dtype).train()
     wanted, none = learn(model, whole=False, times=2)
     fused_layers._plan_of.cache_clear()
-    with mock.patch.object(layer_plan, "_LARGE_NORM", 0 if large else 1 << 30):
+    with mock.patch.object(layer_plan, "_LARGE", 0 if large else 1 << 30):
         found, layers = learn(model, whole=True, times=2)
     fused_layers._plan_of.cache_clear()
     assert (none, layers) == (0, 2 * (model.config.num_encoder_layers + model.config.num_decoder_layers))
@@ -124,15 +133,11 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: tor
 @pytest.mark.parametrize(
     "settings",
     [
-        {"activation": "gelu"},
-        {"activation": "swiglu"},
-        {"activation_dropout": 0.1},
         {"norm_order": "sandwich"},
         {"norm": "batch"},
         {"positions": "rotary"},
-        {"attention_dropout": 0.1},
         {"attention_score": "additive"},
-        {"num_key_value_heads": 1},
+        {"attention_kind": "hard"},
         {"d_k": 16, "d_v": 16, "d_model": 48},
     ],
     ids=str,

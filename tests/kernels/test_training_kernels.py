@@ -19,8 +19,9 @@ from transduce.kernels.cpu.train_rows import DropoutArguments
 from transduce.kernels.cpu.training.layer import NativeTraining
 from transduce.kernels.training_executor import execute
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, add_gradients_to, backend_in_use, using_backend
+from transduce.model.backend import AttentionOptions, Rows, add_gradients_to, backend_in_use, using_backend
 from transduce.model.config import ModelConfig
+from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, padding_mask
 from transduce.model.positions import RotaryPositions
 from transduce.model.transformer import Transformer
@@ -106,6 +107,61 @@ def test_attention(
     assert_near(found, wanted)
     for gradient, known in zip(gradients, torch.autograd.grad(wanted, wide, slope.double()), strict=True):
         assert_near(gradient, known)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["lengths", "look-ahead"])
+def test_attention_drops_weights_and_shares_keys(is_causal: bool) -> None:
+    """Values that are unit vectors show the weights that remain after dropout, and thereby the mask."""
+    batch, length, heads, shared, width = 3, 30, 4, 2, 32
+    options = AttentionOptions(shared=shared, scale=0.3, drop_of_256=64)
+    queries, keys, values = (torch.randn(batch, length, each * width) for each in (4, 2, 2))
+    lengths = None if is_causal else torch.tensor([30, 12, 1])
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    if lengths is not None:
+        allowed = (torch.arange(length) < lengths[:, None])[:, None, None].expand(batch, 1, length, length)
+
+    def attend(values: Tensor) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(5)
+        projected = torch.cat([queries, keys, values], dim=-1).requires_grad_()
+        return projected, KERNELS.attend(projected, None, lengths, heads, options)
+
+    def by_head(x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (-1, width))
+        return heads.transpose(1, 2)
+
+    units = torch.eye(length, width).expand(batch, length, width).repeat(1, 1, heads // shared)
+    is_kept = by_head(attend(units)[1].detach())[..., :length] > 0
+    projected, found = attend(values)
+    wide = projected.detach().double().requires_grad_()
+    query, key, value = (by_head(x) for x in wide.split([heads * width, 64, 64], dim=-1))
+    key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+    weights = (query @ key.transpose(-1, -2) * 0.3).masked_fill(~allowed, -math.inf).softmax(-1)
+    wanted = ((weights * is_kept * (256 / 192)) @ value).transpose(1, 2).flatten(2)
+    assert_near(found, wanted)
+    slope = torch.randn_like(found)
+    gradients = [torch.autograd.grad(out, x, slope.to(x.dtype))[0] for out, x in ((found, projected), (wanted, wide))]
+    assert_near(*gradients)
+    visible = allowed.expand_as(is_kept)
+    assert abs(float(is_kept[visible].double().mean()) - 0.75) < 0.03
+
+
+@DTYPES
+@pytest.mark.parametrize("name", [*ACTIVATIONS, *GATES])
+def test_activations(name: str, dtype: torch.dtype) -> None:
+    is_gated = name in GATES
+    x = (torch.randn(5, 96) * torch.tensor([0.01, 1.0, 3.0, 9.0, 60.0])[:, None]).to(dtype).requires_grad_()
+    assert KERNELS.supports_activation(name, x, 48 if is_gated else 96)
+    assert not KERNELS.supports_activation(name, x, 49)
+    assert not KERNELS.supports_activation("tanh", x, 48)
+    found = KERNELS.activate(x, name)
+    wide = x.detach().double().requires_grad_()
+    gate, *linear = wide.chunk(2, dim=-1) if is_gated else (wide,)
+    wanted = GATES[name](gate) * linear[0] if is_gated else ACTIVATIONS[name](gate)
+    slope = torch.randn_like(found)
+    gradients = [torch.autograd.grad(out, at, slope.to(at.dtype))[0] for out, at in ((found, x), (wanted, wide))]
+    for row in range(len(x)):
+        assert_near(found[row], wanted[row])
+        assert_near(gradients[0][row], gradients[1][row])
 
 
 def test_attention_of_large_scores_is_finite() -> None:
@@ -371,8 +427,8 @@ DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
     ({"norm": "rms"}, (6, 12, 12, 22)),
     ({"positions": "rotary"}, (6, 12, 12, 22)),
     ({"positions": "relative"}, (2, 12, 12, 22)),
-    ({"num_key_value_heads": 1}, (0, 12, 12, 22)),
-    ({"attention_dropout": 0.1}, (0, 12, 12, 22)),
+    ({"num_key_value_heads": 1}, (6, 12, 12, 22)),
+    ({"attention_dropout": 0.1}, (6, 12, 12, 22)),
     ({"activation": "gelu"}, (6, 12, 12, 22)),
     ({"activation": "swiglu"}, (6, 12, 12, 22)),
     ({"d_model": 60, "num_heads": 2}, (0, 0, 0, 0)),

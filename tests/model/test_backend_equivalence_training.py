@@ -1,11 +1,15 @@
 """A changed component gives the same loss and gradients with training kernels as without them.
 
-Each test changes one component of a model: by a subclass, an overridden `forward` or method, a hook, a parametrization
-or another submodule. Kernels must notice the change, also if the model was trained with kernels before.
+The first tests read the table of the kernels of whole layers: each row, and seeded pairs of two, equal the model
+without kernels. Each other test changes one component of a model: by a subclass, an overridden `forward` or method, a
+hook, a parametrization or another submodule. Kernels must notice the change, also if the model was trained with kernels
+before.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -17,7 +21,7 @@ from torch.nn.utils import parametrize
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
-from transduce.kernels.cpu.training.layer import NativeTraining
+from transduce.kernels.cpu.training.layer import _WHOLE_LAYERS, NativeTraining
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.backend import add_gradients_to, using_backend
 from transduce.model.config import ModelConfig
@@ -64,20 +68,18 @@ class Counting(NativeTraining):
         return found
 
 
-def make_model(kind: type[nn.Module] = LayerNorm) -> Transformer:
+def make_model(kind: type[nn.Module] = LayerNorm, **changes: Any) -> Transformer:
     """Return a model in training without dropout, whose norms are RMSNorms if a test changes one of those."""
     torch.manual_seed(5)
-    config = ModelConfig(
-        source_vocabulary_size=50,
-        target_vocabulary_size=50,
-        num_encoder_layers=2,
-        num_decoder_layers=2,
-        d_model=64,
-        d_ff=96,
-        num_heads=2,
-        dropout=0.0,
-        norm="rms" if kind is RMSNorm else "layer",
-    )
+    sizes: dict[str, Any] = {
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "d_model": 64,
+        "d_ff": 96,
+        "num_heads": 2,
+    }
+    settings: dict[str, Any] = {"dropout": 0.0, "norm": "rms" if kind is RMSNorm else "layer"} | changes
+    config = ModelConfig(source_vocabulary_size=50, target_vocabulary_size=50, **sizes, **settings)
     model = Transformer(config).train()
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
@@ -115,6 +117,41 @@ def assert_kernels_notice(model: Transformer, before: Tensor, whole_layers: int 
         limit = 1e-4 * float(gradient.abs().max())
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=limit, msg=name)
     assert kernels.layers <= whole_layers
+
+
+# The settings that give a component each value of the table of whole layers.
+LISTED: dict[tuple[str, str], dict[str, Any]] = {
+    **{("norm order", name): {"norm_order": name} for name in ("pre", "post")},
+    **{("norm", name): {"norm": name} for name in ("layer", "rms")},
+    **{
+        ("activation", name): {"activation": name}
+        for name in ("relu", "gelu", "gelu-tanh", "silu", "swiglu", "geglu", "geglu-tanh", "reglu")
+    },
+    **{("attention score", name): {"attention_score": name} for name in ("scaled", "dot")},
+    ("attention kind", "soft"): {"bias": False},
+    ("attention scale", "default"): {"projection_bias": False},
+    ("attention scale", "other"): {"attention_scale": 0.3},
+    ("key value heads", "equal"): {"feed_forward_bias": False},
+    ("key value heads", "shared"): {"num_key_value_heads": 1},
+    ("value width", "equal"): {"d_k": 16, "d_v": 16},
+}
+PAIRS = [{**one, **other} for one, other in random.Random(1).sample([*combinations(LISTED.values(), 2)], 16)]
+
+
+@pytest.mark.parametrize("settings", [*LISTED.values(), *PAIRS], ids=str)
+def test_whole_layers_are_what_the_model_is(settings: dict[str, Any]) -> None:
+    model, kernels = make_model(**settings), Counting()
+    (loss, gradients), (wanted, others) = learn(model, kernels), learn(model, None)
+    assert kernels.layers == 4
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-5)
+    for name, gradient in others.items():
+        limit = 1e-4 * float(gradient.abs().max())
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=limit, msg=name)
+
+
+def test_every_row_of_the_table_of_whole_layers_has_a_case() -> None:
+    rows = {(aspect, value) for aspect, values in _WHOLE_LAYERS.values.items() for value in values}
+    assert rows == LISTED.keys() | {("linear layers", "Linear")}
 
 
 def first_of(model: nn.Module, kind: type[nn.Module]) -> nn.Module:

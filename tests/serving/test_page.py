@@ -278,6 +278,8 @@ def test_all_heads_and_the_tree_are_there(page: "Page", translator: Translator) 
         page.get_by_label("layer 1, head 2", exact=True).click()
         assert page.locator(".attention svg .row").count() > 3
         assert page.locator(".attention canvas").count() == 1
+    if page.locator(".unfold").count():
+        page.locator(".unfold").click()
     assert page.locator(".node").count() == len(inspection.tree)
 
 

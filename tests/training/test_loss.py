@@ -42,6 +42,25 @@ def test_it_equals_pytorch_with_its_gradients(dtype: torch.dtype, smoothing: flo
     torch.testing.assert_close(weight_gradient[1:], expected_weight[1:], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("factors", [None, (0.5, 2.0, 1.25)])
+def test_a_bias_counts_in_the_loss_and_learns(factors: tuple[float, ...] | None) -> None:
+    hidden, weight, labels = sample(dtype=torch.float64)
+    bias = torch.randn(len(weight), dtype=torch.float64, requires_grad=True)
+    each = None if factors is None else torch.tensor(factors)
+    ours = projected_cross_entropy(
+        hidden, weight, labels, pad_id=PAD, bias=bias, frozen_row=PAD, label_smoothing=0.3, sentence_weights=each
+    )
+    criterion = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.3, reduction="none")
+    rows = criterion((hidden @ weight.T + bias).flatten(0, 1), labels.flatten()).view_as(labels)
+    expected = (rows if each is None else rows * each[:, None]).sum()
+    torch.testing.assert_close(ours.total, expected)
+    found, wanted = (gradients(total, hidden, weight, bias) for total in (ours.total, expected))
+    torch.testing.assert_close(found[0], wanted[0])
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(one[1:], other[1:])
+        assert not one[PAD].any()
+
+
 @pytest.mark.parametrize("frozen", [PAD, None])
 def test_a_frozen_row_of_the_matrix_gets_no_gradient(frozen: int | None) -> None:
     hidden, weight, labels = sample()

@@ -22,6 +22,7 @@ from transduce.inspection.alignment import (
     word_pair,
 )
 from transduce.text.files import count_noun, read_lines
+from transduce.ui_language import localized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if options.learn is not None and references is not None:
         examples = [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]
         write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")
-        sys.stderr.write(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n")
+        sys.stderr.write(localized(f"The heads, chosen by {len(examples):,} alignments, are in {options.learn}.\n"))
         return 0
     predicted = []
     for links in align_pairs(translator, pairs, heads):
@@ -79,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.buffer.write(f"{format_links(links)}\n".encode())
     sys.stdout.buffer.flush()
     if references is not None:
-        sys.stderr.write(f"alignment error rate {100 * alignment_error(predicted, references):.1f} %\n")
+        sys.stderr.write(localized(f"alignment error rate {100 * alignment_error(predicted, references):.1f} %\n"))
     return 0
 
 

@@ -11,6 +11,7 @@ from transduce.errors import TransduceError
 from transduce.inference.bulk_files import ReportClock
 from transduce.inference.datastore import MAX_TOKENS, Datastore, build_datastore
 from transduce.text.files import count_noun
+from transduce.ui_language import localized
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +75,9 @@ def run(options: argparse.Namespace) -> int:
     datastore = build_datastore(translator, sources, targets, dev=dev, report_progress=_progress_printer(len(sources)))
     datastore.write(options.out)
     write_report(_report(datastore), options.json)
-    sys.stderr.write(f"Written to {options.out}: transduce translate {options.model} --datastore {options.out}\n")
+    sys.stderr.write(
+        localized(f"Written to {options.out}: transduce translate {options.model} --datastore {options.out}\n")
+    )
     return 0
 
 
@@ -98,6 +101,6 @@ def _progress_printer(pairs: int) -> Callable[[int], None]:
 
     def print_progress(done: int) -> None:
         if clock.is_due():
-            sys.stderr.write(f"{done:,} of {pairs:,} pairs\n")
+            sys.stderr.write(localized(f"{done:,} of {pairs:,} pairs\n"))
 
     return print_progress

@@ -12,6 +12,7 @@ from transduce.commands.options import add_computing, check_folder, check_writab
 from transduce.demonstration.run import SENTENCES, STEPS, demo, refuse_other_run
 from transduce.errors import TransduceError
 from transduce.tasks.run.run_folder import SETTINGS_FILE
+from transduce.ui_language import localized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
             threads=options.threads,
             precision=options.precision,
         )
-        sys.stdout.write(f'\nNext: {_activation()}transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"\n')
+        command = f'transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"'
+        sys.stdout.write(localized(f"\nNext: {_activation()}{command}\n"))
         sys.stdout.flush()
     write_report(result, options.json)
     return 0

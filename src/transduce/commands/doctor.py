@@ -17,6 +17,7 @@ from transduce.inspection.doctor import DoctorReport, examine
 from transduce.inspection.doctor.transduce_models import subject_from_path
 from transduce.machine import detect_machine
 from transduce.text.corpus import format_of
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.text.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ def _holds_pairs(path: str) -> bool:
 
 
 def _examine_corpus(options: argparse.Namespace) -> CorpusReport:
-    sys.stderr.write("Examining the text; this takes about half a minute for 150,000 pairs.\n")
+    sys.stderr.write(localized("Examining the text; this takes about half a minute for 150,000 pairs.\n"))
     return examine_corpus(
         options.source,
         options.target or (),

@@ -25,6 +25,7 @@ from transduce.inference.scoring import as_translation
 from transduce.inference.spans import can_score
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
+from transduce.ui_language import localized
 
 
 class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         write_file(Path(options.redecode), "".join(f"{each.text}\n" for each in redecoded).encode("utf-8", "replace"))
         remaining = _report(redecoded, estimate_quality(translator, redecoded, glossary=glossary))
         changed = sum(one.text != other.text for one, other in zip(translations, redecoded, strict=True))
-        sys.stderr.write(f"Re-decoding changed {changed:,}; {remaining}\n")
+        sys.stderr.write(localized(f"Re-decoding changed {changed:,}; {remaining}\n"))
     return 0
 
 

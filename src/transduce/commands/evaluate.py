@@ -32,6 +32,7 @@ from transduce.inference.translator import Translator
 from transduce.model_folder.cards import find_task_card
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
+from transduce.ui_language import localized
 
 # Common settings of published scores: beam size and length penalty.
 _SEARCHES = (
@@ -99,8 +100,8 @@ def run(options: argparse.Namespace) -> int:
         tally = TermTally(glossary)
         for number, pair in enumerate(zip(sources, hypotheses, strict=True), 1):
             tally.add(number, *pair)
-        sys.stderr.write(f"{tally}\n")
-    sys.stderr.write(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n")
+        sys.stderr.write(localized(f"{tally}\n"))
+    sys.stderr.write(localized(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n"))
     return 0
 
 
@@ -149,7 +150,7 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
     report = score_labels(predicted, labels)
     write_report(report, options.json)
     if options.json != "-":
-        sys.stdout.write(f"\n{report.table()}\n")
+        sys.stdout.write(localized(f"\n{report.table()}\n"))
     return 0
 
 

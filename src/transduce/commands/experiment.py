@@ -7,6 +7,7 @@ from pathlib import Path
 from transduce.commands.options import add_computing, check_writable, write_report
 from transduce.inspection.experiments import REPORT, experiment
 from transduce.tasks.experiments import ExperimentSettings, expand, find_problems, read_experiment
+from transduce.ui_language import localized
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     )
     write_report(report, options.json)
     if options.json != "-":
-        print(f"The report is in {Path(read_experiment(options.file).out) / REPORT}.")
+        print(localized(f"The report is in {Path(read_experiment(options.file).out) / REPORT}."))
     return 1 if report.failures else 0
 
 
@@ -47,8 +48,8 @@ def _dry_run(experiment: ExperimentSettings, device: str) -> int:
     runs = expand(experiment, problems)
     for each in runs:
         state = "finished" if each.result() else "started" if each.folder.exists() else "new"
-        print(f"{each.variant}, seed {each.seed}: {state}, {each.folder}")
+        print(localized(f"{each.variant}, seed {each.seed}: {state}, {each.folder}"))
     problems += find_problems(experiment, runs, device)
     for problem in problems:
-        print(problem, file=sys.stderr)
+        print(localized(problem), file=sys.stderr)
     return 1 if problems else 0

@@ -24,6 +24,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder.write import save
 from transduce.text.tokenizer import Tokenizer
+from transduce.ui_language import localized
 
 _MAX_BYTES = 4 * 1024**3
 _MOST_ADDED = 3  # padding, end and unknown words
@@ -83,11 +84,12 @@ def run(options: argparse.Namespace) -> int:
     languages = tuple(options.languages) if options.languages else (None, None)
     save(model, options.out, tokenizer=tokenizer, languages=languages)
     count = sum(parameter.numel() for parameter in model.parameters())
-    sys.stdout.write(
+    report = (
         f"{options.out}: {config.num_encoder_layers} + {config.num_decoder_layers} layers of width {config.d_model}, "
         f"{count:,} parameters, {config.norm_order}-norm. Compare a translation with the tutorial's own before you "
         "rely on it: weights do not show heads, the order of norms, or the scale of embeddings.\n"
     )
+    sys.stdout.write(localized(report))
     return 0
 
 

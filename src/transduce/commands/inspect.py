@@ -27,13 +27,21 @@ from transduce.inspection.attribution import Method, attribute
 from transduce.inspection.causal import Fill, ablate, logit_lens, patch_activations
 from transduce.inspection.coreference import pronoun_attention
 from transduce.inspection.plots import Chart, check_picture, save_chart
+from transduce.inspection.plots_runs import unique_suffixes
 from transduce.inspection.probing import probe
 from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.reading import Reader
-from transduce.inspection.sentence import inspect_sentence, inspect_text
-from transduce.inspection.sentence_view import Inspection, TextInspection, WordAlignment, draw_inspection
+from transduce.inspection.sentence import inspect_sentence, inspect_text, sample_sentences
+from transduce.inspection.sentence_view import (
+    Inspection,
+    InspectionPage,
+    TextInspection,
+    WordAlignment,
+    draw_inspection,
+)
 from transduce.text.files import read_lines
 from transduce.text.word_spans import split_words
+from transduce.ui_language import localized
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
@@ -63,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sentence",
         nargs="?",
         type=text_argument,
-        help="the sentence to translate, classify, … and inspect; for a time-series model, a table of its history",
+        help="the sentence to translate, classify, … and inspect; for a time-series model, a table of its history "
+        "(default with --html: samples of the dev set)",
     )
     add("--html", metavar="PATH", help="write a self-contained page for a browser (Transformers that translate)")
     add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
@@ -72,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Method),
         help="show which words made each word of the output, by this method, in place of attention",
     )
+    page = parser.add_argument_group("page (with --html)")
+    page.add_argument(
+        "--more", nargs="+", type=text_argument, metavar="TEXT", help="further sentences; two are shown side by side"
+    )
+    page.add_argument("--beside", metavar="MODEL", help="another translator, shown beside the first one")
     causal = parser.add_argument_group("causal tools (one at a time)")
     causal.add_argument(
         "--ablate",
@@ -133,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     if tool is not None:
         return _show_causal(options, reader, tool)
     if isinstance(reader, Translator) and reader.model.config.kind == "transformer":
-        return _show_translation(options, reader)
+        return _show_page(options, reader) if options.html is not None else _show_translation(options, reader)
     if options.html is not None:
         raise TransduceError("--html shows how a Transformer translates, but this model does not: leave it out.")
     found = inspect_text(reader, sentence_or_table(reader, options.sentence))
@@ -169,16 +183,19 @@ def _check_options(options: argparse.Namespace) -> str | None:
     if options.attribution is not None and chosen:
         raise TransduceError(f"--attribution explains a sentence, and {shown[0]} something else: pass one of them.")
     if options.attribution is not None and options.html is not None:
-        raise TransduceError("--attribution is drawn in the terminal and written by --json: leave --html out.")
+        raise TransduceError("The page of --html has every method of attribution: leave --attribution out.")
     if options.html is not None and any(name != "pronoun" for name in chosen):
         raise TransduceError(f"--html shows how a sentence is translated, and {shown[0]} does not: use --picture.")
+    for name in ("more", "beside"):
+        if vars(options)[name] is not None and (options.html is None or chosen):
+            raise TransduceError(f"`--{name}` adds to the page of a translation: pass it with --html alone.")
     if options.picture is not None:
         if not chosen or chosen == ["pronoun"]:
             raise TransduceError(
                 "--picture draws the result of a causal tool: pass one, or use `transduce plot attention`."
             )
         check_picture(Path(options.picture))
-    if (options.sentence is None) != (chosen == ["probe"]):
+    if (options.sentence is None) != (chosen == ["probe"]) and (chosen or options.html is None):
         raise TransduceError(
             "--probe reads its texts from files: leave the sentence out."
             if chosen == ["probe"]
@@ -194,6 +211,29 @@ def _show_translation(options: argparse.Namespace, translator: Translator) -> in
         words, title = _attributed(options, translator, inspection.translation), _title(options)
         inspection = msgspec.structs.replace(inspection, words=words)
     return _show(options, inspection, draw_inspection(inspection, _attention(inspection), title))
+
+
+def _show_page(options: argparse.Namespace, translator: Translator) -> int:
+    """Write the page of all sentences and models; print what it shows of the first sentence and model."""
+    sentences = [each for each in (options.sentence, *(options.more or [])) if each is not None]
+    sentences = sentences or sample_sentences(Path(options.model))
+    if not sentences:
+        raise TransduceError(
+            f"{options.model} has no sample sentences, because `transduce train` did not write it: pass a sentence."
+        )
+    folders = [options.model, *([options.beside] if options.beside else [])]
+    translators = [translator, *(load_translator(folder, options) for folder in folders[1:])]
+    labels = unique_suffixes([Path(folder) for folder in folders]) if len(folders) > 1 else [""]
+    inspections = [
+        msgspec.structs.replace(
+            inspect_sentence(each, sentence, search=search_settings(options, folder), attributions=True), label=label
+        )
+        for sentence in sentences
+        for each, folder, label in zip(translators, folders, labels, strict=True)
+    ]
+    page = InspectionPage(inspections=tuple(inspections))
+    write_file(Path(options.html), page.to_html().encode())
+    return _show(options, inspections[0], draw_inspection(inspections[0], _attention(inspections[0])))
 
 
 def _attributed(options: argparse.Namespace, reader: Reader, target: str | None) -> WordAlignment:
@@ -250,6 +290,8 @@ def _show_pronoun(options: argparse.Namespace, reader: Reader) -> int:
     if isinstance(reader, Translator) and options.translation_of is None:
         inspection = inspect_sentence(reader, options.sentence, search=search_settings(options, options.model))
         inspection = msgspec.structs.replace(inspection, coreference=result)
+        if options.html is not None:
+            write_file(Path(options.html), inspection.to_html().encode())
         return _show(options, inspection, f"{draw_inspection(inspection, _attention(inspection))}\n\n{result.draw()}")
     if options.html is not None:
         raise TransduceError("--html shows how a sentence is translated, but there is no translation: leave it out.")
@@ -260,8 +302,6 @@ def _show(
     options: argparse.Namespace, result: Inspection | TextInspection | PronounAttention | _Drawn, drawn: str
 ) -> int:
     """Print a result as text or JSON, and write the requested files."""
-    if options.html is not None and isinstance(result, Inspection):
-        write_file(Path(options.html), result.to_html().encode())
     content = msgspec.json.encode(result) + b"\n"
     if options.json == "-":
         sys.stdout.buffer.write(content)
@@ -271,7 +311,7 @@ def _show(
         sys.stdout.buffer.write(f"{drawn}\n".encode())
     sys.stdout.buffer.flush()
     if options.html is not None:
-        sys.stderr.write(f"The page is {options.html}: open it in a browser.\n")
+        sys.stderr.write(localized(f"The page is {options.html}: open it in a browser.\n"))
     return 0
 
 

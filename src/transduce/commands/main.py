@@ -1,20 +1,21 @@
 """`transduce COMMAND …`: run a subcommand, and turn errors into a message and exit code 2."""
 
 import argparse
-import difflib
 import io
 import keyword
 import os
+import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
+from transduce.ui_language import LANGUAGES, localized, set_ui_language, ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
 """The time at which the command started, before it imported what it needs."""
@@ -54,12 +55,72 @@ VERBS = {
 }
 
 
+_UI_LANGUAGE = "--ui-language"
+# What stays on one line: a word or a Chinese character, with opening marks before it and closing marks after it.
+_UNIT = r"[（“]*(?:[!-\u2e7f]+|[\u2e80-\uffff])[，。；：、）”？！]*| +"
+
+
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """A help formatter that appends "(default: X)" to options with a default, unless it is None, False or empty."""
+    """A help formatter that appends "(default: X)" to options with a default, unless it is None, False or empty.
+
+    It shows texts in the user's language.
+    """
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Add the usage, with its first word in the user's language."""
+        super().add_usage(usage, actions, groups, prefix if ui_language() == "en" else localized("usage: "))
+
+    def start_section(self, heading: str | None) -> None:
+        """Begin a group of options under its title."""
+        super().start_section(None if heading is None else localized(heading))
+
+    def add_text(self, text: str | None) -> None:
+        """Add a paragraph."""
+        super().add_text(None if text is None else localized(text))
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         nothing = action.default is None or action.default is False or action.default in ("", [])
-        return action.help if nothing else super()._get_help_string(action)
+        text = action.help if nothing else super()._get_help_string(action)
+        if text is None or action.help is None or ui_language() == "en":
+            return text
+        return localized(action.help) + localized(text.removeprefix(action.help))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return super()._split_lines(text, width) if ui_language() == "en" else wrapped(text, width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if ui_language() == "en":
+            return super()._fill_text(text, width, indent)
+        return "\n".join(indent + line for line in wrapped(text, width - len(indent)))
+
+
+class ListingFormatter(HelpFormatter):
+    """A help formatter that keeps the lines of descriptions, for the list of commands."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:  # noqa: ARG002 - argparse's own interface
+        return "\n".join(indent + line for line in text.split("\n"))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return a text in lines of at most `width` columns, in which a Chinese character takes two.
+
+    A line can end at a space, and before or after a Chinese character, but no line begins with a closing mark.
+    """
+    lines, line, columns = [], "", 0
+    for unit in re.findall(_UNIT, " ".join(text.split())):
+        taken = sum(2 if character >= "\u2e80" else 1 for character in unit)
+        if line and columns + taken > width:
+            lines.append(line.rstrip())
+            line, columns = "", 0
+        if line or not unit.isspace():
+            line, columns = line + unit, columns + taken
+    return [*lines, line.rstrip()] if line else lines
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,9 +137,16 @@ class Parser(argparse.ArgumentParser):
             if option == "--":
                 break
             if option.startswith("--") and " " not in option and option not in self._option_string_actions:
-                near = difflib.get_close_matches(option, list(self._option_string_actions), 1)
+                from difflib import get_close_matches  # imported only for a mistake, as it takes a while
+
+                near = get_close_matches(option, list(self._option_string_actions), 1)
                 self.error(f"there is no option {option}" + (f"; did you mean {near[0]}?" if near else ""))
         return self.parse_intermixed_args(arguments)
+
+    def format_usage(self) -> str:
+        """Return the usage after an English "usage: ", whose length argparse relies on."""
+        with use_ui_language("en"):
+            return super().format_usage()
 
     def error(self, message: str) -> NoReturn:
         """Print an error message about the arguments, and exit with code 2."""
@@ -86,7 +154,8 @@ class Parser(argparse.ArgumentParser):
         if word != message and not word.startswith("-") and "--source" in self._option_string_actions:
             other = "--reference" if "--reference" in self._option_string_actions else "--target"
             message += f"; pass texts with --source and {other}"
-        sys.stderr.write(f"{self.prog}: {message} (see {self.prog} --help)\n")
+        sentence = f"{self.prog}: {message} (see {self.prog} --help)\n"
+        sys.stderr.write(localized(sentence))
         raise SystemExit(2)
 
 
@@ -104,19 +173,21 @@ class _Version(argparse.Action):
 def build_parser(verb: str | None) -> Parser:
     """Return the parser of one subcommand, or the parser that lists all subcommands."""
     if verb is None:
-        listing = "\n".join(f"  {name:17} {purpose}" for name, purpose in VERBS.items())
+        listing = "\n".join(f"  {name:17} {localized(purpose)}" for name, purpose in VERBS.items())
+        about = localized("Train a sequence-to-sequence Transformer and use it.")
+        explained = localized("`transduce COMMAND --help` explains a command.")
         parser = Parser(
             prog="transduce",
-            usage="transduce COMMAND [options]",
-            description=f"Train a sequence-to-sequence Transformer and use it.\n\n{listing}\n\n"
-            "`transduce COMMAND --help` explains a command.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage=localized("transduce COMMAND [options]"),
+            description=f"{about}\n\n{listing}\n\n{explained}",
+            formatter_class=ListingFormatter,
         )
         parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+        add_ui_language(parser)
         return parser
     parser = Parser(
         prog=f"transduce {verb}",
-        description=VERBS[verb][0].upper() + VERBS[verb][1:] + ".",
+        description=_sentence(VERBS[verb]),
         allow_abbrev=False,
         formatter_class=HelpFormatter,
     )
@@ -128,7 +199,36 @@ def build_parser(verb: str | None) -> Parser:
         metavar="FILE.py",
         help="a Python file of yours that registers components of models; can be repeated",
     )
+    add_ui_language(parser)
     return parser
+
+
+def _sentence(purpose: str) -> str:
+    """Return the purpose of a command as a sentence in the user's language."""
+    text = localized(purpose)
+    return f"{text[0].upper()}{text[1:]}." if text == purpose else f"{text}。"
+
+
+def add_ui_language(parser: argparse.ArgumentParser) -> None:
+    """Declare --ui-language, whose value `main` takes out of the arguments before they are parsed."""
+    parser.add_argument(
+        _UI_LANGUAGE,
+        metavar=f"{{{','.join(LANGUAGES)},auto}}",
+        help="language of messages; auto: as $TRANSDUCE_LANGUAGE or else the locale sets it (default: auto)",
+    )
+
+
+def _take_ui_language(arguments: list[str]) -> str:
+    """Remove --ui-language and its value from the arguments, wherever they are, and return the value."""
+    language = "auto"
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for number in reversed([n for n, each in enumerate(options) if each.partition("=")[0] == _UI_LANGUAGE]):
+        _, equals, language = arguments.pop(number).partition("=")
+        if not equals:
+            language = arguments.pop(number) if number < len(arguments) else ""
+        if language not in (*LANGUAGES, "auto"):
+            build_parser(None).error(f"argument {_UI_LANGUAGE}: choose {', '.join(LANGUAGES)} or auto")
+    return language
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,6 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _start_in_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with use_ui_language("auto"):
+        set_ui_language(_take_ui_language(arguments))
+        return _explained(arguments)
+
+
+def _explained(arguments: list[str]) -> int:
+    """Run a subcommand, explain errors on standard error, and return the exit code."""
     replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal shows "?" for characters it lacks; results are written as UTF-8 bytes and not affected.
@@ -157,20 +264,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         invalid = next((argument for argument in arguments if any("\ud800" <= c <= "\udfff" for c in argument)), None)
         if invalid is None:
             raise
-        sys.stderr.write(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n")
+        sys.stderr.write(localized(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n"))
         return 2
     except (MemoryError, RuntimeError) as error:
         from transduce.training.out_of_memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        sys.stderr.write("transduce: Memory ran out: use a smaller model, shorter texts, or a larger machine.\n")
+        ran_out = "transduce: Memory ran out: use a smaller model, shorter texts, or a larger machine.\n"
+        sys.stderr.write(localized(ran_out))
         return 2
     except OSError as error:
         if error.strerror is None:
             raise
         location = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"transduce: A file or folder could not be used: {location}{error.strerror}.\n")
+        unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
+        sys.stderr.write(localized(unusable))
         return 2
 
 
@@ -200,7 +309,9 @@ def _run(arguments: list[str]) -> int:
         return 0
     verb = current_command(verb)
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, 1)
+        from difflib import get_close_matches
+
+        near = get_close_matches(verb, VERBS, 1)
         raise TransduceError(
             f"There is no command `{verb}`"
             + (f": did you mean `{near[0]}`?" if near else f": the commands are {', '.join(VERBS)}.")

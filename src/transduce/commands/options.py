@@ -21,6 +21,7 @@ from transduce.search.settings import SearchSettings
 from transduce.tasks.run.run_folder import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
+from transduce.ui_language import localized
 
 
 def text_argument(argument: str) -> str:
@@ -340,7 +341,7 @@ def write_report(report: msgspec.Struct, json_path: str | None) -> None:
     if json_path is not None:
         write_json(report, json_path)
     if json_path != "-":
-        sys.stdout.buffer.write(f"{report}\n".encode())
+        sys.stdout.buffer.write(localized(f"{report}\n").encode())
         sys.stdout.buffer.flush()
 
 
@@ -364,4 +365,4 @@ def write_lines(lines: Iterable[object], report: msgspec.Struct, json_path: str 
     if json_path != "-":
         sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         sys.stdout.buffer.flush()
-    sys.stderr.write(f"{report}\n")
+    sys.stderr.write(localized(f"{report}\n"))

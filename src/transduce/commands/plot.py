@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+from transduce.commands.main import ListingFormatter
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
 from transduce.inspection.plots import SUFFIXES, Chart, check_picture, draw_chart, save_chart
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     Options of single kinds have no argparse default, so that options that do not apply to a kind are detected.
     """
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = ListingFormatter
     parser.epilog = "arguments and options of each kind:\n" + "\n".join(
         f"  {kind:12} {items} " + " ".join(f"[--{option.replace('_', '-')}]" for option in options)
         for kind, (items, options) in _TAKES.items()

@@ -30,6 +30,7 @@ from transduce.serving.models import ServedGenerator, ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.serving.inspection_api import InspectionViews
@@ -153,7 +154,7 @@ def run(options: argparse.Namespace) -> int:
         address = address_of(opened, has_tls=settings.tls_certificate is not None)
 
         def announce() -> None:
-            sys.stderr.write(f"Serving {names} on {address} (Ctrl-C ends it).\n")
+            sys.stderr.write(localized(f"Serving {names} on {address} (Ctrl-C ends it).\n"))
             sys.stderr.flush()
 
         def load_again() -> Catalog:

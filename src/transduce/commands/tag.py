@@ -14,6 +14,7 @@ from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, Tagging, load_tagger
 from transduce.text.files import read_lines, uncompressed_name
 from transduce.text.tagged import COLUMN_SUFFIXES, JSON_SUFFIXES, read_tagged
+from transduce.ui_language import localized
 
 _SENTENCES_AT_A_TIME = 1_024
 _MOST_SHOWN = 8  # tags
@@ -91,9 +92,8 @@ def _report(options: argparse.Namespace, tagger: Tagger) -> None:
             f"{', '.join(tagger.tags[:_MOST_SHOWN])}{more}; choose the column of the tags by --columns."
         )
     if unknown:
-        sys.stderr.write(
-            f"The model does not know {len(unknown)} of {len(tags)} tags: {', '.join(unknown[:_MOST_SHOWN])}\n"
-        )
+        shown = ", ".join(unknown[:_MOST_SHOWN])
+        sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
     taggings = list(_tagged(tagger, [sentence.words for sentence in sentences]))
     if options.output:
         write_file(Path(options.output), "".join(f"{tagging}\n\n" for tagging in taggings).encode())

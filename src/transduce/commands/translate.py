@@ -56,6 +56,7 @@ from transduce.search.settings import SamplingSettings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.text_settings import SplitSentences, TextSettings
+from transduce.ui_language import localized
 
 _MOST_DAMAGED = 5  # damaged lines that are reported individually
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
@@ -313,7 +314,7 @@ def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iter
         yield portion, text
         for position, source, translation in zip(portion.indices, portion.lines, text.split("\n"), strict=False):
             tally.add(position + 1, source, translation)
-    sys.stderr.write(f"{tally}\n")
+    sys.stderr.write(localized(f"{tally}\n"))
 
 
 def _translated(
@@ -343,7 +344,9 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, wai
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
         if file.is_finished:
-            sys.stderr.write(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
+            sys.stderr.write(
+                localized(f"{file.path} exists already, so nothing was done: delete it to translate again.\n")
+            )
         else:
             _write(file, options, folders, job, waiting)
 
@@ -354,20 +357,20 @@ def _write(
     if file.progress.lines:
         done, waiting = skip_lines(waiting, file.progress.lines)
         file.skip(done)
-        sys.stderr.write(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n")
+        sys.stderr.write(localized(f"Continuing after line {file.progress.lines:,} of {file.partial}.\n"))
     elif options.resume:
-        sys.stderr.write("There is nothing to resume, so this starts at the first line.\n")
+        sys.stderr.write(localized("There is nothing to resume, so this starts at the first line.\n"))
     file.open()
     clock, before = ReportClock(), file.progress.lines
     for portion, text in translated(options, folders, job, waiting):
         file.append(portion.lines, text)
         if clock.is_due():
             rate = (file.progress.lines - before) / clock.elapsed_seconds
-            sys.stderr.write(
-                f"{count_noun(file.progress.lines, 'line')}, {rate:,.{0 if rate >= 10 else 1}f} a second\n"
-            )
+            lines = count_noun(file.progress.lines, "line")
+            sys.stderr.write(localized(f"{lines}, {rate:,.{0 if rate >= 10 else 1}f} a second\n"))
     file.finish()
-    sys.stderr.write(f"{count_noun(file.progress.lines, 'line')} in {file.path}, {clock.elapsed_seconds:.1f} s\n")
+    lines = count_noun(file.progress.lines, "line")
+    sys.stderr.write(localized(f"{lines} in {file.path}, {clock.elapsed_seconds:.1f} s\n"))
 
 
 def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
@@ -431,10 +434,12 @@ def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
         if text.count("\ufffd") > line.count("\ufffd".encode()):
             damaged += 1
             if damaged <= _MOST_DAMAGED:
-                sys.stderr.write(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
+                sys.stderr.write(
+                    localized(f"Standard input, line {number}: bytes that are not UTF-8 were read as U+FFFD.\n")
+                )
         yield text
     if damaged > _MOST_DAMAGED:
-        sys.stderr.write(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n")
+        sys.stderr.write(localized(f"Standard input: {count_noun(damaged, 'line')} had such bytes in total.\n"))
 
 
 def _refuse_other_content(line: bytes) -> None:
@@ -455,7 +460,7 @@ def _refuse_other_ends(raw: bytes) -> None:
 def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
     """Translate sentences that a user types until the input ends; a translation is printed while it is generated."""
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
-    sys.stderr.write(f"{languages}. Type a sentence; an empty line ends.\n")
+    sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
     while True:
         try:
             sentence = _ask()
@@ -465,7 +470,7 @@ def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
             return
         wrong = describe_wrong_language(sentence, translator.source_language)
         if wrong is not None:
-            sys.stderr.write(f"warning: this {wrong}.\n")
+            sys.stderr.write(localized(f"warning: this {wrong}.\n"))
         if job.search.n_best == 1 and not job.redecode:
             for text in translator.stream(
                 sentence,

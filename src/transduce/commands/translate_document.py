@@ -30,6 +30,7 @@ from transduce.inference.bulk_files import Job
 from transduce.inference.line_warnings import LineWarnings, unknown_letters
 from transduce.inference.translator import Translator
 from transduce.text.files import count_noun
+from transduce.ui_language import localized
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "mark_fuzzy", "encoding")
 _OF_LINES: dict[str, object] = {
@@ -170,10 +171,10 @@ def translate_file(
         else:
             identity += msgspec.json.encode(settings) + content
             write_translated(document, output, translate, identity=identity, resume=options.resume, observe=observe)
-    sys.stderr.write(str(warnings))
+    sys.stderr.write(localized(str(warnings)))
     if output is not None:
         seconds = time.monotonic() - started_at
-        sys.stderr.write(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n")
+        sys.stderr.write(localized(f"{count_noun(len(document.units), 'text')} in {output}, {seconds:.1f} s\n"))
     return 0
 
 

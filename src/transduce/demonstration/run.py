@@ -15,6 +15,7 @@ from transduce.inspection.sentence_view import draw_attention
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, read_settings
+from transduce.ui_language import localized
 
 SENTENCES = ("我爱你", "我喜欢吃苹果", "昨天我吃了苹果")
 _SHOWN = 6  # number of held-out sentences to translate besides SENTENCES
@@ -75,8 +76,10 @@ def demo(
     for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
         _write_text(text, name, pairs)
     console.print(
-        f"A hand-written grammar made {len(corpus.train):,} Chinese-English pairs (in {text}); "
-        f"{len(corpus.test):,} more hold word combinations that training never shows.",
+        localized(
+            f"A hand-written grammar made {len(corpus.train):,} Chinese-English pairs (in {text}); "
+            f"{len(corpus.test):,} more hold word combinations that training never shows."
+        ),
         soft_wrap=True,
     )
     result = train_run(
@@ -93,7 +96,7 @@ def demo(
     translations = translator([pair.source for pair in corpus.test], beam_size=1)
     exact = sum(t.text == pair.target for t, pair in zip(translations, corpus.test, strict=True))
     demo_result = DemoResult(str(out), exact, len(corpus.test), result.elapsed_seconds if result is not None else 0.0)
-    console.print(f"\n{demo_result}")
+    console.print(localized(f"\n{demo_result}"))
     show(translator, corpus.test, console)
     return demo_result
 
@@ -153,7 +156,7 @@ def _settings(text: Path, seed: int, steps: int, precision: str) -> dict[str, ob
 
 def show(translator: Translator, test: tuple[AlignedPair, ...], console: Console) -> None:
     """Print translations of sample and held-out sentences, with the word-by-word attention of the sample sentences."""
-    console.print("\nEach row shows which Chinese words the model looked at for an English word:\n")
+    console.print(localized("\nEach row shows which Chinese words the model looked at for an English word:\n"))
     held_out = [pair.source for pair in test[:: max(1, len(test) // _SHOWN)][:_SHOWN]]
     for sentence in (*SENTENCES, *held_out):
         translation = translator(sentence)

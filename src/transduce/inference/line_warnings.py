@@ -15,6 +15,7 @@ from transduce.model_folder.safety import read_json
 from transduce.text.protected import find_protected
 from transduce.text.sentences import find_lost_sentences
 from transduce.text.vocabulary import Vocabulary, byte_of
+from transduce.ui_language import localized
 
 Languages = tuple[str | None, str | None]
 MAX_SHOWN = 5  # line numbers, and letters
@@ -123,7 +124,7 @@ def with_warnings(
         translations = text.split("\n") if is_line_by_line else [None] * len(portion.lines)
         for index, line, translation in zip(portion.indices, portion.lines, translations, strict=False):
             warnings.add(index + 1, line, translation)
-    sys.stderr.write(str(warnings or ""))
+    sys.stderr.write(localized(str(warnings or "")))
 
 
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:

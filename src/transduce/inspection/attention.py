@@ -69,7 +69,8 @@ def _small_heat_map(weights: npt.NDArray[np.float32]) -> str:
 def page_in_iframe(page: str, *, height_pixels: int = 720) -> str:
     """Return HTML that shows a page in an iframe of a notebook, so that its style does not affect the notebook."""
     style = f"width: 100%; height: {height_pixels}px; border: 1px solid #ccc"
-    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page, quote=True)}"></iframe>'
+    allowed, content = " ".join(("allow-scripts", "allow-downloads")), html.escape(page, quote=True)
+    return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{content}"></iframe>'
 
 
 # --- attention weights ---

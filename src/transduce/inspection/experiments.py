@@ -43,6 +43,7 @@ from transduce.tasks.settings.reading import make_settings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.text.tagged import describe_spans, read_tagged
+from transduce.ui_language import localized
 
 _RESAMPLES, _SEED = 1_000, 12345
 _LOWER_IS_BETTER = ("loss",)
@@ -434,7 +435,9 @@ def experiment(
     content = make_experiment(settings) if isinstance(settings, Mapping) else read_experiment(settings)
     runs = expand(content)
     options = ExperimentOptions(jobs=jobs, device=device, threads=threads, precision=precision)
-    failures = run_all(content, runs, options, say or (lambda line: print(line, file=sys.stderr, flush=True)))
+    failures = run_all(
+        content, runs, options, say or (lambda line: print(localized(line), file=sys.stderr, flush=True))
+    )
     report = _report(content, runs, failures)
     _write(content, runs, report)
     return report

@@ -22,6 +22,7 @@ from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.choices import choose_kernels
+from transduce.ui_language import column, localized
 
 EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 """The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
@@ -42,8 +43,8 @@ class BackendChoice(msgspec.Struct, frozen=True):
     """The reason against each faster backend."""
 
     def __str__(self) -> str:
-        reasons = [f"not {name}, because {reason}" for name, reason in self.refused.items()]
-        return "; ".join([self.backend + (f": {self.reason}" if self.reason else ""), *reasons])
+        reasons = [localized(f"not {name}, because {reason}") for name, reason in self.refused.items()]
+        return "; ".join([self.backend + (f": {localized(self.reason)}" if self.reason else ""), *reasons])
 
 
 class ExtraStatus(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ class ExtraStatus(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if self.missing:
-            return f"{self.name} lacks {', '.join(self.missing)} (pip install 'transduce[{self.name}]')"
+            return localized(f"{self.name} lacks {', '.join(self.missing)} (pip install 'transduce[{self.name}]')")
         return f"{self.name} ({', '.join(f'{package} {version}' for package, version in self.installed.items())})"
 
 
@@ -73,7 +74,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The backend that decodes, or encodes with, the model; None for a model without a choice of backends."""
 
     def __str__(self) -> str:
-        shown = self.decoding or "this kind of model has no choice of backends"
+        shown = self.decoding or localized("this kind of model has no choice of backends")
         return f"{self.description}: {shown}"
 
 
@@ -108,18 +109,19 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The backend that decodes the requested model."""
 
     def __str__(self) -> str:
-        return "\n".join(f"{label:{_LABEL_COLUMNS}}{text}" for label, text in self._lines())
+        return "\n".join(f"{column(label, _LABEL_COLUMNS)}{text}" for label, text in self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        yield "machine", f"{self.system}, {threads}, {', '.join(self.processor)}"
+        yield "machine", f"{self.system}, {localized(threads)}, {', '.join(self.processor)}"
         if self.limits:
             yield "limits", ", ".join(f"{name}={value}" for name, value in self.limits.items())
-        yield "GPU", ", ".join(self.gpus) + ("; " if self.gpus and self.no_gpu else "") + (self.no_gpu or "")
-        yield "precision", self.precision
+        yield "GPU", ", ".join(self.gpus) + ("; " if self.gpus and self.no_gpu else "") + localized(self.no_gpu or "")
+        name, colon, reason = self.precision.partition(": ")
+        yield "precision", name + colon + localized(reason)
         yield "training", str(self.training)
-        yield "decoding", f"{self.decoding} (the paper's base model)"
+        yield "decoding", str(self.decoding) + localized(" (the paper's base model)")
         for number, extra in enumerate(self.extras):
             yield "" if number else "extras", str(extra)
         if self.model is not None:

@@ -3,6 +3,7 @@
 Shapes: W hypotheses, t tokens so far, T target tokens with the end symbol, V vocabulary.
 """
 
+import pathlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import cast
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.inspection.attention import AttentionMaps, maps_of, stack_layers, word_attention
+from transduce.inspection.attention import AttentionMaps, Weights, maps_of, stack_layers, word_attention
+from transduce.inspection.attribution import attributions as find_attributions
 from transduce.inspection.reading import Reader, check_single_model, read
 from transduce.inspection.recorder import record_activations
 from transduce.inspection.sentence_view import (
@@ -24,6 +26,7 @@ from transduce.inspection.sentence_view import (
     TextInspection,
     TreeNode,
     WordAlignment,
+    WordAttribution,
     to_bytes,
 )
 from transduce.model.build import build_any_model
@@ -151,7 +154,12 @@ _CANDIDATES = 6
 
 
 def inspect_sentence(
-    translator: Translator, source: str, *, search: SearchSettings | None = None, observer: Observer | None = None
+    translator: Translator,
+    source: str,
+    *,
+    search: SearchSettings | None = None,
+    observer: Observer | None = None,
+    attributions: bool = False,
 ) -> Inspection:
     """Return one sentence's translation, and how the model and the search produced it.
 
@@ -163,6 +171,7 @@ def inspect_sentence(
         source: a sentence that the model translates unsplit.
         search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of the search, and may stop it.
+        attributions: True to add the contributions of the source words by every method of `attributions`.
 
     Raises:
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
@@ -196,10 +205,11 @@ def inspect_sentence(
     )
     paths = [*beam.kept, *(path_with_end(hypothesis, config.eos_id) for hypothesis in finished)]
     sums = path_log_probabilities(model, memory, mask, paths)
+    translation = translator.tokenizer.target.decode(best.ids)
     return Inspection(
         model=describe(model),
         source=source,
-        translation=translator.tokenizer.target.decode(best.ids),
+        translation=translation,
         score=best.score,
         source_language=translator.source_language,
         target_language=translator.target_language,
@@ -212,7 +222,42 @@ def inspect_sentence(
         decoder=to_bytes(maps.decoder),
         memory=to_bytes(maps.memory),
         tree=build_tree(beam.kept, finished, translator.tokenizer.target, sums),
+        attributions=_attributions(translator, source, translation) if attributions and translation.strip() else (),
     )
+
+
+def _attributions(translator: Translator, source: str, translation: str) -> tuple[WordAttribution, ...]:
+    found = find_attributions(translator, source, translation)
+    return tuple(
+        WordAttribution(method, WordAlignment(each.source_words, each.target_words, _rounded_rows(each.shares())))
+        for method, each in found.items()
+    )
+
+
+def sample_sentences(folder: pathlib.Path) -> list[str]:
+    """Return source sentences of the dev set that a run translated when it last validated; none if it stored none.
+
+    Args:
+        folder: the folder of a run of `transduce train`.
+
+    Raises:
+        TransduceError: the folder's `metrics.jsonl` is damaged.
+    """
+    path = folder / "metrics.jsonl"
+    samples: list[list[str]] = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            samples = msgspec.json.decode(line, type=_SampleLine).samples or samples
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise TransduceError(f"{path} is not what a run writes: {error}.") from None
+    return [sample[0] for sample in samples if sample and sample[0].strip()]
+
+
+class _SampleLine(msgspec.Struct):
+    """The samples in a line of metrics.jsonl."""
+
+    samples: list[list[str]] = []
+    """Source, reference and translation of some sentences of the dev set."""
 
 
 def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = None) -> TextInspection:
@@ -300,8 +345,11 @@ def _rounded(value: float) -> float:
 
 def _words(maps: AttentionMaps) -> WordAlignment:
     words = word_attention(maps)
-    weights = tuple(tuple(round(float(weight), 3) for weight in row) for row in words.weights)
-    return WordAlignment(words.source_words, words.target_words, weights)
+    return WordAlignment(words.source_words, words.target_words, _rounded_rows(words.weights))
+
+
+def _rounded_rows(weights: Weights) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(float(weight), 3) for weight in row) for row in weights)
 
 
 def describe(model: nn.Module) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len
 
+from transduce.errors import TransduceError
 from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
@@ -69,6 +70,15 @@ class WordAlignment(msgspec.Struct, frozen=True):
     """(target words, source words), rounded to three decimals."""
 
 
+class WordAttribution(msgspec.Struct, frozen=True):
+    """The contributions of source words to target words by one method of attribution, as shares of each target word."""
+
+    method: str
+    """The name of the method, as in `attribute`."""
+    words: WordAlignment
+    """The words and the shares."""
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """An inspected sentence: its translation, and how the model and the search produced it."""
 
@@ -97,10 +107,36 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes of the hypothesis tree, parents before children."""
     coreference: PronounAttention | None = None
     """Attention from a pronoun to earlier words, if one was asked for."""
+    attributions: tuple[WordAttribution, ...] = ()
+    """Contributions by several methods, if they were asked for."""
+    label: str = ""
+    """The name of the model on a page with several models."""
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
-        return render_page(f"{self.source} → {self.translation}", msgspec.json.encode(self).decode())
+        return InspectionPage(inspections=(self,)).to_html()
+
+    def _repr_html_(self) -> str:
+        return page_in_iframe(self.to_html())
+
+
+class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Inspections of several sentences or models for one page, which shows any two of them side by side."""
+
+    inspections: tuple[Inspection, ...]
+    language: Literal["en", "zh"] | None = None
+    """The language in which the page opens; None: the browser's."""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page that shows the inspections without further files or network access.
+
+        Raises:
+            TransduceError: there is no inspection.
+        """
+        if not self.inspections:
+            raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
+        first = self.inspections[0]
+        return render_page(f"{first.source} → {first.translation}", msgspec.json.encode(self).decode())
 
     def _repr_html_(self) -> str:
         return page_in_iframe(self.to_html())

@@ -7,6 +7,7 @@ Wrappers that are registered with the layer graph stay fast: `fully_shard`, LoRA
 Legend: B sentences, Q queries, S source length, N and M target and source tokens of a packed batch, D model width.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from transduce.model.attention import MultiHeadAttention
-from transduce.model.backend import Rows, TrainingKernels, sum_of_gradients
+from transduce.model.attention import MultiHeadAttention, ScoredAttention
+from transduce.model.backend import AttentionOptions, Rows, TrainingKernels, sum_of_gradients
 from transduce.model.embedding import Embedding
-from transduce.model.feed_forward import ACTIVATIONS, Dropout, FeedForward, Linear
-from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, description_of, graph_of, known_class, table
+from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward, Linear
+from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
@@ -27,6 +28,7 @@ from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 from transduce.model.transformer import Transformer
 
 _ACTIVATION_NAMES = {function: name for name, function in ACTIVATIONS.items()}
+_GATE_NAMES = {function: name for name, function in GATES.items()}
 
 
 def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -125,12 +127,24 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
     """Compute a feed-forward network, with its activation fused into the kernel of the first linear layer."""
     name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
-        return FeedForward.forward(module, x)
+        return _activated(kernels, module, x, name)
     weight = inner.weight
     if not kernels.supports_linear(x, weight, None):
         return FeedForward.forward(module, x)
     hidden = kernels.linear(x, weight, inner.bias, None, activation=name)
     return module.outer(module.dropout(hidden))  # type: ignore[no-any-return]
+
+
+def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: Tensor) -> Tensor:
+    """Compute a gated feed-forward network, with its gate and the product in one kernel."""
+    return _activated(kernels, module, x, _GATE_NAMES.get(module.gate))
+
+
+def _activated(kernels: TrainingKernels, module: FeedForward | GatedFeedForward, x: Tensor, name: str | None) -> Tensor:
+    """Compute a feed-forward network with a kernel for its activation `name`, if the backend has one."""
+    if name is None or not kernels.supports_activation(name, x, module.outer.in_features):
+        return type(module).forward(module, x)  # type: ignore[arg-type]
+    return module.outer(module.dropout(kernels.activate(module.inner(x), name)))  # type: ignore[no-any-return]
 
 
 def _residual(
@@ -183,11 +197,18 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
     return KeyLengths(mask.lengths.expand(len(x)).contiguous())
 
 
-def is_plain(attention: MultiHeadAttention) -> bool:
-    """Return whether attention is scaled dot-product attention without dropout, all of its heads of one width."""
-    dropout = attention.dropout
-    drops_nothing = isinstance(dropout, Dropout) and not dropout.drops and _kernel_of(dropout) is not None
-    return attention.score is None and drops_nothing and len(set(attention.widths)) == 1
+def options_of(attention: MultiHeadAttention) -> AttentionOptions | None:
+    """Return the options of soft dot-product attention whose heads have one width; None for other attention."""
+    dropout, score, scale = attention.dropout, attention.score, None
+    if not isinstance(dropout, Dropout) or _kernel_of(dropout) is None or attention.d_k != attention.d_v:
+        return None
+    if score is not None:
+        is_product = known_class(score) is ScoredAttention and score.matrix is None and score.vector is None
+        if not is_product or score.hard:
+            return None
+        scale = score.factor / math.sqrt(attention.d_k)
+    drop_of_256 = dropout.drop_of_256 if dropout.drops else 0
+    return AttentionOptions(attention.num_heads // attention.num_key_value_heads, scale, drop_of_256)
 
 
 def _attention(
@@ -236,19 +257,19 @@ def _padded_attend(
     position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
     """Return a function that computes attention of projected tensors by a kernel; None if no kernel supports it."""
-    others, rotation = x if memory is None else memory, position_effect.rotation
-    if not is_plain(module) or not kernels.supports_attention(x, others.shape[1], module.d_k):
+    others, rotation, options = x if memory is None else memory, position_effect.rotation, options_of(module)
+    if options is None or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
     known = kernel_lengths(x, memory, mask)
     if known is None:
         return None
     if rotation is None:
-        return lambda projected, keyed: kernels.attend(projected, keyed, known.lengths, module.num_heads)
+        return lambda projected, keyed: kernels.attend(projected, keyed, known.lengths, module.num_heads, options)
     if memory is not None or rotation.cosine.dim() > 2 or not kernels.supports_rotary(x, module.d_k):
         return None
-    heads = module.num_heads
+    heads, rotated = module.num_heads, module.num_heads + module.num_key_value_heads
     return lambda projected, _: kernels.attend(
-        kernels.apply_rotary(projected, rotation, 2 * heads), None, known.lengths, heads
+        kernels.apply_rotary(projected, rotation, rotated), None, known.lengths, heads, options
     )
 
 
@@ -286,20 +307,6 @@ def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
     """Return whether a layer's call requests only its output, and only masks affect its attention."""
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
-
-
-_WHOLE_LAYERS = table(
-    "kernels of whole layers",
-    norm_order="pre post",
-    norm="layer rms",
-    linear_layers="Linear",
-    activation="relu",
-    attention_score="scaled",
-    attention_kind="soft",
-    attention_scale="default",
-    key_value_heads="equal",
-    value_width="equal",
-)
 
 
 class LayerPart(NamedTuple):
@@ -349,32 +356,42 @@ class LayerPart(NamedTuple):
     @property
     def drop_of_256(self) -> int:
         """The dropout rate of the sub-layer's output in 256ths."""
-        dropout = self.sublayer.residual.dropout
-        return dropout.drop_of_256 if dropout.drops else 0
+        return _rate_of(self.sublayer.residual.dropout)
+
+    @property
+    def inner_drop_of_256(self) -> int:
+        """The dropout rate of the attention weights, or of the feed-forward network's activation, in 256ths."""
+        return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
     def parameters(self) -> list[Tensor | None]:
         """Return weight and bias of the norm and of both linear layers; None where there is no bias."""
         return [getattr(module, name, None) for module in (self.norm, *self.linears) for name in ("weight", "bias")]
 
 
-def parts_of(layer: nn.Module, masks: Sequence[object]) -> list[LayerPart] | None:
+def _rate_of(dropout: nn.Module) -> int:
+    """Return a dropout's rate in 256ths, 0 in evaluation; the layer graph knows the module."""
+    assert isinstance(dropout, Dropout)
+    return dropout.drop_of_256 if dropout.drops else 0
+
+
+def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[LayerPart] | None:
     """Return the sub-layers of an encoder or decoder layer, or None if whole-layer kernels cannot compute it.
 
     Args:
         layer: a layer in training mode.
         masks: the mask of self-attention, then, in a decoder, the mask of cross-attention.
+        supported: the operations that the kernels compute, apart from dropout inside of a sub-layer.
 
     Returns:
-        None if the layer graph has other operations than those of `_WHOLE_LAYERS`, something is dropped inside a
-        sub-layer, or a gradient is not collected by `model/backend.py:add_gradients_to`.
+        None if the layer graph has other operations than those of the table, or a gradient is not collected by
+        `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph
-    if not isinstance(graph, LayerGraph) or description.refusal(_WHOLE_LAYERS) is not None:
+    if not isinstance(graph, LayerGraph) or description.refusal(supported) is not None:
         return None
     found = [LayerPart(each, mask) for each, mask in zip(graph.sublayers, (*masks, None), strict=True)]
-    inside = [part.sublayer.module.dropout for part in found]
-    if any(not isinstance(dropout, Dropout) or dropout.drops for dropout in inside):
+    if not all(isinstance(part.sublayer.module.dropout, Dropout) for part in found):
         return None
     learned = [each for part in found for each in part.parameters() if each is not None]
     return found if all(sum_of_gradients(each) is not None for each in learned) else None
@@ -423,6 +440,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     Dropout: _dropout,
     Embedding: _embedding,
     FeedForward: _feed_forward,
+    GatedFeedForward: _gated_feed_forward,
     Residual: _residual,
     MultiHeadAttention: _attention,
     EncoderLayer: _encoder_layer,

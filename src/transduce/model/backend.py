@@ -30,6 +30,20 @@ class Rows(NamedTuple):
     stop: int
 
 
+class AttentionOptions(NamedTuple):
+    """The properties of scaled dot-product attention that models seldom change."""
+
+    shared: int = 1
+    """The number of neighboring query heads that share a head of keys and values."""
+    scale: float | None = None
+    """The factor of the dot products; None: 1 / √K."""
+    drop_of_256: int = 0
+    """The dropout rate of the attention weights in 256ths."""
+
+
+PLAIN_ATTENTION = AttentionOptions()
+
+
 class UpdatedVectors(NamedTuple):
     """The vectors that an optimizer update changes: master weights, moving average and copies, of equal length."""
 
@@ -57,19 +71,25 @@ class AdamScalars(NamedTuple):
 
 
 class Projection(Protocol):
-    """A matrix (V, D) prepared for multiplication by many blocks of rows (N, D); all tensors are contiguous."""
+    """A matrix (V, D), with a bias or without, prepared for multiplication by many blocks of rows (N, D).
+
+    All tensors are contiguous. Logits have C ≥ V columns, and -inf in those from V on.
+    """
+
+    columns: int
+    """The number of columns C of the logits and of their gradient."""
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits, the product x · matrixᵀ of shape (N, V), to `out`."""
+        """Write the logits, x · matrixᵀ + bias, to `out`, (N, C)."""
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Compute the gradients from the gradient with respect to the logits, (N, V).
 
         Args:
-            gradient: the gradient with respect to the logits, (N, V).
+            gradient: the gradient with respect to the logits, (N, C).
             x: the rows that `logits` multiplied, (N, D).
             by_x: receives the gradient with respect to x, (N, D).
-            weight_sum: float32, (V, D); the gradient with respect to the matrix is added to it.
+            weight_sum: float32, (C, D); the gradient with respect to the matrix is added to it.
         """
 
 
@@ -152,14 +172,22 @@ class TrainingKernels(Protocol):
         """Return whether `attend` supports heads of this width and number of keys, in x's dtype on x's device."""
         return False
 
-    def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+    def attend(
+        self,
+        projected: Tensor,
+        memory: Tensor | None,
+        lengths: Tensor | None,
+        num_heads: int,
+        options: AttentionOptions = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Compute scaled dot-product attention, equation (1), with all heads.
 
         Args:
-            projected: queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K).
-            memory: the memory's keys and values, (B, L, 2 × H × K).
+            projected: queries, keys and values, (B, Q, (H + 2 G) × K); with a memory, queries alone, (B, Q, H × K).
+            memory: the memory's keys and values, (B, L, 2 × G × K).
             lengths: the number of keys in each sentence, at least 1, int64, (B,); None: the look-ahead mask.
-            num_heads: H.
+            num_heads: H, the number of query heads.
+            options: among them H / G, the number of query heads for each key/value head.
 
         Returns:
             (B, Q, H × K).
@@ -225,6 +253,13 @@ class TrainingKernels(Protocol):
     def linear_activations(self) -> frozenset[str]:
         """The names of the activations that `linear` can apply to its output."""
 
+    def supports_activation(self, name: str, x: Tensor, width: int) -> bool:  # noqa: ARG002
+        """Return whether `activate` computes an activation of this name and width F, in x's dtype on x's device."""
+        return False
+
+    def activate(self, projected: Tensor, name: str) -> Tensor:
+        """Apply an activation: (…, F) to (…, F), or for a gated one (…, 2 F), gates before values, to (…, F)."""
+
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
         """Return whether the kernel `linear` (a linear layer) supports this input and this weight."""
 
@@ -244,8 +279,11 @@ class TrainingKernels(Protocol):
             (…, O), or as many columns as there are `rows`.
         """
 
-    def project(self, hidden: Tensor, weight: Tensor) -> Projection | None:  # noqa: ARG002
-        """Prepare a matrix for multiplication by blocks of at least 8 rows; None if PyTorch is at least as fast."""
+    def project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection | None:  # noqa: ARG002
+        """Prepare a matrix (V, D) and a bias (V,) for multiplication by blocks of at least 8 rows.
+
+        None: PyTorch is at least as fast.
+        """
         return None
 
     def supports_update(self, vectors: UpdatedVectors) -> bool:

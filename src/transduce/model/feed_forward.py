@@ -142,7 +142,7 @@ class FeedForward(Component):
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
-class GatedFeedForward(nn.Module):
+class GatedFeedForward(Component):
     """The gated network (gate(x W) ⊙ x V) W2; with SiLU as the gate it is SwiGLU.
 
     Shazeer 2020, "GLU Variants Improve Transformer".

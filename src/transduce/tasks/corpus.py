@@ -50,6 +50,7 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR
 from transduce.training.choices import CorpusSize
 from transduce.training.distributed import current_processes
 from transduce.training.events import ProgressDisplay
+from transduce.ui_language import localized
 
 # --- notices about likely mistakes ---
 
@@ -135,7 +136,7 @@ class PreparationBar:
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
-            self._console.print(f"prepared {text}", markup=False, soft_wrap=True)
+            self._console.print(localized(f"prepared {text}"), markup=False, soft_wrap=True)
 
     def _of(self, read: int) -> str:
         return f"{read:,}" if self._pairs is None else f"{read:,}/{self._pairs:,}"

@@ -40,6 +40,7 @@ from transduce.text.files import LineNotes, count_noun
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import ChoiceLog, CorpusSize
 from transduce.training.events import ProgressDisplay
+from transduce.ui_language import localized
 
 PARTS_FOLDER = "parts"
 PREPARED_KINDS = [name for name, kind in KINDS.items() if isinstance(kind, TextKind) and kind.may_be_prepared]
@@ -401,7 +402,7 @@ def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, d
         marks=text.marks,
     )
     for line in account.lines:
-        display.say(f"  {line.name}  {line.value}  {line.reason}")
+        display.show(f"  {line.name}  {localized(line.value)}  {localized(line.reason)}")
     return tokenizer
 
 

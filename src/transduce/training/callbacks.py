@@ -11,6 +11,7 @@ import msgspec
 
 from transduce.errors import TransduceError
 from transduce.training.events import TrainEvent, ValidationEvent
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:  # it needs the training loop, which needs this module
     from transduce.training.forecast import RunForecast
@@ -98,7 +99,7 @@ class Tracker(Callback):
         Raises:
             TransduceError: the tracker's package is missing.
         """
-        self._say = say or (lambda text: print(text, file=sys.stderr))
+        self._say = say or (lambda text: print(localized(text), file=sys.stderr))
         self._has_failed = False
         try:
             self._module: Any = importlib.import_module(self.package)

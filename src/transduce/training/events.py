@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
+from transduce.ui_language import column, localized
 
 # --- TensorBoard files, without the tensorboard package ---
 # The file is a sequence of records in TensorFlow's TFRecord format: length, checksum of the length, data, checksum
@@ -387,7 +388,7 @@ class ProgressDisplay:
         """Show the progress bar if standard error is a terminal."""
         if self.console.is_terminal:
             self._bar = Progress(
-                TextColumn("step {task.completed:,.0f}/{task.fields[last]}"),
+                TextColumn(localized("step") + " {task.completed:,.0f}/{task.fields[last]}"),
                 BarColumn(),
                 TextColumn("{task.fields[text]}"),
                 console=self.console,
@@ -402,7 +403,7 @@ class ProgressDisplay:
             last = f"{steps:,}" if steps else "?"
             self._bar.update(self._task, completed=step, total=steps, last=last)
             if not self._reported:
-                self._bar.update(self._task, text=text)
+                self._bar.update(self._task, text=localized(text))
 
     def report(self, event: TrainEvent, steps: int | None, seconds_left: float | None) -> None:
         """Show the loss, the speed and the remaining time that a training event reports."""
@@ -410,7 +411,7 @@ class ProgressDisplay:
         text = f"loss {event.loss:.3f} · {event.tokens_per_second:,.0f} tokens/s{left}"
         self._reported = True
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, text=text)
+            self._bar.update(self._task, text=localized(text))
         else:
             self.say(f"step {event.step:,}/{f'{steps:,}' if steps else '?'} · {text}")
 
@@ -423,11 +424,16 @@ class ProgressDisplay:
         self.say(f"step {event.step:,} · dev loss {event.loss:.3f} (perplexity {event.perplexity:.2f}){scores}{mark}")
         if event.bleu is not None and event.bleu < _MIN_SHOWN_BLEU:
             return  # early in training, a sample is one word again and again
-        for source, reference, translation in event.samples[:1]:
-            self.say(f"    source       {source}\n    reference    {reference}\n    translation  {translation}")
+        for sample in event.samples[:1]:
+            lines = zip(("source", "reference", "translation"), sample, strict=True)
+            self.show("\n".join(f"    {column(name, 12)} {text}" for name, text in lines))
 
     def say(self, text: str) -> None:
-        """Print a line above the progress bar."""
+        """Print a message above the progress bar, in the user's language."""
+        self.show(localized(text))
+
+    def show(self, text: str) -> None:
+        """Print a text above the progress bar as it is."""
         self.console.print(text, markup=False, soft_wrap=True)
         self.console.file.flush()
 

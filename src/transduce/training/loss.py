@@ -44,11 +44,12 @@ def projected_cross_entropy(
     labels: Tensor,
     *,
     pad_id: int | None,
+    bias: Tensor | None = None,
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
     sentence_weights: Tensor | None = None,
 ) -> Loss:
-    """Compute the cross-entropy of softmax(hidden · weightᵀ) with labels smoothed by ε.
+    """Compute the cross-entropy of softmax(hidden · weightᵀ + bias) with labels smoothed by ε.
 
     The target distribution is 1 - ε at the label plus ε / V everywhere.
 
@@ -57,7 +58,8 @@ def projected_cross_entropy(
         weight: the output projection, (V, D).
         labels: the tokens to predict, (B, T); `pad_id` or a negative number marks positions without a label.
         pad_id: the padding id; None if there is no padding.
-        frozen_row: a row of the weight that gets no gradient; None if all rows are trained.
+        bias: the output projection's bias, (V,); None: there is none.
+        frozen_row: a row of weight and bias that gets no gradient; None if all rows are trained.
         label_smoothing: ε.
         sentence_weights: factors of the losses of the B sentences, (B,), float32; None: 1.
 
@@ -72,7 +74,7 @@ def projected_cross_entropy(
     chosen = labels.flatten()[present]  # (N,)
     factors = None if sentence_weights is None else sentence_weights[:, None].expand_as(labels).flatten()[present]
     return row_cross_entropy(
-        rows, weight, chosen, frozen_row=frozen_row, label_smoothing=label_smoothing, factors=factors
+        rows, weight, chosen, bias=bias, frozen_row=frozen_row, label_smoothing=label_smoothing, factors=factors
     )
 
 
@@ -81,6 +83,7 @@ def row_cross_entropy(
     weight: Tensor,
     chosen: Tensor,
     *,
+    bias: Tensor | None = None,
     present: Tensor | None = None,
     frozen_row: int | None = None,
     label_smoothing: float = 0.0,
@@ -96,9 +99,10 @@ def row_cross_entropy(
         rows = (
             rows * present.to(rows.dtype)[:, None]
         )  # zero rows contribute nothing to the weight gradient or to sums of rows
-    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sum_of_gradients(weight), present, factors)
+    sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
+    options = _Options(label_smoothing, frozen_row, torch.is_grad_enabled(), sums, present, factors)
     total, likelihood = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        rows, weight, chosen, options
+        rows, weight, bias, chosen, options
     )
     sum_of_factors = None if factors is None else float(factors.sum(dtype=torch.float64))
     return Loss(total, likelihood.detach(), len(chosen), sum_of_factors)
@@ -109,8 +113,8 @@ class _Options(NamedTuple):
     frozen_row: int | None
     recording: bool
     """Whether gradients are enabled, which an autograd function cannot query; validation skips gradients."""
-    weight_sum: Tensor | None
-    """The buffer to which the weight gradient is added, instead of returning it to PyTorch."""
+    sums: tuple[Tensor | None, Tensor | None]
+    """The buffers to which the gradients of weight and bias are added, instead of returning them to PyTorch."""
     present: Tensor | None = None
     """The rows that count, (N,); None for all."""
     factors: Tensor | None = None
@@ -126,59 +130,122 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, options: _Options) -> tuple[Tensor, Tensor]:
-        hidden_learns, weight_learns = (options.recording and learns for learns in ctx.needs_input_grad[:2])
-        sums = _sum_dtype(hidden)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, options: _Options
+    ) -> tuple[Tensor, Tensor]:
+        dtype = _sum_dtype(hidden)
+        counted = options.present if options.factors is None else options.factors
+        ones = torch.ones(len(hidden), dtype=dtype, device=hidden.device) if counted is None else counted.to(dtype)
         # The gradient of the weight is linear in the hidden states, so their factors give it the rows' factors.
         weighted = hidden if options.factors is None else (hidden * options.factors[:, None]).to(hidden.dtype)
-        at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=sums, device=hidden.device)
-        hidden_gradient = torch.empty_like(hidden) if hidden_learns else None
-        weight_gradient = torch.zeros_like(weight, dtype=sums) if weight_learns else None
+        found = _Gradients(*(options.recording and learns for learns in ctx.needs_input_grad[:3]))
+        at_labels, log_sum_exps = found.of_softmax((hidden, weighted), (weight, bias), labels, counted)
+        likelihood = _sum_present(log_sum_exps - at_labels, counted)
+        # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row) + mean bias.
+        total_hidden, total_row = _sum_rows(weighted), _sum_rows(weight)
+        uniform = _sum_present(log_sum_exps, counted) - total_hidden @ total_row / len(weight)
+        if bias is not None:
+            uniform -= ones.sum() * bias.to(dtype).mean()
+        found.subtract_targets(weighted, weight, labels, options, ones, (total_hidden, total_row))
+        ctx.sums = options.sums
+        ctx.save_for_backward(found.hidden, *found.of_parameters(weight, options))
+        ctx.mark_non_differentiable(likelihood)
+        smoothing = options.label_smoothing
+        return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        by_hidden, *by_parameters = ctx.saved_tensors
+        scale, found = gradients[0], []
+        for gradient, total in zip(by_parameters, ctx.sums, strict=True):
+            if gradient is not None and total is not None:
+                total.addcmul_(gradient, scale.to(gradient.dtype))
+            found.append(_scaled(gradient if total is None else None, scale))
+        return _scaled(by_hidden, scale), *found, None, None
+
+
+class _Gradients:
+    """The gradients of the hidden states, the weight and the bias, each if it is requested, while they are computed."""
+
+    def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
+        self._learn = hidden_learns, weight_learns, bias_learns
+        self.hidden: Tensor | None = None
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+
+    def of_softmax(
+        self,
+        states: tuple[Tensor, Tensor],
+        projected_by: tuple[Tensor, Tensor | None],
+        labels: Tensor,
+        counted: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the softmax of the logits, and its gradients; return each row's logit at the label and log-sum-exp.
+
+        Args:
+            states: the hidden states, and the same times the rows' factors, (N, D).
+            projected_by: weight (V, D) and bias (V,) of the output projection.
+            labels: (N,).
+            counted: the mask or the factors of the rows, (N,).
+
+        Returns:
+            Two tensors, (N, 1).
+        """
+        (hidden, weighted), (weight, bias) = states, projected_by
+        hidden_learns, weight_learns, bias_learns = self._learn
+        dtype, projection = _sum_dtype(hidden), _project(hidden, weight, bias)
+        at_labels, log_sum_exps = torch.empty(2, len(hidden), 1, dtype=dtype, device=hidden.device)
+        self.hidden = torch.empty_like(hidden) if hidden_learns else None
+        self.weight = weight.new_zeros(projection.columns, weight.shape[1], dtype=dtype) if weight_learns else None
+        self.bias = weight.new_zeros(projection.columns, dtype=dtype) if bias_learns else None
         bounds = _chunks(len(hidden), weight)
-        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), len(weight))
-        projection = _project(hidden, weight)
+        logits = hidden.new_empty(max((part.stop - part.start for part in bounds), default=0), projection.columns)
         for part in bounds:
             x, chosen = hidden[part], labels[part, None]
             chunk = logits[: len(x)]
             projection.logits(x, chunk)
             at_labels[part] = chunk.gather(1, chosen)
             probabilities, log_sum_exps[part] = _softmax(chunk, at_labels[part], chosen)
-            if hidden_gradient is not None or weight_gradient is not None:
-                by_x = None if hidden_gradient is None else hidden_gradient[part]
-                projection.backward(probabilities, weighted[part], by_x, weight_gradient)
-        counted = options.present if options.factors is None else options.factors
-        likelihood = _sum_present(log_sum_exps - at_labels, counted)
-        log_sum_exp_sum = _sum_present(log_sum_exps, counted)
-        # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row).
-        total_hidden, total_row = _sum_rows(weighted), _sum_rows(weight)
-        uniform = log_sum_exp_sum - total_hidden @ total_row / len(weight)
-        smoothing = options.label_smoothing
-        if hidden_gradient is not None:
-            uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
-            hidden_gradient -= (weight[labels] * (1.0 - smoothing)).add_(uniform_part)
-            if options.factors is not None:
-                hidden_gradient *= options.factors[:, None]
-        if weight_gradient is not None:
-            # Σ over n of (smoothed target of n) ⊗ (hidden of n).
-            _add_rows(weight_gradient, labels, weighted, smoothing - 1.0)
-            weight_gradient -= total_hidden * (smoothing / len(weight))
-            if options.frozen_row is not None:
-                weight_gradient[options.frozen_row] = 0.0
-        ctx.weight_sum = options.weight_sum
-        if weight_gradient is not None and options.weight_sum is None:
-            weight_gradient = weight_gradient.to(weight.dtype)
-        ctx.save_for_backward(hidden_gradient, weight_gradient)
-        ctx.mark_non_differentiable(likelihood)
-        return (1.0 - smoothing) * likelihood + smoothing * uniform, likelihood
+            if self.hidden is not None or self.weight is not None:
+                by_x = None if self.hidden is None else self.hidden[part]
+                projection.backward(probabilities, weighted[part], by_x, self.weight)
+            if self.bias is not None:
+                self.bias += _sum_rows(probabilities, None if counted is None else counted[part])
+        return at_labels, log_sum_exps
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        by_hidden, by_weight = ctx.saved_tensors
-        scale = gradients[0]
-        if by_weight is not None and ctx.weight_sum is not None:
-            ctx.weight_sum.addcmul_(by_weight, scale.to(by_weight.dtype))
-            by_weight = None
-        return _scaled(by_hidden, scale), _scaled(by_weight, scale), None, None
+    def subtract_targets(
+        self,
+        weighted: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        options: _Options,
+        ones: Tensor,
+        totals: tuple[Tensor, Tensor],
+    ) -> None:
+        """Subtract the gradients by the smoothed targets; `ones` has each row's factor, `totals` sums of rows."""
+        (total_hidden, total_row), smoothing = totals, options.label_smoothing
+        if self.hidden is not None:
+            uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
+            self.hidden -= (weight[labels] * (1.0 - smoothing)).add_(uniform_part)
+            if options.factors is not None:
+                self.hidden *= options.factors[:, None]
+        if self.weight is not None:
+            # Σ over n of (smoothed target of n) ⊗ (hidden of n).
+            _add_rows(self.weight, labels, weighted, smoothing - 1.0)
+            self.weight -= total_hidden * (smoothing / len(weight))
+        if self.bias is not None:
+            self.bias.index_add_(0, labels, ones, alpha=smoothing - 1.0)
+            self.bias -= ones.sum() * (smoothing / len(weight))
+
+    def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
+        """Return the gradients of weight and bias, in their dtype unless they are added to float32 sums."""
+        found: list[Tensor | None] = []
+        for gradient, total in zip((self.weight, self.bias), options.sums, strict=True):
+            if gradient is not None and options.frozen_row is not None:
+                gradient[options.frozen_row] = 0.0
+            kept = None if gradient is None else gradient[: len(weight)]
+            found.append(kept if kept is None or total is not None else kept.to(weight.dtype))
+        return found
 
 
 def _scaled(gradient: Tensor | None, scale: Tensor) -> Tensor | None:
@@ -204,11 +271,14 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
 class _LibraryProjection:
     """An output projection computed by PyTorch."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias, self.columns = weight, bias, len(weight)
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        torch.mm(x, self._weight.t(), out=out)
+        if self._bias is None:
+            torch.mm(x, self._weight.t(), out=out)
+        else:
+            torch.addmm(self._bias, x, self._weight.t(), out=out)
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         if by_x is not None:
@@ -222,9 +292,9 @@ class _LibraryProjection:
             add_to(block, rows @ x)
 
 
-def _project(hidden: Tensor, weight: Tensor) -> Projection:
+def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection:
     kernels = backend_in_use()
-    return (kernels and kernels.project(hidden, weight)) or _LibraryProjection(weight)
+    return (kernels and kernels.project(hidden, weight, bias)) or _LibraryProjection(weight, bias)
 
 
 def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
@@ -246,8 +316,12 @@ def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, 
     return probabilities, at_label - log_probability
 
 
-def _sum_rows(x: Tensor) -> Tensor:
-    """Return the sum of the rows of a matrix: (N, D) to (D,)."""
+def _sum_rows(x: Tensor, factors: Tensor | None = None) -> Tensor:
+    """Return the sum of the rows of a matrix, times factors (N,) if there are any: (N, D) to (D,)."""
+    if factors is not None and x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(factors[None].to(x.dtype), x, out_dtype=torch.float32)[0]
+    if factors is not None:
+        return factors.to(_sum_dtype(x)) @ x.to(_sum_dtype(x))
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_rows(x):
         return kernels.sum_rows(x)

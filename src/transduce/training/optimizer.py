@@ -24,6 +24,7 @@ from transduce.model.backend import (
     backend_in_use,
 )
 from transduce.model.initialization import layer_matrices
+from transduce.process_environment import release_freed_memory
 from transduce.training.checkpoint import Rows, Sliceable
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
@@ -459,6 +460,7 @@ class FlatOptimizer:
         if dtype != torch.float32:
             model.to(dtype)  # before views are made, since recurrent cells reallocate their weights here
         _make_views(parameters, self.working)
+        release_freed_memory()  # the weights as they were opened
         collect_gradients(parameters, self.gradient)
         self._statistics, self._between_steps = RunningStatistics(model), True
         shapes = {name: parameter.shape for name, parameter in learning.items()}

@@ -304,11 +304,11 @@ class PackedLoss:
         return Loss(*recorder(arrays.size, arrays.numbers, compute), tokens)
 
     def _loss(self, packed: PackedAttention, batch: PackedBatch, factors: Tensor | None = None) -> Loss:
-        hidden, weight = self._model.logit_factors(packed.hidden(self._model, batch))
         return row_cross_entropy(
-            hidden[0],
-            weight,
+            packed.hidden(self._model, batch)[0],
+            self._model.output_weight,
             batch.labels[0],
+            bias=self._model.output_bias,
             present=batch.present,
             frozen_row=self._model.config.frozen_row,
             label_smoothing=self._label_smoothing,

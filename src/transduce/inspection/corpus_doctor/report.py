@@ -6,9 +6,10 @@ from typing import Literal
 import msgspec
 
 from transduce.inspection.corpus_doctor.alignment import Stretch
+from transduce.ui_language import column, localized, ui_language
 
 Severity = Literal["fine", "look", "problem"]
-_MARKS: dict[Severity, str] = {"fine": "ok    ", "look": "look  ", "problem": "FAULT "}
+_MARKS: dict[Severity, str] = {"fine": "ok", "look": "look", "problem": "FAULT"}
 _MAX_WIDTH = 60
 
 
@@ -40,7 +41,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     examples: tuple[Example, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{_MARKS[self.severity]}{self.name:22} {self.message}"
+        head = f"{column(_MARKS[self.severity], 6)}{column(self.name, 22)} {localized(self.message)}"
         return "\n".join([head, *(f"{'':29}{example}" for example in self.examples)])
 
 
@@ -70,9 +71,9 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
         looks = sum(finding.severity == "look" for finding in findings)
         verdict = f"{problems} to fix, {looks} to check, {len(findings) - problems - looks} in order"
         return "\n".join([
-            f"The doctor on {sides} ({self.target_lines:,} lines)",
+            localized(f"The doctor on {sides} ({self.target_lines:,} lines)"),
             *map(str, findings),
-            f"{verdict} ({self.elapsed_seconds:.1f} s)",
+            f"{localized(verdict)} ({self.elapsed_seconds:.1f} s)",
         ])  # fmt: skip
 
 
@@ -106,10 +107,12 @@ def html_page(report: CorpusReport) -> str:
     order = {"problem": 0, "look": 1, "fine": 2}
     rows = "\n".join(_row(finding) for finding in sorted(report.findings, key=lambda each: order[each.severity]))
     title = f"{' '.join(report.source)} and {' '.join(report.target)}"
+    heading = localized("The doctor on a corpus")
+    sides = localized(f"{title}: {report.source_lines:,} and {report.target_lines:,} lines.")
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body><h1>The doctor on a corpus</h1><p>{escape(title)}: "
-        f"{report.source_lines:,} and {report.target_lines:,} lines.</p>\n<table>\n{rows}\n</table></body></html>\n"
+        f'<!DOCTYPE html>\n<html lang="{ui_language()}"><head><meta charset="utf-8">'
+        f"<title>{escape(localized(title))}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{heading}</h1><p>{escape(sides)}</p>\n<table>\n{rows}\n</table></body></html>\n"
     )
 
 
@@ -118,6 +121,6 @@ def _row(finding: Finding) -> str:
         f"<br><code>{escape(example.place)}</code> {escape(example.text)}" for example in finding.examples
     )
     return (
-        f'<tr><td class="{finding.severity}">{_LABELS[finding.severity]}</td><td>{escape(finding.name)}</td>'
-        f"<td>{escape(finding.message)}{examples}</td></tr>"
+        f'<tr><td class="{finding.severity}">{localized(_LABELS[finding.severity])}</td>'
+        f"<td>{escape(localized(finding.name))}</td><td>{escape(localized(finding.message))}{examples}</td></tr>"
     )

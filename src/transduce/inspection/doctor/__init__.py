@@ -14,12 +14,15 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.inspection.doctor.checks import DECODING_CHECKS, DEPENDENCE_CHECKS, LEARNING_CHECKS, STRUCTURE_CHECKS
+from transduce.inspection.doctor.known_mistakes import KnownMistake, WithoutDropout, recognize
 from transduce.inspection.doctor.subject import Check, ResidualLayer, SplitModel, Subject
+from transduce.ui_language import column, localized
 
 __all__ = [
     "CHECKS",
     "CheckResult",
     "DoctorReport",
+    "KnownMistake",
     "ResidualLayer",
     "SplitModel",
     "Subject",
@@ -45,11 +48,15 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """None if the check was skipped."""
     meaning: str
     """What the result means for the model."""
+    follows_from: str = ""
+    """The failed check or the known mistake that this failure probably follows from; empty for a cause."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
-        figure = "" if self.figure is None else f": {self.figure:.3g} ({self.bar})"
-        return f"{verdict}  {self.name:17} {self.tested}{figure}\n{'':24}{self.meaning}"
+        figure = "" if self.figure is None else f": {self.figure:.3g} ({localized(self.bar)})"
+        head = f"{column(verdict, 4)}  {column(self.name, 17)} {localized(self.tested)}{figure}"
+        cause = f"This probably follows from “{self.follows_from}”: repair that first."
+        return f"{head}\n{'':24}{localized(cause if self.follows_from else self.meaning)}"
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,22 +67,45 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """True if no check failed."""
     checks: tuple[CheckResult, ...]
     elapsed_seconds: float
+    mistakes: tuple[KnownMistake, ...] = ()
+    """Mistakes of well-known tutorials that the model makes; those that explain no check make learning harder only."""
 
     def failed(self) -> list[str]:
         """Return the names of the checks that failed."""
         return [check.name for check in self.checks if check.passed is False]
 
+    def causes(self) -> list[str]:
+        """Return what to repair: known mistakes behind failures, and failed checks that follow from nothing else."""
+        behind = [mistake.name for mistake in self.mistakes if set(mistake.explains) & set(self.failed())]
+        return [*behind, *(check.name for check in self.checks if check.passed is False and not check.follows_from)]
+
     def __str__(self) -> str:
         tried = sum(check.passed is not None for check in self.checks)
         failed = self.failed()
-        verdict = f"{len(failed)} of {tried} checks failed: {', '.join(failed)}" if failed else f"all {tried} passed"
-        lines = [f"The doctor on {self.subject}", *map(str, self.checks), f"{verdict} ({self.elapsed_seconds:.1f} s)"]
-        return "\n".join(lines)
+        names = ", ".join(map(localized, failed))
+        verdict = f"{len(failed)} of {tried} checks failed: {names}" if failed else f"all {tried} passed"
+        if any(check.follows_from for check in self.checks):
+            verdict += f"; repair first: {', '.join(map(localized, self.causes()))}"
+        title = localized(f"The doctor on {self.subject}")
+        known = [f"known {localized(each.name)}\n{'':24}{localized(each.message)}" for each in self.mistakes]
+        end = f"{localized(verdict)} ({self.elapsed_seconds:.1f} s)"
+        return "\n".join([title, *map(str, self.checks), *known, end])
 
 
 # --- running the checks ---
 
 CHECKS: tuple[Check, ...] = (*DEPENDENCE_CHECKS, *DECODING_CHECKS, *STRUCTURE_CHECKS, *LEARNING_CHECKS)
+
+_FOLLOWERS = {
+    "repeatability": ("future", "source padding", "target padding", "batch-mates", "memory order", "cache", "loss"),
+    "residual": ("past", "source positions", "target positions", "first loss", "overfit"),
+    "memory order": ("source padding", "batch-mates", "cache"),
+    "source": ("source positions", "cache", "gradient"),
+    "future": ("target padding", "batch-mates", "cache"),
+    "source padding": ("batch-mates", "cache"),
+    "target padding": ("batch-mates", "cache"),
+}
+"""Checks that fail because another one does, most basic cause first."""
 
 # Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
 _MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)
@@ -96,15 +126,55 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
     subject.module.eval()
     try:
         with torch.no_grad():
+            checks = tuple(checks)
             results = tuple(_run_check(check, subject) for check in checks)
+            failed = {result.name for result in results if result.passed is False}
+            independent = _fail_without_dropout(subject, checks, failed)
+            mistakes = _known_mistakes(subject, failed)
     finally:
         subject.module.train(was_training)
     return DoctorReport(
         subject=subject.name,
-        passed=all(result.passed is not False for result in results),
-        checks=results,
+        passed=not failed,
+        checks=tuple(
+            msgspec.structs.replace(result, follows_from=_cause_of(result.name, failed, independent, mistakes))
+            if result.name in failed
+            else result
+            for result in results
+        ),
         elapsed_seconds=round(time.monotonic() - started_at, 2),
+        mistakes=mistakes,
     )
+
+
+def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set[str]) -> set[str]:
+    """Return the failed checks that would also fail if dropout were off; empty if evaluation is not random."""
+    if "repeatability" not in failed:
+        return set()
+    with WithoutDropout():
+        results = [_run_check(check, subject) for check in checks if check.name in failed]
+    still = {result.name for result in results if result.passed is False}
+    return set() if "repeatability" in still else still  # something else than dropout is random
+
+
+def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, ...]:
+    """Return known mistakes; those whose checks all passed contradict the checks and are left out."""
+    if not subject.look_for_mistakes:
+        return ()
+    try:
+        found = recognize(subject)
+    except _MODEL_ERRORS:
+        return ()
+    return tuple(mistake for mistake in found if not mistake.explains or failed & set(mistake.explains))
+
+
+def _cause_of(name: str, failed: set[str], independent: set[str], mistakes: Iterable[KnownMistake]) -> str:
+    """Return the known mistake or the failed check from which a failure probably follows, or an empty string."""
+    causes = [cause for cause, followers in _FOLLOWERS.items() if cause in failed and name in followers]
+    if name in independent and causes[:1] == ["repeatability"]:
+        del causes[0]
+    known = [mistake.name for mistake in mistakes if name in mistake.explains]
+    return next(iter([*(cause for cause in causes if cause == "repeatability"), *known, *causes]), "")
 
 
 def _run_check(check: Check, subject: Subject) -> CheckResult:

@@ -78,6 +78,8 @@ class Subject:
     layers: tuple[ResidualLayer, ...] = ()
     fresh: Callable[[], "Subject"] | None = None
     """Returns the same model, newly initialized, in float32."""
+    look_for_mistakes: bool = True
+    """False to leave out the search for mistakes of tutorials, for a model whose parts are tested."""
     learning_rate: float = 1e-3
     """Adam's learning rate at which a new model memorizes one batch."""
 

@@ -56,6 +56,7 @@ def _subject(model: Transformer, name: str, label_smoothing: float) -> Subject:
         name=name,
         module=model,
         logits=model,
+        look_for_mistakes=False,
         source_vocabulary_size=config.source_vocabulary_size,
         target_vocabulary_size=config.target_vocabulary_size,
         pad_id=config.pad_id,

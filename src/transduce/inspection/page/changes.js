@@ -53,27 +53,6 @@ function changesInWords(change, words, inspection) {
   return [...heads, ...piece, ...source];
 }
 
-// Whether each item of `after` is outside the longest common subsequence with `before`.
-function newOnes(before, after) {
-  const lengths = Array.from({length: before.length + 1}, () => new Array(after.length + 1).fill(0));
-  for (let one = before.length - 1; one >= 0; one--) {
-    for (let other = after.length - 1; other >= 0; other--) {
-      lengths[one][other] = before[one] === after[other] ? lengths[one + 1][other + 1] + 1
-        : Math.max(lengths[one + 1][other], lengths[one][other + 1]);
-    }
-  }
-  const isNew = after.map(() => true);
-  for (let one = 0, other = 0; one < before.length && other < after.length;) {
-    if (before[one] === after[other]) {
-      isNew[other] = false;
-      one++;
-      other++;
-    } else if (lengths[one + 1][other] >= lengths[one][other + 1]) one++;
-    else other++;
-  }
-  return isNew;
-}
-
 // One translation with its tokens and their probabilities; tokens that the other one lacks are marked.
 function outcomeView(heading, outcome, other) {
   const isNew = newOnes(other.pieces, outcome.pieces);

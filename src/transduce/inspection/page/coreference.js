@@ -41,7 +41,7 @@ function pronounSentence(found, {layer, head}) {
   const most = Math.max(0.001, ...weights);
   return make("p", {class: "sentence"}, ...found.words.map((word, number) => make("span", {
     class: number === found.pronoun ? "word from" : "word",
-    style: `--shade: ${(0.8 * weights[number] / most).toFixed(3)}`,
+    style: `--shade: ${(weights[number] / most).toFixed(3)}`,
     title: percent(weights[number]),
   }, word)));
 }

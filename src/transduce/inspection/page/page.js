@@ -1,9 +1,15 @@
-// The page of one translation: renders the sections and keeps the reader's selections.
+// The page of translations: renders one or two of the inspections side by side, and keeps the reader's selections.
 
-const inspection = JSON.parse(document.getElementById("payload").textContent);
+const PAGE = `<!doctype html>\n${document.documentElement.outerHTML}`; // as it was sent
+const {inspections, language, view} = JSON.parse(document.getElementById("payload").textContent);
+const fresh = number => ({
+  number, place: leastSure(inspections[number].steps), kind: "memory", head: firstHead(inspections[number], "memory"),
+  pointer: inspections[number].coreference && firstPointer(inspections[number].coreference),
+});
+// `sides` are the inspections that are shown, one or two.
 const chosen = {
-  ...firstAppearance(), place: leastSure(inspection.steps), kind: "memory", head: firstHead(inspection, "memory"),
-  pointer: inspection.coreference && firstPointer(inspection.coreference),
+  ...firstAppearance(language), method: inspections[0].attributions[0]?.method ?? "attention",
+  sides: inspections.slice(0, 2).map((_, number) => fresh(number)), ...view,
 };
 
 function choose(change) {
@@ -11,18 +17,103 @@ function choose(change) {
   render();
 }
 
-function render() {
-  const words = WORDS[chosen.language];
-  appear(chosen);
-  document.title = `${inspection.source} → ${inspection.translation}`;
-  refill(document.getElementById("page"),
-    make("header", {}, make("h1", {}, words.title), appearanceBar(words, chosen, choose)),
+function chooseSide(side, change) {
+  choose({sides: chosen.sides.map((each, number) => number === side ? {...each, ...change} : each)});
+}
+
+function nameOf({label, source}) {
+  return [label, source].filter(Boolean).join(": ");
+}
+
+// The inspection of a side can be changed, and the second side be closed and opened.
+function sideBar(side, words) {
+  if (inspections.length < 2) return [];
+  const name = chosen.sides.length < 2 ? words.shown : side ? words.rightSide : words.leftSide;
+  const choice = make("select", {onchange: () => chooseSide(side, fresh(choice.selectedIndex))},
+    ...inspections.map(each => make("option", {}, nameOf(each))));
+  choice.selectedIndex = chosen.sides[side].number;
+  return [make("div", {class: "bar"}, make("label", {}, name, choice))];
+}
+
+function besideButton(words) {
+  if (inspections.length < 2) return [];
+  const {sides} = chosen, other = (sides[0].number + 1) % inspections.length;
+  return [toggle(words.beside, sides.length > 1, () => choose({sides: sides.length > 1 ? sides.slice(0, 1) : [...sides, fresh(other)]}))];
+}
+
+function column(side, words) {
+  const state = chosen.sides[side], inspection = inspections[state.number];
+  const other = chosen.sides.length > 1 ? inspections[chosen.sides[1 - side].number] : inspection;
+  const change = selection => chooseSide(side, selection);
+  return make("div", {class: "column"}, ...sideBar(side, words),
     make("p", {class: "dim"}, factsOf(inspection, words)),
-    wordsSection(inspection, words),
-    probabilitiesSection(inspection, words, chosen, choose),
-    ...coreferenceSections(inspection, words, chosen, pointer => choose({pointer})),
-    attentionSection(inspection, words, chosen, choose),
+    wordsSection(inspection, words, chosen, choose),
+    probabilitiesSection(inspection, words, state, change, undefined, newOnes(other.target_pieces, inspection.target_pieces)),
+    ...coreferenceSections(inspection, words, state, pointer => change({pointer})),
+    attentionSection(inspection, words, state, change),
     treeSection(inspection, words));
+}
+
+// --- copying and sharing -------------------------------------------------------------------------------------------
+
+// The page as a file that opens on what is selected now.
+function pageAsIs() {
+  const before = document.getElementById("payload").textContent;
+  const after = JSON.stringify({inspections, language, view: chosen}).replaceAll("<", "\\u003c");
+  return PAGE.replace(before, () => after);
+}
+
+function shownText() {
+  return chosen.sides.map(({number}) => {
+    const {label, source, translation} = inspections[number];
+    return [...(label ? [label] : []), source, translation].join("\n");
+  }).join("\n\n");
+}
+
+// Copies without the clipboard's interface where a browser withholds it, as in a notebook's frame.
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = make("textarea", {readonly: "", "aria-hidden": "true"}, text);
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
+}
+
+async function share() {
+  const name = `${inspections[chosen.sides[0].number].translation.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "translation"}.html`;
+  const file = new File([pageAsIs()], name, {type: "text/html"});
+  if (navigator.canShare?.({files: [file]})) {
+    await navigator.share({files: [file], title: document.title}).catch(() => {}); // the reader may think better of it
+    return;
+  }
+  const address = URL.createObjectURL(file);
+  make("a", {href: address, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+}
+
+function shareButtons(words) {
+  const copying = make("button", {type: "button", class: "copy", onclick: async () => {
+    copying.textContent = await copy(shownText()) ? words.copied : words.notCopied;
+    copying.focus();
+  }}, words.copy);
+  return [copying, make("button", {type: "button", class: "share", onclick: share}, words.share)];
+}
+
+function render() {
+  const words = WORDS[chosen.language], {source, translation} = inspections[chosen.sides[0].number];
+  appear(chosen);
+  document.title = `${source} → ${translation}`;
+  const main = document.getElementById("page");
+  main.classList.toggle("wide", chosen.sides.length > 1);
+  refill(main,
+    make("header", {}, make("h1", {}, words.title), appearanceBar(words, chosen, choose, ...besideButton(words), ...shareButtons(words))),
+    make("div", {class: "columns"}, ...chosen.sides.map((_, side) => column(side, words))));
 }
 
 systemIsDark.addEventListener("change", event => choose({theme: event.matches ? "dark" : "light"}));

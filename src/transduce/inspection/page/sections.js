@@ -22,15 +22,25 @@ const firstHead = (inspection, kind) => ({layer: inspection[kind].shape[0] - 1, 
 // The position of the least probable token.
 const leastSure = steps => steps.reduce((worst, step, place) => step.probability < steps[worst].probability ? place : worst, 0);
 
-function wordsSection(inspection, words) {
-  return section(words.alignment, words.alignmentHelp, alignmentView(inspection.words));
+// The words with the shades of attention, or of a method of attribution if the inspection has some.
+function wordsSection(inspection, words, {method = "attention"} = {}, choose = () => {}) {
+  const found = inspection.attributions.find(each => each.method === method);
+  const languages = [inspection.source_language, inspection.target_language];
+  const names = ["attention", ...inspection.attributions.map(each => each.method)];
+  const choice = make("select", {class: "method", onchange: () => choose({method: names[choice.selectedIndex]})},
+    ...names.map(name => make("option", {}, words.methods[name])));
+  choice.selectedIndex = found ? names.indexOf(method) : 0;
+  const bar = names.length > 1 ? [make("div", {class: "bar"}, make("label", {}, words.shadesOf, choice))] : [];
+  return section(words.alignment, found ? words.methodHelp[method] : words.alignmentHelp,
+    ...bar, alignmentView(found ? found.words : inspection.words, languages, words.pointHelp));
 }
 
-function probabilitiesSection(inspection, words, chosen, choose, actionFor) {
+function probabilitiesSection(inspection, words, chosen, choose, actionFor, differs) {
   return section(words.probabilities, words.probabilitiesHelp,
-    piecesView(inspection.steps, chosen.place, place => choose({place})),
+    piecesView(inspection.steps, chosen.place, place => choose({place}), differs),
     make("h3", {}, words.candidates(chosen.place + 1)),
-    make("div", {class: "scroll"}, candidatesView(inspection.steps[chosen.place], actionFor)));
+    make("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": words.candidates(chosen.place + 1)},
+      candidatesView(inspection.steps[chosen.place], actionFor)));
 }
 
 // `isOff` and `bar` are used by the page on which heads can be switched off.
@@ -43,7 +53,7 @@ function attentionSection(inspection, words, chosen, choose, {isOff, bar = []} =
     headsView(attention, words, chosen.head, head => choose({head}), isOff),
     make("div", {class: "bar"}, ...bar),
     make("div", {class: "attention"},
-      make("div", {}, make("h3", {}, words.lines), linesView(attention, chosen.head, from, to)),
+      make("div", {}, make("h3", {}, words.lines), linesView(attention, chosen.head, from, to, `${words.attention}: ${words.lines}`)),
       make("div", {}, make("h3", {}, words.heatMap), heatMapView(attention, chosen.head, from, to, words))));
 }
 
@@ -62,8 +72,9 @@ function factsOf(inspection, words) {
 
 const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
 
-const firstAppearance = () => ({
-  language: (navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en",
+// The browser's language, unless the page has one.
+const firstAppearance = language => ({
+  language: language || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en"),
   theme: systemIsDark.matches ? "dark" : "light",
 });
 
@@ -72,8 +83,8 @@ function appear({language, theme}) {
   document.documentElement.dataset.theme = theme;
 }
 
-function appearanceBar(words, chosen, choose) {
-  return make("div", {class: "bar"},
+function appearanceBar(words, chosen, choose, ...before) {
+  return make("div", {class: "bar"}, ...before,
     make("button", {type: "button", lang: words.otherLanguage, onclick: () => choose({language: words.otherLanguage})}, words.other),
     make("button", {type: "button", onclick: () => choose({theme: chosen.theme === "dark" ? "light" : "dark"})}, words.theme));
 }

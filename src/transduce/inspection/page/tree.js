@@ -1,4 +1,32 @@
-// The beam search tree: a column per step, a box per hypothesis.
+// The beam search tree: a column per step, a box per hypothesis. Branches that do not matter are folded at first.
+
+const HOPEFUL = Math.log(10);
+
+const isFound = node => node.score != null; // a result of the search, ended or cut
+
+// Which nodes matter: those on the way to a result, and the dropped tokens that were at least a tenth as probable as the
+// hypothesis that their parent leads to.
+function whatMatters(nodes) {
+  const matters = nodes.map(() => false);
+  nodes.forEach((node, number) => { for (let at = number; isFound(node) && at >= 0; at = nodes[at].parent) matters[at] = true; });
+  const kept = [...matters];
+  return nodes.map((node, number) => kept[number] || (node.parent >= 0 && kept[node.parent] && nodes.some((other, beside) =>
+    kept[beside] && other.parent === node.parent && other.log_probability - node.log_probability < HOPEFUL)));
+}
+
+// The nodes that are shown, with parents renumbered and `folded`, the number of their children that are not shown.
+function prune(nodes, isShown) {
+  const numbers = [], places = new Map();
+  nodes.forEach((node, number) => {
+    if (!isShown[number]) return;
+    places.set(number, numbers.length);
+    numbers.push(number);
+  });
+  const folded = numbers.map(number => nodes.filter((node, child) => node.parent === number && !isShown[child]).length);
+  return {numbers, nodes: numbers.map((number, place) => ({
+    ...nodes[number], parent: places.get(nodes[number].parent) ?? -1, folded: folded[place],
+  }))};
+}
 
 // The position {x, y} of each node in columns and lines, and the number of both. A column holds the hypotheses of one
 // length: the translation first, then children in the order of their parents, likelier ones first.
@@ -18,28 +46,67 @@ function layOutTree(nodes) {
   return {places, children, columns, lines};
 }
 
-function treeView(nodes, words) {
+// The text of a hypothesis.
+function textOf(nodes, number) {
+  const pieces = [];
+  for (let at = number; at > 0; at = nodes[at].parent) pieces.unshift(nodes[at].piece);
+  return pieces.filter(piece => piece !== "</s>").join("").replaceAll("▁", " ").trim();
+}
+
+// The results of the search, best first.
+function resultsView(nodes, words) {
+  const found = nodes.map((_, number) => number).filter(number => isFound(nodes[number])).sort((one, other) => nodes[other].score - nodes[one].score);
+  return make("ol", {class: "results", "aria-label": words.results}, ...found.map(number => make("li", {},
+    make(nodes[number].best ? "strong" : "span", {dir: "auto"}, textOf(nodes, number) || "–"), " ",
+    make("small", {}, `${words.score} ${nodes[number].score.toFixed(3)}`))));
+}
+
+// The tree with a button that shows and hides what does not matter. Choosing a box with a dashed frame unfolds it.
+function treeView(all, words) {
+  const box = make("div");
+  const matters = whatMatters(all), some = matters.filter(each => !each).length;
+  let isShown = matters;
+  const show = (shown, focused) => {
+    isShown = shown;
+    const isWhole = isShown.every(each => each);
+    const {numbers, nodes} = prune(all, isShown);
+    const unfold = number => show(isShown.map((each, other) => each || isBelow(all, other, numbers[number])), numbers[number]);
+    const {picture, boxes} = treePicture(nodes, words, unfold);
+    box.replaceChildren(resultsView(all, words), ...(some ? [make("div", {class: "bar"}, make("button", {
+      type: "button", class: "unfold", "aria-pressed": isWhole, onclick: () => {
+        show(isWhole ? matters : all.map(() => true));
+        box.querySelector(".unfold").focus();
+      },
+    }, words.unfold(all.length - 1)))] : []), picture);
+    if (focused !== undefined) boxes[numbers.indexOf(focused)].focus();
+  };
+  show(matters);
+  return box;
+}
+
+function isBelow(nodes, number, top) {
+  for (let at = nodes[number].parent; at >= 0; at = nodes[at].parent) if (at === top) return true;
+  return false;
+}
+
+function treePicture(nodes, words, unfold) {
   const {places, children, columns, lines} = layOutTree(nodes);
   const widths = Array.from({length: columns}, () => 44);
-  nodes.forEach((node, number) => { widths[places[number].x] = Math.max(widths[places[number].x], widthOf(visible(node.piece) || words.begin) + 18); });
+  nodes.forEach((node, number) => { widths[places[number].x] = Math.max(widths[places[number].x], widthOf(visible(node.piece) || words.begin) + 18, isFound(node) || node.folded ? 84 : 0); });
   const lefts = widths.reduce((all, width) => [...all, all[all.length - 1] + width + 34], [4]);
   const lineHeight = 46, boxHeight = 36, top = 4;
   const width = lefts[columns] + 4, height = top + lineHeight * lines + 4;
-  const picture = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`});
+  const picture = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": words.tree});
   const readout = make("div", {class: "readout dim", "aria-live": "polite"});
   const middle = number => top + lineHeight * places[number].y + boxHeight / 2;
-  const text = number => {
-    const pieces = [];
-    for (let at = number; at > 0; at = nodes[at].parent) pieces.unshift(nodes[at].piece);
-    return pieces.join("").replaceAll("▁", " ").trim();
-  };
-  const found = node => node.score != null; // a result of the search, ended or cut
-  const say = number => {
+  const describe = number => {
     const node = nodes[number];
     const end = node.ended ? words.ended : words.cut;
-    const outcome = found(node) ? `${end}, ${words.score} ${node.score.toFixed(3)}` : children[number].length ? words.goesOn : words.left;
-    readout.textContent = `${text(number) || words.begin} — ${words.logProbability} ${node.log_probability.toFixed(3)}, ${outcome}`;
+    const outcome = isFound(node) ? `${end}, ${words.score} ${node.score.toFixed(3)}` : children[number].length || node.folded ? words.goesOn : words.left;
+    const folded = node.folded ? `; ${words.folded(node.folded)}` : "";
+    return `${textOf(nodes, number) || words.begin} — ${words.logProbability} ${node.log_probability.toFixed(3)}, ${outcome}${folded}`;
   };
+  const say = number => { readout.textContent = describe(number); };
   nodes.forEach((node, number) => {
     if (node.parent < 0) return;
     const from = lefts[places[node.parent].x] + widths[places[node.parent].x], to = lefts[places[number].x];
@@ -49,12 +116,16 @@ function treeView(nodes, words) {
     }));
   });
   const boxes = nodes.map((node, number) => {
-    const lost = !found(node) && !children[number].length;
+    const lost = !isFound(node) && !children[number].length && !node.folded;
     const x = lefts[places[number].x], y = middle(number) - boxHeight / 2;
-    const figure = found(node) ? `${words.score} ${node.score.toFixed(2)}` : number ? node.log_probability.toFixed(2) : "";
+    const sum = isFound(node) ? `${words.score} ${node.score.toFixed(2)}` : number ? node.log_probability.toFixed(2) : "";
+    const figure = node.folded ? `${sum} +${node.folded}` : sum;
+    const act = () => node.folded ? unfold(number) : say(number);
     const box = draw("g", {
-      class: `node${node.best ? " best" : ""}${node.ended ? " ended" : ""}${lost ? " left" : ""}`,
-      onmouseenter: () => say(number), onfocus: () => say(number), onclick: () => say(number),
+      class: `node${node.best ? " best" : ""}${node.ended ? " ended" : ""}${lost ? " left" : ""}${node.folded ? " folded" : ""}`,
+      role: node.folded ? "button" : "img", "aria-label": `${visible(node.piece) || words.begin} ${figure}: ${describe(number)}`,
+      onmouseenter: () => say(number), onfocus: () => say(number), onclick: act,
+      onkeydown: event => { if (node.folded && (event.key === "Enter" || event.key === " ")) { event.preventDefault(); act(); } },
     }, draw("rect", {x, y, width: widths[places[number].x], height: boxHeight, rx: 6}));
     const centre = x + widths[places[number].x] / 2;
     box.append(draw("text", {x: centre, y: y + 15, "text-anchor": "middle"}, visible(node.piece) || words.begin));
@@ -67,5 +138,5 @@ function treeView(nodes, words) {
   oneStop(picture, boxes, {move: (at, key) => ({
     ArrowLeft: nodes[at].parent, ArrowRight: children[at][0], ArrowUp: beside(at, -1), ArrowDown: beside(at, 1), Home: 0,
   }[key])});
-  return make("div", {}, make("div", {class: "scroll"}, picture), readout);
+  return {picture: make("div", {}, make("div", {class: "scroll"}, picture), readout), boxes};
 }

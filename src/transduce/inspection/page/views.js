@@ -66,21 +66,27 @@ function decodeAttention(packed) {
 
 // --- words -------------------------------------------------------------------------------------------------------
 
-// Both sentences; the word under the pointer shades the words that it attends to, or that attend to it.
-function alignmentView(words) {
+// Both sentences; the word under the pointer shades the words that it depends on or attends to, or that do so to it. A
+// line below names the strongest ones. `languages` are the codes of both sentences.
+function alignmentView(words, languages, help) {
   const most = Math.max(0.001, ...words.weights.flat());
   const rows = {source: [], target: []};
   const clear = () => [...rows.source, ...rows.target].forEach(word => {
     word.classList.remove("from");
     word.style.setProperty("--shade", 0);
   });
+  const readout = make("div", {class: "readout dim", "aria-live": "polite"}, help);
   const point = (side, number) => {
     clear();
+    const weightOf = other => side === "source" ? words.weights[other][number] : words.weights[number][other];
+    const texts = side === "source" ? words.target_words : words.source_words;
+    const strongest = texts.map((text, other) => [text, weightOf(other)]).filter(([, weight]) => weight >= 0.05)
+      .sort((one, other) => other[1] - one[1]).slice(0, 4).map(([text, weight]) => `${text} ${percent(weight)}`);
+    readout.textContent = `${words[`${side}_words`][number]} ${side === "source" ? "→" : "←"} ${strongest.join(", ") || "–"}`;
     rows[side][number].classList.add("from");
     const others = rows[side === "source" ? "target" : "source"];
     others.forEach((word, other) => {
-      const weight = side === "source" ? words.weights[other][number] : words.weights[number][other];
-      word.style.setProperty("--shade", (weight / most * 0.85).toFixed(3));
+      word.style.setProperty("--shade", (weightOf(other) / most).toFixed(3));
     });
   };
   const line = (side, texts) => {
@@ -89,20 +95,22 @@ function alignmentView(words) {
       onmouseleave: clear, onblur: clear, onclick: () => point(side, number),
     }, text));
     const tight = texts.some(isWide) ? " tight" : "";
-    const sentence = make("div", {class: `sentence${tight}`, dir: "auto"}, ...rows[side]);
+    const language = languages[side === "source" ? 0 : 1];
+    const sentence = make("div", {class: `sentence${tight}`, dir: "auto", ...(language ? {lang: language} : {})}, ...rows[side]);
     oneStop(sentence, rows[side]);
     return sentence;
   };
-  return make("div", {}, line("source", words.source_words), line("target", words.target_words));
+  return make("div", {}, line("source", words.source_words), line("target", words.target_words), readout);
 }
 
 // --- probabilities -----------------------------------------------------------------------------------------------
 
-function piecesView(steps, chosen, onchoose) {
+// `differs` marks tokens that the other one of two translations lacks.
+function piecesView(steps, chosen, onchoose, differs = []) {
   const buttons = steps.map((step, place) => {
     const sureness = step.probability < 0.2 ? " doubtful" : step.probability < 0.6 ? " unsure" : "";
     return make("button", {
-      class: `piece${sureness}`, type: "button", "aria-pressed": place === chosen, onclick: () => onchoose(place),
+      class: `piece${sureness}${differs[place] ? " differs" : ""}`, type: "button", "aria-pressed": place === chosen, onclick: () => onchoose(place),
     }, make("span", {}, visible(step.piece)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
     make("small", {}, percent(step.probability)));
   });
@@ -117,9 +125,30 @@ function candidatesView(step, actionFor = () => []) {
   const taken = {piece: step.piece, probability: step.probability};
   const rows = known ? step.candidates : [...step.candidates, taken];
   return make("table", {class: "candidates"}, make("tbody", {}, ...rows.map(row =>
-    make("tr", {class: row.piece === step.piece ? "taken" : ""}, make("td", {}, visible(row.piece)),
+    make("tr", {class: row.piece === step.piece ? "taken" : ""}, make("th", {scope: "row"}, visible(row.piece)),
       make("td", {}, make("div", {class: "length", style: `width:${100 * row.probability}%`})),
       make("td", {}, percent(row.probability)), ...actionFor(row)))));
+}
+
+// Whether each item of `after` is outside the longest common subsequence with `before`.
+function newOnes(before, after) {
+  const lengths = Array.from({length: before.length + 1}, () => new Array(after.length + 1).fill(0));
+  for (let one = before.length - 1; one >= 0; one--) {
+    for (let other = after.length - 1; other >= 0; other--) {
+      lengths[one][other] = before[one] === after[other] ? lengths[one + 1][other + 1] + 1
+        : Math.max(lengths[one + 1][other], lengths[one][other + 1]);
+    }
+  }
+  const isNew = after.map(() => true);
+  for (let one = 0, other = 0; one < before.length && other < after.length;) {
+    if (before[one] === after[other]) {
+      isNew[other] = false;
+      one++;
+      other++;
+    } else if (lengths[one + 1][other] >= lengths[one][other + 1]) one++;
+    else other++;
+  }
+  return isNew;
 }
 
 // --- attention ---------------------------------------------------------------------------------------------------
@@ -185,11 +214,11 @@ function paintCells(context, attention, layer, head, size, left, top) {
 }
 
 // Two columns of tokens, with a line from each token to those that it attends to, darker for more attention.
-function linesView(attention, chosen, from, to) {
+function linesView(attention, chosen, from, to, label) {
   const step = 26, gap = 150, left = Math.max(40, ...from.map(widthOf)) + 16;
   const height = step * Math.max(from.length, to.length) + 8;
   const width = left + gap + Math.max(40, ...to.map(widthOf)) + 16;
-  const picture = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img"});
+  const picture = draw("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label});
   const middle = number => 4 + step * number + step / 2;
   const lines = draw("g");
   const show = only => {
@@ -203,8 +232,11 @@ function linesView(attention, chosen, from, to) {
     }));
     rows.forEach((row, query) => row.classList.toggle("chosen", only === query));
   };
+  // The tokens that a token attends to most, for screen readers.
+  const strongest = query => to.map((piece, key) => [piece, attention.at(chosen.layer, chosen.head, query, key)])
+    .sort((one, other) => other[1] - one[1]).slice(0, 3).map(([piece, weight]) => `${piece} ${percent(weight)}`).join(", ");
   const rows = from.map((piece, query) => draw("g", {
-    class: "row", onmouseenter: () => show(query), onmouseleave: () => show(null),
+    class: "row", role: "img", "aria-label": `${piece} → ${strongest(query)}`, onmouseenter: () => show(query), onmouseleave: () => show(null),
     onfocus: () => show(query), onblur: () => show(null), onclick: () => show(query),
   }, draw("rect", {x: 0, y: 4 + step * query, width: left, height: step, rx: 4}),
   draw("text", {x: left - 6, y: middle(query) + 5, "text-anchor": "end"}, piece)));
@@ -217,7 +249,10 @@ function linesView(attention, chosen, from, to) {
 
 // A square per pair of tokens; a frame follows the pointer and the arrow keys, and a line below describes its square.
 function heatMapView(attention, chosen, from, to, words) {
-  const left = Math.max(30, ...from.map(widthOf)) + 10, top = Math.max(20, ...to.map(widthOf)) + 10;
+  // Chinese, Japanese and Korean characters stand upright, one below another; other tokens are turned.
+  const stacked = to.map(piece => isWide(piece) ? [...piece] : null);
+  const lengthOf = (piece, key) => stacked[key] ? 15 * stacked[key].length : widthOf(piece);
+  const left = Math.max(30, ...from.map(widthOf)) + 10, top = Math.max(20, ...to.map(lengthOf)) + 10;
   const available = Math.min(560, window.innerWidth - left - 80);
   const size = Math.max(10, Math.min(34, Math.floor(available / Math.max(from.length, to.length))));
   const font = `${Math.max(10, Math.min(14, size - 2))}px system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif`;
@@ -239,10 +274,16 @@ function heatMapView(attention, chosen, from, to, words) {
     context.textBaseline = "middle";
     context.textAlign = "right";
     from.forEach((piece, query) => context.fillText(piece, left - 6, top + size * (query + 0.5)));
-    context.textAlign = "left";
     to.forEach((piece, key) => {
+      const middle = left + size * (key + 0.5);
+      if (stacked[key]) {
+        context.textAlign = "center";
+        stacked[key].slice().reverse().forEach((character, line) => context.fillText(character, middle, top - 12 - 15 * line));
+        return;
+      }
+      context.textAlign = "left";
       context.save();
-      context.translate(left + size * (key + 0.5), top - 6);
+      context.translate(middle, top - 6);
       context.rotate(-Math.PI / 2);
       context.fillText(piece, 0, 0);
       context.restore();

@@ -16,6 +16,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from transduce.kernels.cpu.decode_rows import exponential, transpose
 from transduce.kernels.cpu.jit.compiler import kernel
 from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, KernelBuilder, Value
+from transduce.kernels.cpu.train_rows import emit_hash
 
 # --- arguments and scratch space ---
 
@@ -69,6 +70,10 @@ class AttentionArguments(NamedTuple):
     """Scratch space of `scratch_per_thread` float32 for each thread."""
     scratch_per_thread: Any
     """The number of float32 of scratch space per thread, as `attention_scratch_size` returns it."""
+    seed: Any = 0
+    """The 64-bit seed of dropout."""
+    drop_256ths: Any = 0
+    """The dropout rate of the weights in 256ths."""
 
 
 class AttentionShape(NamedTuple):
@@ -80,8 +85,14 @@ class AttentionShape(NamedTuple):
     """The LLVM type of elements: F32, or I16 for bfloat16."""
     lanes: int
     """32-bit elements per vector register."""
+    scale: float
+    """The factor of the dot products of queries and keys."""
+    shared: int = 1
+    """The number of neighboring query heads that share a key/value head."""
+    drops: bool = False
+    """True if attention weights are dropped at random."""
     amx: bool = False
-    """True if AMX multiplies; requires bfloat16 and K a multiple of `AMX_KEYS`."""
+    """True if AMX multiplies; requires bfloat16, K a multiple of `AMX_KEYS`, heads of their own and no dropout."""
 
 
 def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
@@ -159,12 +170,14 @@ class QueryGroup(NamedTuple):
 
 
 class HeadAddresses:
-    """The addresses of one head's queries, keys, values and outputs in one sentence."""
+    """The addresses of one head's keys and values in one sentence, and of a query head's queries and outputs."""
 
     def __init__(self, k: KernelBuilder, shape: AttentionShape, args: AttentionArguments, *where: Value) -> None:
-        """Load the number of keys of a head's sentence; `where` is the indices of the sentence and the head."""
+        """Load the number of keys of a head's sentence; `where` is the indices of sentence and key/value head."""
         self.k, self.shape, self.args = k, shape, args
-        self.sentence, self.head = where
+        self.sentence, self.key_head = where
+        self.head = k.mul(self.key_head, shape.shared)
+        """The query head, initially the first one that shares the keys."""
         self.is_causal = k.build.icmp_signed("==", args.lengths, k.int64(0))
         length = k.variable(args.num_keys)
         with k.when(k.build.not_(self.is_causal)):
@@ -185,20 +198,29 @@ class HeadAddresses:
             pointer = k.element_pointer(pointer, size)
         return pointers
 
-    def start_of(self, address: Value, count: Value, stride: Value) -> Value:
-        """Return a pointer to this head's columns in this sentence's first row of an array, such as the queries.
+    def query_heads(self) -> Iterator[None]:
+        """Emit a loop over the query heads that share the keys and values; code in the body is about `self.head`."""
+        if self.shape.shared == 1:
+            yield
+            return
+        first = self.head
+        with self.k.loop(0, self.shape.shared) as number:
+            self.head = self.k.add(first, number)
+            yield
+        self.head = first
+
+    def start_of(self, address: Value, count: Value, stride: Value, head: Value | None = None) -> Value:
+        """Return a pointer to a head's columns in this sentence's first row of an array, such as the queries.
 
         Args:
             address: of the array.
             count: rows per sentence.
             stride: elements from one row to the next.
+            head: the head's index; None: the query head.
         """
         row = self.k.mul(self.sentence, count, stride)
-        return self.k.element_pointer(self.k.pointer(address), self.k.add(row, self._head_start()), self.shape.kind)
-
-    def _head_start(self) -> Value:
-        """Return the offset of this head's first column in a row of all heads."""
-        return self.k.mul(self.head, self.shape.width)
+        column = self.k.mul(self.head if head is None else head, self.shape.width)
+        return self.k.element_pointer(self.k.pointer(address), self.k.add(row, column), self.shape.kind)
 
     def start_of_context(self) -> Value:
         """Return a pointer to this head's columns in the first row of the sentence's attention output."""
@@ -211,7 +233,9 @@ class HeadAddresses:
     def key_and_value_pointers(self) -> tuple[Value, Value]:
         """Return pointers to this head's keys and values, and prefetch the next head's queries, keys and values."""
         args = self.args
-        keys, values = (self.start_of(each, args.num_keys, args.key_stride) for each in (args.keys, args.values))
+        keys, values = (
+            self.start_of(each, args.num_keys, args.key_stride, self.key_head) for each in (args.keys, args.values)
+        )
         self.fetch_next(keys, args.key_stride, args.num_keys)
         self.fetch_next(values, args.key_stride, args.num_keys)
         queries = self.start_of(args.queries, args.num_queries, args.query_stride)
@@ -302,7 +326,7 @@ class Head(HeadAddresses):
     def take_queries(self, group: QueryGroup) -> None:
         """Copy a group's queries, multiplied by the attention scale, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
-        self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.width**-0.5)
+        self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.scale)
 
     def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
         """Copy a group's rows, times a factor, as float32 to an array of the scratch space."""
@@ -347,6 +371,26 @@ class Head(HeadAddresses):
         lanes = ir.Constant(k.ints, list(range(k.lanes)))
         remaining = k.splat(k.build.trunc(k.build.sub(limit, start), I32))
         return k.build.icmp_signed("<", lanes, remaining)
+
+    def kept(self, group: QueryGroup, start: Value) -> list[Value]:
+        """Return the factors by which dropout multiplies the weights of each query of a group, from key `start` on.
+
+        One hash provides a byte for each of four neighboring queries, which are in one group or in consecutive ones.
+        """
+        k, args = self.k, self.args
+        kept_of_256 = k.build.sitofp(k.build.sub(k.int64(256), args.drop_256ths), F32)
+        scale = k.splat(k.build.fdiv(k.float32(256.0), kept_of_256))
+        dropped = k.splat(k.build.trunc(args.drop_256ths, I32))
+        head, four = k.add(k.mul(self.sentence, args.heads), self.head), k.int64(4)
+        row = k.add(k.mul(head, k.build.sdiv(k.add(args.num_queries, 3), four)), k.build.sdiv(group.first, four))
+        first = k.splat(k.build.trunc(k.add(k.mul(row, args.num_keys), start), I32))
+        bits = emit_hash(k, k.build.add(first, ir.Constant(k.ints, list(range(k.lanes)))), args.seed)
+        factors = []
+        for number in self.numbers_of(group):
+            shift = k.splat(k.build.trunc(k.mul(k.build.srem(number, four), 8), I32))
+            byte = k.build.and_(k.build.lshr(bits, shift), k.splat_int(255))
+            factors.append(k.build.select(k.build.icmp_signed(">=", byte, dropped), scale, k.splat(0.0)))
+        return factors
 
     def pairs(self) -> list[list[int]]:
         """Return the column offsets of a head's vectors, two at a time, so that their accumulators fit in registers."""
@@ -400,9 +444,10 @@ class AttentionEmitter:
         with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
             args = AttentionArguments(*numbers)
             with self._prepared():
-                first, last = k.thread_range(k.mul(args.batch, args.heads), thread, threads)
+                heads = k.build.sdiv(args.heads, k.int64(self.shape.shared))
+                first, last = k.thread_range(k.mul(args.batch, heads), thread, threads)
                 with k.loop(first, last) as number:
-                    sentence, head = k.build.sdiv(number, args.heads), k.build.srem(number, args.heads)
+                    sentence, head = k.build.sdiv(number, heads), k.build.srem(number, heads)
                     work(k, self.shape, args, sentence, head, thread).write()
 
     @contextmanager
@@ -419,15 +464,16 @@ class _Contexts(Head):
         keys, values = self.key_and_value_pointers()
         self.transpose(keys, self.scratch.transposed_keys)
         self.widen(values, self.scratch.values)
-        for first, count in self.groups(self.k.int64(0), self.args.num_queries):
-            self._attend(QueryGroup(first, count, self.k.int64(0)))
+        for _ in self.query_heads():
+            for first, count in self.groups(self.k.int64(0), self.args.num_queries):
+                self._attend(QueryGroup(first, count, self.k.int64(0)))
 
     def _attend(self, group: QueryGroup) -> None:
         """Emit the forward pass of attention for a group of queries."""
         limits = self.limits_of(group)
         self.take_queries(group)
         greatest = self._scores(limits)
-        inverses = self._exponentials(limits, greatest, self.sums_of(group))
+        inverses = self._exponentials(group, limits, greatest)
         self._contexts(group, limits, inverses)
 
     def _scores(self, limits: list[Value]) -> list[Value]:
@@ -444,21 +490,22 @@ class _Contexts(Head):
                 k.store(seen, self.row(self.scratch.weights, n, start))
         return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
 
-    def _exponentials(self, limits: list[Value], greatest: list[Value], sums: list[Value]) -> list[Value]:
-        """Replace scores by their exponentials, and return the inverse of each query's sum.
+    def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
+        """Replace scores by their exponentials, of which some are dropped, and return the inverse of each query's sum.
 
         Also stores each query's greatest score and inverse sum for the backward pass.
         """
-        k, inverses = self.k, []
+        k, inverses, sums = self.k, [], self.sums_of(group)
         totals = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
+            kept = self.kept(group, start) if self.shape.drops else []
             for n, total in enumerate(totals):
                 pointer = self.row(self.scratch.weights, n, start)
                 value = k.build.fsub(k.load(pointer, k.floats), k.splat(greatest[n]))
                 value = exponential(k, value, keeps_nan=True)
                 value = k.build.select(self.inside(start, limits[n]), value, k.splat(0.0))
                 k.store(k.build.fadd(k.load_variable(total, value), value), total)
-                k.store(value, pointer)
+                k.store(k.build.fmul(value, kept[n]) if kept else value, pointer)
         for n, total in enumerate(totals):
             inverses.append(k.build.fdiv(k.float32(1.0), k.reduce_sum(k.load_variable(total, k.splat(0.0)))))
             k.store(greatest[n], k.element_pointer(sums[n], 0))
@@ -489,22 +536,27 @@ class _Gradients(Head):
         """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""
         k, args = self.k, self.args
         keys, values = self.key_and_value_pointers()
-        self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
         self.transpose(keys, self.scratch.transposed_keys)
         self.transpose(values, self.scratch.transposed_values)
         self.widen(keys, self.scratch.keys)
         self._clear(self.scratch.key_gradient)
         self._clear(self.scratch.value_gradient)
-        with k.loop(0, args.num_queries, QUERIES_AT_ONCE) as start:
-            stop = k.minimum(k.add(start, QUERIES_AT_ONCE), args.num_queries)
-            for first, count in self.groups(start, stop):
-                self._slopes(QueryGroup(first, count, k.build.sub(first, start)))
-            for first, count in self.groups(start, stop):
-                self._by_queries(QueryGroup(first, count, k.build.sub(first, start)))
-            for first, count in self.groups(k.int64(0), k.build.select(self.is_causal, stop, self.length)):
-                self._by_keys(first, count, start, stop)
+        for _ in self.query_heads():
+            self.fetch_next(self.start_of_context(), self.context_stride(), args.num_queries)
+            with k.loop(0, args.num_queries, QUERIES_AT_ONCE) as start:
+                self._add_queries(start, k.minimum(k.add(start, QUERIES_AT_ONCE), args.num_queries))
         self._store_gradient(self.scratch.key_gradient, args.key_gradient)
         self._store_gradient(self.scratch.value_gradient, args.value_gradient)
+
+    def _add_queries(self, start: Value, stop: Value) -> None:
+        """Emit the gradients of queries [start, stop), and add what they contribute to those of keys and values."""
+        k = self.k
+        for first, count in self.groups(start, stop):
+            self._slopes(QueryGroup(first, count, k.build.sub(first, start)))
+        for first, count in self.groups(start, stop):
+            self._by_queries(QueryGroup(first, count, k.build.sub(first, start)))
+        for first, count in self.groups(k.int64(0), k.build.select(self.is_causal, stop, self.length)):
+            self._by_keys(first, count, start, stop)
 
     def _clear(self, gradient: Value) -> None:
         """Set a gradient of L × K float32 elements to zero."""
@@ -515,7 +567,7 @@ class _Gradients(Head):
     def _store_gradient(self, gradient: Value, address: Value) -> None:
         """Convert a gradient of keys or values to the element type and store it."""
         k, args = self.k, self.args
-        out = self.start_of(address, args.num_keys, args.key_stride)
+        out = self.start_of(address, args.num_keys, args.key_stride, self.key_head)
         with k.loop(0, args.num_keys) as row:
             for column in self.columns:
                 value = k.load_floats(gradient, k.add(k.mul(row, self.shape.width), column))
@@ -524,7 +576,8 @@ class _Gradients(Head):
     def _slopes(self, group: QueryGroup) -> None:
         """Recompute some queries' attention weights, and compute the gradients with respect to the attention scores.
 
-        A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
+        A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights). What
+        dropout multiplies weights by also multiplies the gradients of the weights.
         """
         k, limits, sums = self.k, self.limits_of(group), self.sums_of(group)
         self.take_queries(group)
@@ -539,6 +592,9 @@ class _Gradients(Head):
         with k.loop(0, limits[-1], k.lanes) as start:
             scores = self.products(self.scratch.transposed_keys, start, queries, group.size)
             score_gradients = self.products(self.scratch.transposed_values, start, context_gradient, group.size)
+            if self.shape.drops:
+                kept = self.kept(group, start)
+                score_gradients = [k.build.fmul(*pair) for pair in zip(score_gradients, kept, strict=True)]
             for n, mean in enumerate(means):
                 greatest, inverse = (k.splat(k.load(k.element_pointer(sums[n], which))) for which in range(2))
                 inside = self.inside(start, limits[n])
@@ -550,10 +606,13 @@ class _Gradients(Head):
                 k.store(k.madd(weight, score_gradients[n], k.load_variable(mean, weight)), mean)
         totals = [k.splat(k.reduce_sum(k.load_variable(mean, k.splat(0.0)))) for mean in means]
         with k.loop(0, limits[-1], k.lanes) as start:
+            kept = self.kept(group, start) if self.shape.drops else []
             for n, total in enumerate(totals):
                 weight = k.load(self.row(weight_row, n, start), k.floats)
                 pointer = self.row(slope_row, n, start)
                 k.store(k.build.fmul(weight, k.build.fsub(k.load(pointer, k.floats), total)), pointer)
+                if kept:
+                    k.store(k.build.fmul(weight, kept[n]), self.row(weight_row, n, start))
 
     def _by_queries(self, group: QueryGroup) -> None:
         """Emit the gradient of some queries: the sum over keys of score gradient × key."""
@@ -568,7 +627,7 @@ class _Gradients(Head):
                     self.add(total, k.load(self.row(score_gradients, n, key)), keys)
             for number, total in zip(self.numbers_of(group), totals, strict=True):
                 row = k.mul(number, self.args.query_stride)
-                self.store_scaled(out, row, columns, total, k.float32(self.shape.width**-0.5))
+                self.store_scaled(out, row, columns, total, k.float32(self.shape.scale))
 
     def _by_keys(self, first: Value, count: int, start: Value, stop: Value) -> None:
         """Add the contribution of queries [start, stop) to the gradients of some keys and values."""

@@ -342,7 +342,7 @@ class _Contexts(AmxHead):
         count, limit = self.remaining_queries(first, ROWS), self.limit_of(first)
         self.transpose_queries(queries, args.query_stride, first, scratch.query_columns)
         self.multiply_rows(limit, (self.keys, scratch.query_columns, scratch.scores))
-        greatest = k.build.fmul(self._greatest(first, limit), k.splat(self.shape.width**-0.5))
+        greatest = k.build.fmul(self._greatest(first, limit), k.splat(self.shape.scale))
         inverse = k.build.fdiv(k.splat(1.0), self._weigh(first, limit, greatest))
         k.store(inverse, scratch.inverses)
         self._keep(first, count, greatest, inverse)
@@ -371,7 +371,7 @@ class _Contexts(AmxHead):
             pair = []
             for key in (even, k.add(even, 1)):
                 score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
-                below = k.build.fsub(k.build.fmul(score, k.splat(self.shape.width**-0.5)), greatest)
+                below = k.build.fsub(k.build.fmul(score, k.splat(self.shape.scale)), greatest)
                 seen = self.visible_to(key, first, limit)
                 weight = exponential(k, k.build.select(seen, below, k.splat(0.0)), keeps_nan=True)
                 weight = k.build.select(seen, weight, k.splat(0.0))
@@ -441,7 +441,7 @@ class _Gradients(AmxHead):
         greatest, inverse = self._kept(first)
         mean = k.variable(k.splat(0.0))
         exists = self.fewer_than(k.build.sub(self.args.num_queries, first))
-        factor = k.splat(self.shape.width**-0.5)
+        factor = k.splat(self.shape.scale)
         with k.loop(0, limit) as key:
             at = k.element_pointer(scratch.scores, k.mul(key, k.lanes))
             seen = k.build.and_(self.visible_to(key, first, limit), exists)
@@ -474,7 +474,7 @@ class _Gradients(AmxHead):
 
         Score gradients are stored both as rows and as pairs, weights as rows.
         """
-        k, scratch, factor = self.k, self.scratch, self.k.splat(self.shape.width**-0.5)
+        k, scratch, factor = self.k, self.scratch, self.k.splat(self.shape.scale)
         with k.loop(0, limit, 2) as even:
             pair = []
             for key in (even, k.add(even, 1)):

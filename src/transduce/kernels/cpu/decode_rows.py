@@ -368,7 +368,8 @@ def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
 # (Abramowitz and Stegun 1964, 7.1.26).
 _ERFC_P = 0.3275911
 _ERFC = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-_GATED_BY = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "reglu": "relu"}
+GATED_BY = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "reglu": "relu"}
+"""The activation of the gate of each gated activation."""
 
 
 def emit_activation(k: KernelBuilder, name: str) -> str:
@@ -381,8 +382,8 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
     function = f"activate_{name.replace('-', '_')}"
     if k.has(function):
         return function
-    is_gate = name in _GATED_BY
-    activation = _ACTIVATIONS[_GATED_BY.get(name, name)]
+    is_gate = name in GATED_BY
+    activation = ACTIVATION_EMITTERS[GATED_BY.get(name, name)]
     with k.function(function, POINTER, I64, I64, POINTER, I64, I64) as (x, rows, width, out, *share):
         first, last = (
             k.mul(vector, k.lanes) for vector in k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), *share)
@@ -418,13 +419,23 @@ def _silu(k: KernelBuilder, x: Value) -> Value:
 
 def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
     """Emit x / 2 · (1 + tanh y) = x · sigmoid(2 y) with y = √(2 / π) (x + 0.044715 x³)."""
-    factor = 2.0 * math.sqrt(2.0 / math.pi)
-    cubic = k.madd(k.build.fmul(x, x), k.splat(0.044715 * factor), k.splat(factor))
-    return _times_sigmoid(k, x, k.build.fmul(x, cubic))
+    return _times_sigmoid(k, x, _twice_tanh_argument(k, x)[0])
+
+
+def _twice_tanh_argument(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
+    """Emit 2 y of `_gelu_tanh`, and its slope at x."""
+    factor, square = 2.0 * math.sqrt(2.0 / math.pi), k.build.fmul(x, x)
+    cubic, slope = (k.madd(square, k.splat(each * 0.044715 * factor), k.splat(factor)) for each in (1.0, 3.0))
+    return k.build.fmul(x, cubic), slope
 
 
 def _gelu(k: KernelBuilder, x: Value) -> Value:
-    """Emit the GELU function x Φ(x), computed through erfc on the side where it is small."""
+    """Emit the GELU function x Φ(x)."""
+    return k.build.fmul(x, _normal_distribution(k, x)[0])
+
+
+def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
+    """Emit Φ(x), through erfc on the side where it is small, and e^(-x² / 2)."""
     u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
     t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
     series = k.splat(_ERFC[-1])
@@ -433,15 +444,20 @@ def _gelu(k: KernelBuilder, x: Value) -> Value:
     tail = exponential(k, k.build.fmul(u, k.build.fneg(u)))
     small = k.build.fmul(k.build.fmul(series, t), k.build.fmul(tail, k.splat(0.5)))
     is_positive = k.build.fcmp_ordered(">", x, k.splat(0.0))
-    return k.build.fmul(x, k.build.select(is_positive, k.build.fsub(k.splat(1.0), small), small))
+    return k.build.select(is_positive, k.build.fsub(k.splat(1.0), small), small), tail
 
 
 def _times_sigmoid(k: KernelBuilder, x: Value, z: Value) -> Value:
-    """Emit x / (1 + e^-z), using only exponentials of non-positive numbers, which cannot overflow."""
+    """Emit x · sigmoid(z)."""
+    return k.build.fmul(x, _sigmoid(k, z))
+
+
+def _sigmoid(k: KernelBuilder, z: Value) -> Value:
+    """Emit 1 / (1 + e^-z), using only exponentials of non-positive numbers, which cannot overflow."""
     power = exponential(k, k.build.fneg(_absolute(k, z)))
     inverse = k.build.fdiv(k.splat(1.0), k.build.fadd(power, k.splat(1.0)))
     is_positive = k.build.fcmp_ordered(">", z, k.splat(0.0))
-    return k.build.fmul(x, k.build.select(is_positive, inverse, k.build.fmul(power, inverse)))
+    return k.build.select(is_positive, inverse, k.build.fmul(power, inverse))
 
 
 def _absolute(k: KernelBuilder, x: Value) -> Value:
@@ -449,12 +465,27 @@ def _absolute(k: KernelBuilder, x: Value) -> Value:
     return k.intrinsic(f"llvm.fabs.v{k.lanes}f32", k.floats, x)
 
 
-_ACTIVATIONS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
+ACTIVATION_EMITTERS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
     "relu": _relu,
     "gelu": _gelu,
     "gelu-tanh": _gelu_tanh,
     "silu": _silu,
 }
+"""The emitter of each activation of a vector."""
+
+
+def emit_slope(k: KernelBuilder, name: str, x: Value) -> Value:
+    """Emit the derivative of an activation of `ACTIVATION_EMITTERS` at each element of a vector x."""
+    one = k.splat(1.0)
+    if name == "relu":
+        return k.build.select(k.build.fcmp_ordered(">", x, k.splat(0.0)), one, k.splat(0.0))
+    if name == "gelu":
+        share, tail = _normal_distribution(k, x)
+        return k.madd(x, k.build.fmul(tail, k.splat(1.0 / math.sqrt(2.0 * math.pi))), share)
+    argument, slope = (x, one) if name == "silu" else _twice_tanh_argument(k, x)
+    share = _sigmoid(k, argument)
+    rising = k.build.fmul(k.build.fmul(share, k.build.fsub(one, share)), slope)
+    return k.madd(x, rising, share)
 
 
 # --- position encodings ---

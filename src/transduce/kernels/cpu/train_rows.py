@@ -12,9 +12,10 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transduce.kernels.cpu.decode_rows import exponential, means
+from transduce.kernels.cpu.decode_rows import ACTIVATION_EMITTERS, GATED_BY, emit_slope, exponential, means
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
+    address_of,
     compile_kernels,
     find_integer_tile,
     kernel,
@@ -131,6 +132,16 @@ class AddArguments(NamedTuple):
     """The number of elements, a multiple of the lanes."""
 
 
+def emit_hash(k: KernelBuilder, numbers: Value, seed: Value) -> Value:
+    """Emit a 32-bit hash of a 64-bit seed and each 32-bit number of a vector."""
+    low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
+    bits = k.build.add(numbers, low)
+    for shift, factor in _ROUNDS:
+        bits = k.build.xor(bits, k.build.lshr(bits, k.splat_int(shift)))
+        bits = k.build.xor(k.build.mul(bits, k.splat_int(factor)), high)
+    return bits
+
+
 class RowKernelEmitter:
     """An emitter of the kernels `drop`, `norm`, `rms`, their `…_backward`, `softmax`, `sum_columns` and `add`."""
 
@@ -229,14 +240,10 @@ class RowKernelEmitter:
         vector length, so results are the same on every processor.
         """
         k = self.k
-        low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
         start = k.splat(k.build.trunc(k.mul(block, _HASHES), I32))
         for first in range(0, _HASHES, k.lanes):
             indices = ir.Constant(k.ints, list(range(first, first + k.lanes)))
-            bits = k.build.add(k.build.add(start, indices), low)
-            for shift, factor in _ROUNDS:
-                bits = k.build.xor(bits, k.build.lshr(bits, k.splat_int(shift)))
-                bits = k.build.xor(k.build.mul(bits, k.splat_int(factor)), high)
+            bits = emit_hash(k, k.build.add(start, indices), seed)
             for byte in range(_BLOCK // _HASHES):
                 shifted = k.build.lshr(bits, k.splat_int(8 * byte))
                 yield byte * _HASHES + first, k.build.and_(shifted, k.splat_int(255))
@@ -424,6 +431,76 @@ class RowKernelEmitter:
             yield vector_end, k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining), 0
 
 
+# --- activation functions ---
+# ReLU without dropout is part of the GEMM. Legend: N rows, F inner width of the feed-forward network.
+
+
+class ActivationArguments(NamedTuple):
+    """Arguments of the kernels `activate` and `activate_backward`: addresses, unless stated otherwise."""
+
+    projected: Any
+    """The first linear layer's output, (N, F); for a gated activation (N, 2 F), each row's gate before its value."""
+    out: Any
+    """Output: the activation, (N, F); in the backward pass the gradient of `projected`, in its shape."""
+    rows: Any
+    """The number of rows N."""
+    width: Any
+    """The width F, a multiple of the lanes."""
+    gradient: Any
+    """The gradient of the activation, (N, F); for the backward pass only, and equal to `out` if not gated or apart."""
+
+
+class ActivationEmitter:
+    """An emitter of the kernels `activate` and `activate_backward` for one activation of feed-forward networks."""
+
+    names = ("activate", "activate_backward")
+    """The kernels' names."""
+
+    def __init__(self, k: KernelBuilder, kind: Any, name: str) -> None:
+        """Create an emitter for rows of float32 (`kind` F32) or bfloat16 (I16) and the activation `name`."""
+        self.k, self.kind = k, kind
+        self.is_gated = name in GATED_BY
+        self.name = GATED_BY.get(name, name)
+
+    def write(self) -> None:
+        """Emit both kernels, in which each thread computes some rows."""
+        k = self.k
+        for name, work in zip(self.names, (self._activate, self._backward), strict=True):
+            with kernel(k, name, len(ActivationArguments._fields)) as (numbers, *share):
+                args = ActivationArguments(*numbers)
+                first, last = k.thread_range(args.rows, *share)
+                with k.loop(first, last) as row, k.loop(0, args.width, k.lanes) as column:
+                    place = k.add(k.mul(row, args.width), column)
+                    projected = k.add(place, k.mul(row, args.width)) if self.is_gated else place
+                    work(args, projected, place)
+
+    def _load(self, address: Value, index: Value) -> Value:
+        return self.k.load_as_float32(self.k.pointer(address), index, self.kind)
+
+    def _store(self, values: Value, address: Value, index: Value) -> None:
+        self.k.store_float32_as(values, self.k.pointer(address), index, self.kind)
+
+    def _activate(self, args: ActivationArguments, projected: Value, place: Value) -> None:
+        """Emit the activation of one vector, given the indices of its input (or its gate) and its output."""
+        k = self.k
+        value = ACTIVATION_EMITTERS[self.name](k, self._load(args.projected, projected))
+        if self.is_gated:
+            value = k.build.fmul(value, self._load(args.projected, k.add(projected, args.width)))
+        self._store(value, args.out, place)
+
+    def _backward(self, args: ActivationArguments, projected: Value, place: Value) -> None:
+        """Emit the gradient of one vector of the first linear layer's output, or of a gate and its value."""
+        k = self.k
+        gradient, x = self._load(args.gradient, place), self._load(args.projected, projected)
+        slope = emit_slope(k, self.name, x)
+        if self.is_gated:
+            behind = k.add(projected, args.width)
+            by_value = k.build.fmul(gradient, ACTIVATION_EMITTERS[self.name](k, x))
+            gradient = k.build.fmul(gradient, self._load(args.projected, behind))
+            self._store(by_value, args.out, behind)
+        self._store(k.build.fmul(gradient, slope), args.out, projected)
+
+
 # --- gradient of embeddings ---
 # Adds rows to indexed rows of a matrix. Legend: N positions, D model width, V vocabulary size.
 
@@ -550,6 +627,18 @@ def add_in_place(total: Tensor, part: Tensor) -> None:
     row_kernels(part.dtype)["add"].run(*AddArguments(total.data_ptr(), part.data_ptr(), part.numel()))
 
 
+def supports_activation(name: str, x: Tensor, width: int) -> bool:
+    """Return whether `activate` computes an activation of this name and width, in x's dtype on x's device."""
+    tile, kind_fits = find_integer_tile(), x.device.type == "cpu" and x.dtype in LLVM_TYPES
+    is_known = name in ACTIVATION_EMITTERS or name in GATED_BY
+    return tile is not None and kind_fits and is_known and width % tile.lanes == 0 and x.numel() > 0
+
+
+def activate(projected: Tensor, name: str) -> Tensor:
+    """Apply an activation that `supports_activation` knows: (…, F), or (…, 2 F) with gates before values, to (…, F)."""
+    return ActivationNode.apply(projected, name)  # type: ignore[no-any-return,no-untyped-call]
+
+
 def describe(x: Tensor) -> str:
     """Return a tensor's dtype and shape for a message."""
     return f"{x.dtype} {tuple(x.shape)}"
@@ -580,6 +669,52 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_of_256: int) -> Te
         *DropoutArguments(x.data_ptr(), residual_address, out.data_ptr(), x.numel(), seed, drop_of_256)
     )
     return out
+
+
+class ActivationNode(torch.autograd.Function):
+    """An activation as an autograd function that keeps only its input."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, name: str) -> Tensor:
+        ctx.name, projected = name, projected.contiguous()
+        ctx.save_for_backward(projected)
+        *before, width = projected.shape
+        out = projected.new_empty(*before, width // (2 if name in GATED_BY else 1))
+        _run_activation("activate", name, projected, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (projected,) = ctx.saved_tensors
+        out = torch.empty_like(projected)
+        _run_activation("activate_backward", ctx.name, projected, out, gradients[0].contiguous())
+        return out, None
+
+
+def _run_activation(
+    kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None
+) -> None:
+    """Run a kernel of an activation; `gradient` is that of the activation, for the backward pass."""
+    width = projected.shape[-1] // (2 if name in GATED_BY else 1)
+    rows = projected.numel() // projected.shape[-1]
+    addresses = projected.data_ptr(), out.data_ptr()
+    activation_kernels(name, projected.dtype)[kernel_name].run(
+        *ActivationArguments(*addresses, rows, width, address_of(gradient))
+    )
+
+
+def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
+    """Return the compiled kernels of an activation that `supports_activation` knows, for a dtype."""
+    return _activation_kernels(name, dtype, require_integer_tile())
+
+
+@cache
+def _activation_kernels(name: str, dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
+    """Compile the kernels of an `ActivationEmitter`."""
+    k = new_builder("activation", tile)
+    ActivationEmitter(k, LLVM_TYPES[dtype], name).write()
+    return compile_kernels(k, ActivationEmitter.names)
 
 
 @cache

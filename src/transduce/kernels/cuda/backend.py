@@ -17,7 +17,9 @@ from transduce.kernels.cuda.rows import DropNode, NormNode, add_rows_in_place, a
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import LayerPart, execute, is_known, packed_hidden, parts_of
 from transduce.model.backend import (
+    PLAIN_ATTENTION,
     AdamScalars,
+    AttentionOptions,
     LinearSums,
     Polynomials,
     Rows,
@@ -32,6 +34,7 @@ from transduce.model.backend import (
     sum_or_zeros,
 )
 from transduce.model.feed_forward import Dropout, Linear
+from transduce.model.layer_graph import table
 from transduce.model.masks import PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm
 from transduce.model.positions import Rotation
@@ -258,6 +261,20 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
 # Legend: N tokens of the batch, M source tokens, D model width.
 
 
+_WHOLE_LAYERS = table(
+    "kernels of whole layers on a GPU",
+    norm_order="pre post",
+    norm="layer rms",
+    linear_layers="Linear",
+    activation="relu",
+    attention_score="scaled",
+    attention_kind="soft",
+    attention_scale="default",
+    key_value_heads="equal",
+    value_width="equal",
+)
+
+
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
     """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
 
@@ -269,8 +286,8 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
     """
     if not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
-    parts = parts_of(layer, masks)
-    if parts is None:
+    parts = parts_of(layer, masks, _WHOLE_LAYERS)
+    if parts is None or any(part.inner_drop_of_256 for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters() if each is not None]
     return _Layer.apply(parts, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
@@ -532,8 +549,19 @@ class GpuTraining(TrainingKernels):
         """Add `part` to `total` in place."""
         total += part
 
-    def attend(self, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+    def attend(
+        self,
+        projected: Tensor,
+        memory: Tensor | None,
+        lengths: Tensor | None,
+        num_heads: int,
+        options: AttentionOptions = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Raise NotImplementedError, since `supports_attention` returns False."""
+        raise NotImplementedError
+
+    def activate(self, projected: Tensor, name: str) -> Tensor:
+        """Raise NotImplementedError, since `supports_activation` returns False."""
         raise NotImplementedError
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:

@@ -68,12 +68,18 @@ class LanguageModelTask:
         device = self.model.source_weight.device
         inputs = to_device(batch.source, device)
         labels = to_device(batch.target, device)
-        factors, config = self.model.logit_factors(self.model.hidden(inputs)), self.model.config
+        hidden, config = self.model.hidden(inputs), self.model.config
         # Windows have no padding. If the line end has the padding's id (GPT-2), it must be learned.
         pad_id = None if config.pad_id == config.eos_id else config.pad_id
         frozen_row = None if pad_id is None else config.frozen_row
         return projected_cross_entropy(
-            *factors, labels, pad_id=pad_id, frozen_row=frozen_row, label_smoothing=self.label_smoothing
+            hidden,
+            self.model.output_weight,
+            labels,
+            pad_id=pad_id,
+            bias=self.model.output_bias,
+            frozen_row=frozen_row,
+            label_smoothing=self.label_smoothing,
         )
 
 

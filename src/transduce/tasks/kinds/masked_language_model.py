@@ -95,8 +95,10 @@ class MaskedLanguageTask:
         present = labels != self.model.config.pad_id
         hidden = self.model.hidden(states[present][None])  # (1, N, D)
         masked_loss = projected_cross_entropy(
-            *self.model.logit_factors(hidden),
+            hidden,
+            self.model.output_weight,
             labels[present][None],
+            bias=self.model.output_bias,
             pad_id=self.model.config.pad_id,
             frozen_row=self.model.config.frozen_row,
             label_smoothing=self.label_smoothing,

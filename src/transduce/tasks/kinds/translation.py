@@ -121,10 +121,11 @@ class TranslationTask:
         target = to_device(batch.target, device)
         config = self.model.config
         hidden = self.model.hidden(source, target_input(target, config.start_id))
-        factors = self.model.logit_factors(hidden)
         return projected_cross_entropy(
-            *factors,
+            hidden,
+            self.model.output_weight,
             target,
+            bias=self.model.output_bias,
             pad_id=config.pad_id,
             frozen_row=config.frozen_row,
             label_smoothing=self.label_smoothing,
@@ -487,9 +488,9 @@ class Translation(TextKind):
                 f"chrF {fmean(each.chrf.value for each in reports.values()):.2f}"
             )
         sentences = sum(report.sentences for report in reports.values())
-        measured = f"{chosen}Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
+        measured = f"Dev set, {count_noun(sentences, 'sentence')}, beam {search.beam_size}:\n{shown}"
         outcome = Outcome.of(
-            measured,
+            chosen + measured,
             f"Try: transduce translate {placement.folder}{_target_option(resolved.data)}",
             self.card(corpus, resolved, step, shown),
             reports if several else next(iter(reports.values())),

@@ -90,6 +90,7 @@ from transduce.training.notebook_display import make_display
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
+from transduce.ui_language import column, localized
 
 # --- detection of trouble ---
 # Largest batches, readable batches, and the run's environment.
@@ -261,11 +262,13 @@ class Run:
         )
 
     def _say_choices(self, choice_log: ChoiceLog) -> None:
-        self.display.say(f"Machine: {describe(self.machine)}")
+        parts = ", ".join(map(localized, describe(self.machine).split(", ")))
+        self.display.show(f"{localized('Machine:')} {parts}")
         width = max(len(line.name) for line in choice_log.lines)
         values = max(len(line.value) for line in choice_log.lines)
         for line in choice_log.lines:
-            self.display.say(f"  {line.name:{width}}  {line.value:>{values}}  {line.reason}")
+            value = column(line.value, values, right=True)
+            self.display.show(f"  {line.name:{width}}  {value}  {localized(line.reason)}")
 
     def resume(self) -> tuple[ResolvedSettings, RunCorpus]:
         """Restore the settings, the corpus and the number of threads of a run that was stopped."""

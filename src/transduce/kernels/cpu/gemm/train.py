@@ -15,17 +15,25 @@ from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, POINTER
 
 
 _UNROLLED = 4  # pairs per loop iteration
+_SPAN_PAIRS = 1 << 11  # pairs of a panel that stay in the L2 cache if the summed dimension is split
+_SPAN_TILES = 32  # row tiles that are multiplied by such a part of a panel
 
-Epilogue = Literal["bias", "add", "mix"]
+Epilogue = Literal["bias", "add", "sum", "mix"]
 """Epilogues of a tile.
 
 * `bias`: sums start with a bias; the result is cast to the element type, clamped from below, and set to zero where a
   ReLU was closed;
 * `add`: sums are added to a float32 matrix;
+* `sum`: like `add`, but the rows are not packed;
 * `mix`: the sums times a factor plus another matrix times a factor, as bfloat16.
 """
 
-ENDINGS: dict[Epilogue, tuple[Any, ...]] = {"bias": (I64, F32, I64, I64, I64), "add": (), "mix": (I64, F32, F32)}
+ENDINGS: dict[Epilogue, tuple[Any, ...]] = {
+    "bias": (I64, F32, I64, I64, I64),
+    "add": (),
+    "sum": (I64,),
+    "mix": (I64, F32, F32),
+}
 """The LLVM types of the arguments of a tile's epilogue, as described in `Gemm.values`."""
 
 
@@ -59,10 +67,13 @@ class Gemm(NamedTuple):
     * `bias`: the address of the bias (0: none); the lower bound, float32; whether to use non-temporal stores where
       supported; and two addresses of bit arrays with one bit per element of the result (0: none). The first is set to 1
       where the result is positive, the second makes the result zero where its bit is 0.
+    * `sum`: the number of pairs from one row to the next.
     * `mix`: the address of a matrix of the result's shape (0: none), that matrix's factor, and the factor of the sums.
     """
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` for each thread."""
+    partial_sums: Value | None = None
+    """The address of float32 scratch space of whole row tiles by columns; 0: the summed dimension is not split."""
 
 
 class GemmEmitter:
@@ -74,6 +85,8 @@ class GemmEmitter:
     """The class that packs matrices for this layout."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
+    splits_sums = True
+    """Whether `multiply` uses `Gemm.partial_sums`."""
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
         """Emit the functions that multiply a tile, one for each epilogue and panel width."""
@@ -88,6 +101,39 @@ class GemmEmitter:
         A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before it turns to the
         next block.
         """
+        if gemm.partial_sums is None:
+            self._multiply_whole(gemm, thread, threads)
+            return
+        with self.k.build.if_else(self.k.is_nonzero(gemm.partial_sums)) as (split, whole):
+            with split:
+                self._multiply_split(gemm, thread, threads)
+            with whole:
+                self._multiply_whole(gemm, thread, threads)
+
+    def _multiply_split(self, gemm: Gemm, thread: Value, threads: Value) -> None:
+        """Emit a matrix multiplication whose summed dimension is split, so that parts of panels fit in the L2 cache."""
+        k, tile_rows = self.k, self.layout.tile_rows
+        first, last = self._own_tiles(gemm, thread, threads)
+        with k.loop(first, last, _SPAN_TILES) as start:
+            stop = k.minimum(k.add(start, _SPAN_TILES), last)
+            low, high = (k.mul(each, tile_rows, gemm.columns) for each in (start, stop))
+            with k.loop(low, high, k.lanes) as index:
+                k.store(k.splat(0.0), k.element_pointer(k.pointer(gemm.partial_sums), index))
+            part = gemm._replace(ending="sum", out=gemm.partial_sums, values=(gemm.pairs,))
+            with k.loop(0, gemm.pairs, _SPAN_PAIRS) as pair:
+                span = PairRange(pair, k.minimum(k.int64(_SPAN_PAIRS), k.build.sub(gemm.pairs, pair)))
+                self._each_panel(part, lambda _: (start, stop, 1), span)
+            with k.loop(start, stop) as number, k.loop(0, tile_rows) as row:
+                source = k.mul(k.add(k.mul(number, tile_rows), row), gemm.columns)
+                target = k.mul(k.add(self._first_row(gemm, number), row), gemm.columns)
+                with k.loop(0, gemm.columns, k.lanes) as column:
+                    total = k.load_floats(k.pointer(gemm.partial_sums), k.add(source, column))
+                    (start_value,) = self._bias(1, self._advance(gemm.values[0], column))
+                    value, offset = k.build.fadd(total, start_value), k.add(target, column)
+                    self._finish(gemm.ending, value, k.pointer(gemm.out), offset, list(gemm.values))
+
+    def _multiply_whole(self, gemm: Gemm, thread: Value, threads: Value) -> None:
+        """Emit a matrix multiplication whose summed dimension is not split."""
         k, tile_rows = self.k, self.layout.tile_rows
         first, last = self._own_tiles(gemm, thread, threads)
         block = k.build.sdiv(k.int64(self.layout.block // tile_rows), gemm.pairs)
@@ -173,17 +219,23 @@ class GemmEmitter:
         """Emit a loop that multiplies a range of row tiles by one panel."""
         k = self.k
         with k.loop(*tiles) as number:
-            self._tile(gemm, k.mul(number, self.layout.tile_rows), column, width, span)
+            self._tile(gemm, number, column, width, span)
 
-    def _tile(self, gemm: Gemm, row: Value, column: Value, width: int, span: PairRange) -> None:
-        """Emit the call for a tile that starts at a row; the last tile starts earlier and recomputes some rows."""
-        k, tile_rows = self.k, self.layout.tile_rows
-        row = k.minimum(row, k.build.sub(gemm.rows, k.int64(tile_rows)))
+    def _first_row(self, gemm: Gemm, number: Value) -> Value:
+        """Return the first row of a tile; the last tile starts earlier and recomputes some rows."""
+        tile_rows = self.layout.tile_rows
+        return self.k.minimum(self.k.mul(number, tile_rows), self.k.build.sub(gemm.rows, self.k.int64(tile_rows)))
+
+    def _tile(self, gemm: Gemm, number: Value, column: Value, width: int, span: PairRange) -> None:
+        """Emit the call that multiplies a row tile by one panel."""
+        k, row = self.k, self._first_row(gemm, number)
         first = k.mul(row, span.count) if gemm.ending == "add" else k.add(k.mul(row, gemm.pairs), span.first)
         left = k.element_pointer(gemm.left, first, I32)
         panel = self._panel_from(gemm, column, width, span)
-        offset = k.add(k.mul(row, gemm.columns), column)
-        target = k.element_pointer(k.pointer(gemm.out), offset, F32 if gemm.ending == "add" else self.layout.kind)
+        out_row = k.mul(number, self.layout.tile_rows) if gemm.ending == "sum" else row
+        offset = k.add(k.mul(out_row, gemm.columns), column)
+        kind = F32 if gemm.ending in ("add", "sum") else self.layout.kind
+        target = k.element_pointer(k.pointer(gemm.out), offset, kind)
         values = self._values_from(gemm, column, offset)
         k.call(tile_name(gemm.ending, width // k.lanes), left, panel, span.count, target, gemm.columns, *values)
 
@@ -198,6 +250,8 @@ class GemmEmitter:
         if not gemm.values:
             return ()
         first, *rest = gemm.values
+        if gemm.ending == "sum":
+            return gemm.values
         if gemm.ending == "mix":
             return (self._advance(first, offset), *rest)
         *rest, positive, is_open = rest
@@ -223,13 +277,14 @@ class GemmEmitter:
             stride,
             *values,
         ):
-            if ending == "add":
+            if ending in ("add", "sum"):
                 self._fetch(tile_rows, vectors, out, stride)
+            row_pairs = {"add": None, "sum": values[0] if values else None}.get(ending, pairs)
             starts = self._bias(vectors, values[0]) if ending == "bias" else [k.splat(0.0)] * vectors
             sums = [[k.variable(start) for start in starts] for _ in range(tile_rows)]
             with k.loop(0, pairs, _UNROLLED) as first:
                 for pair in (k.add(first, step) for step in range(_UNROLLED)):
-                    self._add_pair(sums, left, panel, pair, None if ending == "add" else pairs)
+                    self._add_pair(sums, left, panel, pair, row_pairs)
             for row, row_sums in enumerate(sums):
                 for vector, total in enumerate(row_sums):
                     offset = k.add(k.mul(stride, row), vector * k.lanes)
@@ -238,7 +293,7 @@ class GemmEmitter:
     def _finish(self, ending: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result."""
         k = self.k
-        if ending == "add":
+        if ending in ("add", "sum"):
             k.store(k.build.fadd(k.load_floats(out, offset), value), k.element_pointer(out, offset))
             return
         if ending == "bias":

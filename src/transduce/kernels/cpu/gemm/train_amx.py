@@ -64,6 +64,7 @@ class AmxGemmEmitter(GemmEmitter):
     layout = AMX
     packer = AmxPacker
     thread_bytes = _ROWS_BYTES + _SUMS_BYTES
+    splits_sums = False  # it splits them in its own scratch space
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
         """Emit the functions that multiply a tile, one function for each epilogue."""

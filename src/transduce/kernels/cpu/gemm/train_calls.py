@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from transduce.kernels.cpu.gemm.packing import Gradient, Matrix
-from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Float32GemmEmitter, Gemm, GemmEmitter
+from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Epilogue, Float32GemmEmitter, Gemm, GemmEmitter
 from transduce.kernels.cpu.gemm.train_amx import AmxGemmEmitter
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -98,6 +99,8 @@ class BackwardArguments(NamedTuple):
     """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
     is_nontemporal: Any
     """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
+    partial_sums: Any = 0
+    """Scratch space of N × I float32, N padded to whole row tiles, if there are many outputs, as of a vocabulary."""
 
 
 class LinearKernelEmitter:
@@ -107,7 +110,8 @@ class LinearKernelEmitter:
 
     def __init__(self, k: KernelBuilder, multiplier: type[GemmEmitter]) -> None:
         self.k = k
-        self.multiplier = multiplier(k, "bias", "add")
+        endings: tuple[Epilogue, ...] = ("bias", "add", "sum") if multiplier.splits_sums else ("bias", "add")
+        self.multiplier = multiplier(k, *endings)
 
     def write(self) -> None:
         """Emit the kernels `forward` and `backward`, which compute a linear layer and its gradients."""
@@ -167,6 +171,7 @@ class LinearKernelEmitter:
                 ending="bias",
                 values=(k.int64(0), k.float32(float("-inf")), args.is_nontemporal, k.int64(0), args.relu_mask),
                 scratch=args.thread_scratch,
+                partial_sums=args.partial_sums if self.multiplier.splits_sums else None,
             )
             self.multiplier.multiply(gemm, thread, threads)
         gemm = Gemm(
@@ -188,6 +193,7 @@ class LinearKernelEmitter:
 _INPUTS_TOGETHER = 32  # the number of inputs must be a multiple of this
 _LINE_BYTES = 64  # of a cache line
 _STREAMED_BYTES = 3 << 20  # larger results are written past the caches, as they would evict everything else
+_MANY_OUTPUTS = 1 << 13  # the summed dimension of a gradient by so many outputs is split
 _SLIGHT = 2.0**-7  # tolerance for rounded sums in another order, relative to the greatest one
 
 
@@ -210,9 +216,13 @@ def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.
     tile = gemm_tile(dtype)
     if tile is None:
         return False
-    layout = gemm_emitter_of(tile).layout
-    fits = inputs % _INPUTS_TOGETHER == outputs % max(tile.lanes, layout.row_multiple) == 0
-    return fits and positions >= layout.min_rows
+    fits = inputs % _INPUTS_TOGETHER == outputs % _outputs_together(tile) == 0
+    return fits and positions >= gemm_emitter_of(tile).layout.min_rows
+
+
+def _outputs_together(tile: Tile) -> int:
+    """Return the number of which the outputs of a linear layer must be a multiple."""
+    return max(tile.lanes, gemm_emitter_of(tile).layout.row_multiple)
 
 
 @cache
@@ -306,17 +316,24 @@ def linear_backward(
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    Implements `backend.Projection`.
+    Implements `backend.Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, columns: int) -> None:
         self._weight = weight
+        self.columns = columns
+        self._bias = bias
+        if columns > len(weight):
+            self._bias = weight.new_zeros(columns)
+            self._bias[len(weight) :] = float("-inf")
+            if bias is not None:
+                self._bias[: len(weight)] = bias
         self._packed: list[Tensor | None] = [None, None]  # the packed weight for the forward and the backward pass
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits, the product x · weightᵀ, to `out`."""
+        """Write the logits, x · weightᵀ + bias, to `out`."""
         weight, packed = self._packed_weight(0)
-        _forward(x, weight, out, packed, streams=False)  # the logits are read immediately
+        _forward(x, weight, out, packed, bias=self._bias, streams=False)  # the logits are read immediately
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
         """Write the gradient of x to `by_x`, and add the weight's gradient to `weight_sum`, each if it is not None."""
@@ -328,14 +345,21 @@ class PackedProjection:
         packed = self._packed[number]
         if packed is not None:
             return None, packed
-        self._packed[number] = packed = torch.empty_like(self._weight)
-        return self._weight, packed
+        self._packed[number] = packed = self._weight.new_empty(self.columns, self._weight.shape[1])
+        missing = self.columns - len(self._weight)
+        return functional.pad(self._weight, (0, 0, 0, missing)) if missing else self._weight, packed
 
 
-def project(hidden: Tensor, weight: Tensor) -> PackedProjection | None:
+def project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> PackedProjection | None:
     """Return a packed vocabulary projection for hidden states (N, D); None if the kernels do not take them."""
-    fits = hidden.is_contiguous() and weight.is_contiguous() and supports_gemm(hidden, weight)
-    return PackedProjection(weight) if fits else None
+    tile = gemm_tile(hidden.dtype)
+    if tile is None or not hidden.dtype == weight.dtype == (weight if bias is None else bias).dtype:
+        return None
+    together = _outputs_together(tile)
+    columns = -(-len(weight) // together) * together
+    fits = hidden.is_contiguous() and weight.is_contiguous() and (bias is None or bias.is_contiguous())
+    is_supported = fits and supports_gemm_sizes(len(hidden), weight.shape[1], columns, hidden.dtype)
+    return PackedProjection(weight, bias, columns) if is_supported else None
 
 
 def _forward(
@@ -405,6 +429,7 @@ def _backward(
     filled = padded_rows(positions, tile)
     packed_x = x.new_empty(inputs, filled)
     scratch = process_stack().allocate(torch.get_num_threads() * multiplier.thread_bytes)
+    partial_sums = process_stack().allocate(_split_sums_bytes(positions, inputs, outputs, tile))
     arguments = BackwardArguments(
         x=x.data_ptr(),
         weight=address_of(weight),
@@ -420,9 +445,17 @@ def _backward(
         packed_x=packed_x.data_ptr(),
         thread_scratch=scratch.address,
         is_nontemporal=int(by_x is not None and _is_streamed(by_x)),
+        partial_sums=partial_sums.address if outputs >= _MANY_OUTPUTS and multiplier.splits_sums else 0,
     )
     gemm_kernels(tile)["backward"].run(*arguments)
+    partial_sums.free()
     scratch.free()
+
+
+def _split_sums_bytes(positions: int, inputs: int, outputs: int, tile: Tile) -> int:
+    """Return the bytes of `BackwardArguments.partial_sums`."""
+    rows = gemm_emitter_of(tile).layout.tile_rows
+    return -(-positions // rows) * rows * inputs * 4 if outputs >= _MANY_OUTPUTS else 0
 
 
 @cache

@@ -48,6 +48,8 @@ from transduce.kernels.cpu.train_rows import (
     supports_logits,
 )
 from transduce.model.backend import (
+    PLAIN_ATTENTION,
+    AttentionOptions,
     LinearSums,
     Rows,
     RowSums,
@@ -75,18 +77,27 @@ def supports_attention(x: Tensor, num_keys: int, width: int) -> bool:
     return width % tile.lanes == 0 and width <= _WIDEST and 0 < num_keys <= _MAX_KEYS and x.numel() > 0
 
 
-def attend(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+def attend(
+    projected: Tensor,
+    memory: Tensor | None,
+    lengths: Tensor | None,
+    num_heads: int,
+    options: AttentionOptions = PLAIN_ATTENTION,
+) -> Tensor:
     """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`)."""
-    _check(projected, memory, lengths)
-    context: Tensor = _Attend.apply(projected, memory, lengths, num_heads)  # type: ignore[no-untyped-call]
+    _check(projected, memory, lengths, num_heads, options.shared)
+    context: Tensor = _Attend.apply(projected, memory, lengths, num_heads, options)  # type: ignore[no-untyped-call]
     return context
 
 
-def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None) -> None:
+def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int, shared: int) -> None:
     """Raise ValueError unless the shapes and dtypes of attention's arguments match; kernels do not check bounds."""
-    batch = len(projected)
+    batch, heads = len(projected), num_heads + (0 if memory is not None else 2 * (num_heads // shared))
+    if num_heads % shared or projected.shape[2] % heads:
+        raise ValueError(f"{projected.shape[2]} columns for {num_heads} heads, of which {shared} share keys")
     if memory is not None:
-        fits = len(memory) == batch and memory.shape[2] == 2 * projected.shape[2] and memory.dtype == projected.dtype
+        columns = 2 * projected.shape[2] // shared
+        fits = len(memory) == batch and memory.shape[2] == columns and memory.dtype == projected.dtype
         if not fits or lengths is None:
             raise ValueError(
                 f"a memory of {tuple(memory.shape)} for queries of {tuple(projected.shape)}, or no lengths"
@@ -102,24 +113,35 @@ class _Attend(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        projected: Tensor,
+        memory: Tensor | None,
+        lengths: Tensor | None,
+        num_heads: int,
+        options: AttentionOptions,
+    ) -> Tensor:
         inputs = _Inputs(projected.contiguous(), None if memory is None else memory.contiguous(), lengths)
         batch, num_queries, width = projected.shape
-        context = projected.new_empty(batch, num_queries, width // 3 if memory is None else width)
+        inner = width if memory is not None else width * options.shared // (options.shared + 2)
+        context = projected.new_empty(batch, num_queries, inner)
         sums = torch.empty(batch, num_heads, num_queries, 2, dtype=torch.float32)
-        _run_attention("attend", inputs, context, sums)
+        ctx.seed = int(torch.empty((), dtype=torch.int64).random_()) if options.drop_of_256 else 0
+        ctx.options = options
+        _run_attention("attend", inputs, context, sums, (options, ctx.seed))
         ctx.save_for_backward(*inputs, sums)
         return context
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         *saved, sums = ctx.saved_tensors
         inputs = _Inputs(*saved)
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
         input_gradients = _Inputs(torch.empty_like(inputs.projected), memory)
-        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, input_gradients)
-        return input_gradients.projected, input_gradients.memory, None, None
+        how = (ctx.options, ctx.seed)
+        _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, how, input_gradients)
+        return input_gradients.projected, input_gradients.memory, None, None, None
 
 
 class _Inputs(NamedTuple):
@@ -132,26 +154,38 @@ class _Inputs(NamedTuple):
     lengths: Tensor | None = None
     """The number of keys of each sentence, int64 (B,); None: a causal mask."""
 
-    def starts(self, inner: int) -> tuple[int, int, int]:
-        """Return the addresses of the first query, key and value."""
+    def starts(self, inner: int, shared: int) -> tuple[int, int, int]:
+        """Return the addresses of the first query, key and value, for queries of `inner` columns."""
         size = inner * self.projected.element_size()
         start = self.projected.data_ptr()
-        if self.memory is None:
-            return start, start + size, start + 2 * size
-        return start, self.memory.data_ptr(), self.memory.data_ptr() + size
+        keys = start + size if self.memory is None else self.memory.data_ptr()
+        return start, keys, keys + size // shared
 
 
-def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gradients: _Inputs | None = None) -> None:
-    """Run the kernel `attend`, or the kernel `attend_backward`, which writes the gradients to `found`."""
+def _run_attention(
+    name: str,
+    inputs: _Inputs,
+    context: Tensor,
+    sums: Tensor,
+    how: tuple[AttentionOptions, int],
+    gradients: _Inputs | None = None,
+) -> None:
+    """Run the kernel `attend`, or the kernel `attend_backward`, which writes the gradients to `gradients`.
+
+    `how` is the options of attention and the seed of its dropout.
+    """
+    options, seed = how
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
-    shape = attention_shape(inner // num_heads, key_source.dtype)
+    shape = attention_shape(inner // num_heads, key_source.dtype, options)
     scratch = torch.empty(
         torch.get_num_threads(), attention_scratch_size(shape, key_source.shape[1], num_queries), dtype=torch.float32
     )
-    queries, keys, values = inputs.starts(inner)
-    query_gradient, key_gradient, value_gradient = (0, 0, 0) if gradients is None else gradients.starts(inner)
+    queries, keys, values = inputs.starts(inner, options.shared)
+    query_gradient, key_gradient, value_gradient = (
+        (0, 0, 0) if gradients is None else gradients.starts(inner, options.shared)
+    )
     arguments = AttentionArguments(
         queries=queries,
         keys=keys,
@@ -170,15 +204,19 @@ def _run_attention(name: str, inputs: _Inputs, context: Tensor, sums: Tensor, gr
         value_gradient=value_gradient,
         scratch=scratch.data_ptr(),
         scratch_per_thread=scratch.shape[1],
+        seed=seed,
+        drop_256ths=options.drop_of_256,
     )
     attention_kernels(shape)[name].run(*arguments)
 
 
-def attention_shape(width: int, dtype: torch.dtype) -> AttentionShape:
+def attention_shape(width: int, dtype: torch.dtype, options: AttentionOptions) -> AttentionShape:
     """Return the shape for which attention kernels are compiled, for a head width and dtype on this processor."""
-    lanes, pairs = require_integer_tile().lanes, bfloat16_tile()
+    lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_of_256 > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
-    return AttentionShape(width, LLVM_TYPES[dtype], lanes, has_pairs and require_gemm_tile(torch.bfloat16).amx)
+    by_amx = has_pairs and not drops and options.shared == 1 and require_gemm_tile(torch.bfloat16).amx
+    scale = width**-0.5 if options.scale is None else options.scale
+    return AttentionShape(width, LLVM_TYPES[dtype], lanes, scale, options.shared, drops, by_amx)
 
 
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:

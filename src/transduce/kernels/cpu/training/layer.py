@@ -26,13 +26,17 @@ from transduce.kernels.cpu.jit.compiler import CompiledKernel, address_of, float
 from transduce.kernels.cpu.jit.memory import MemoryOffset, MemoryPlan, StepList, process_stack
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.kernels.cpu.train_rows import (
+    ActivationArguments,
     DropoutArguments,
     NormArguments,
+    activate,
+    activation_kernels,
     add_in_place,
     dropout_add,
     row_kernels,
     softmax_,
     sum_rows,
+    supports_activation,
     supports_logits,
     supports_rows,
 )
@@ -59,19 +63,20 @@ from transduce.kernels.cpu.training.optimizer import (
     update_by_adam,
     update_momentum,
 )
-from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, parts_of
-from transduce.model.backend import sum_of_gradients
+from transduce.kernels.training_executor import KeyLengths, LayerPart, execute, kernel_lengths, options_of, parts_of
+from transduce.model.backend import PLAIN_ATTENTION, AttentionOptions, sum_of_gradients
+from transduce.model.layer_graph import table
 
 # --- plan of a layer ---
 # A plan lists the kernel calls of a whole layer, forward and backward, for fixed sizes. What the backward pass needs
-# is saved in one block of memory, except large norms, which are recomputed. Shorter-lived arrays share a second
-# block.
+# is saved in one block of memory, except large norms and activations, which are recomputed. Shorter-lived arrays share
+# a second block.
 # Legend: B sentences, T positions of each, S source positions, D model width, N rows (B × T, or B × S of the encoder
 # output), I inputs and O outputs of a linear layer, H heads, K width of a head's queries, keys and values.
 
 
 _FLOAT = 4  # bytes
-_LARGE_NORM = 2 << 20  # norms of at least so many bytes are recomputed in the backward pass
+_LARGE = 2 << 20  # norms and activations of at least so many bytes are recomputed in the backward pass
 _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
@@ -104,22 +109,24 @@ class PartBase(IntEnum):
     """An enumeration of a sub-layer's base addresses; each parameter's is followed by that of its gradient sum."""
 
     SEED = 0
-    """The seed of its dropout, a number."""
-    LENGTHS = 1
+    """The seed of the dropout of its output, a number."""
+    INNER_SEED = 1
+    """The seed of the dropout of its attention weights or activation, a number."""
+    LENGTHS = 2
     """The number of keys of each sentence."""
-    NORM = 2
+    NORM = 3
     """The weight of its norm."""
-    NORM_BIAS = 4
+    NORM_BIAS = 5
     """The bias of its norm."""
-    FIRST = 6
+    FIRST = 7
     """The weight of its first linear layer."""
-    FIRST_BIAS = 8
+    FIRST_BIAS = 9
     """The bias of its first linear layer."""
-    LAST = 10
+    LAST = 11
     """The weight of its last linear layer."""
-    LAST_BIAS = 12
+    LAST_BIAS = 13
     """The bias of its last linear layer."""
-    COUNT = 14
+    COUNT = 15
     """The number of bases per sub-layer."""
 
 
@@ -143,7 +150,20 @@ class PartShape(NamedTuple):
     has_biases: tuple[bool, bool]
     """True for each of the first and the last linear layer that has a bias."""
     drop_of_256: int
-    """The dropout rate in 256ths."""
+    """The dropout rate of the output in 256ths."""
+    inner_drop_of_256: int
+    """The dropout rate of the attention weights or of the activation, in 256ths."""
+    attention: AttentionOptions
+    """The properties of attention; its own dropout rate equals `inner_drop_of_256`."""
+    activation: str | None
+    """The activation of a feed-forward network."""
+    projected: int
+    """The number of outputs of the first linear layer."""
+
+    @property
+    def is_relu(self) -> bool:
+        """True for ReLU, which the GEMM kernels compute."""
+        return self.activation == "relu"
 
 
 class LayerShape(NamedTuple):
@@ -227,10 +247,12 @@ class _Part:
         self.rows, self.memory_rows = layer.batch * layer.length, layer.batch * layer.memory_length
         self.item_bytes = layer.dtype.itemsize  # bytes of an element
         self.bytes = self.rows * layer.width * self.item_bytes
-        self.keeps_norm_output = self.bytes < _LARGE_NORM
+        self.keeps_norm_output = self.bytes < _LARGE
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
-        """A bit array of the positive elements of a feed-forward network's inner layer."""
+        """A bit array of the positive elements of a feed-forward network's inner layer, for ReLU."""
+        self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
+        """False if the activation is recomputed in the backward pass."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
         """Return the range [start, stop) of the output rows of the sub-layer's first linear layer."""
@@ -254,6 +276,7 @@ class _Part:
         w.scratch.free([sublayer_input])
         added = w.scratch.allocate(self.bytes)
         w.gemm(self.inner, self.rows, self.last, added)
+        w.scratch.free([self.inner])
         if shape.norm_is_before:
             w.drop(added, x, out)
         else:
@@ -264,25 +287,39 @@ class _Part:
 
     def _attend(self, w: "_Writer", x: MemoryOffset) -> None:
         """Append the forward kernel calls of an attention sub-layer: the projections, then attention."""
-        inner, row_bytes = self.shape.inner, self.shape.inner * self.item_bytes
+        inner, projected, item_bytes = self.shape.inner, self.shape.projected, self.item_bytes
         if self.shape.reads_memory:
-            self.projected = self.kept.allocate(self.rows * row_bytes)
-            self.memory = self.kept.allocate(self.memory_rows * 2 * row_bytes)
+            self.projected = self.kept.allocate(self.rows * inner * item_bytes)
+            self.memory = self.kept.allocate(self.memory_rows * (projected - inner) * item_bytes)
             w.gemm(x, self.rows, self._first(0, inner), self.projected)
-            w.gemm(MemoryOffset(Base.MEMORY), self.memory_rows, self._first(inner, 3 * inner), self.memory)
+            w.gemm(MemoryOffset(Base.MEMORY), self.memory_rows, self._first(inner, projected), self.memory)
         else:
-            self.projected = self.memory = self.kept.allocate(self.rows * 3 * row_bytes)
-            w.gemm(x, self.rows, self._first(0, 3 * inner), self.projected)
-        self.inner = self.kept.allocate(self.rows * row_bytes)
+            self.projected = self.memory = self.kept.allocate(self.rows * projected * item_bytes)
+            w.gemm(x, self.rows, self._first(0, projected), self.projected)
+        self.inner = self.kept.allocate(self.rows * inner * item_bytes)
         self.attention_sums = self.kept.allocate(self.rows * self.shape.heads * 2 * _FLOAT)
         w.attend(self.inner)
 
     def _feed_forward(self, w: "_Writer", x: MemoryOffset) -> None:
-        """Append the kernel call of the first linear layer of a feed-forward network, with ReLU."""
-        inner = self.shape.inner
-        self.inner = self.kept.allocate(self.rows * inner * self.item_bytes)
-        self.positive = self.kept.allocate(self.rows * inner // 8)
-        w.gemm(x, self.rows, self._first(0, inner), self.inner, positive=self.positive)
+        """Append the kernel calls of the first linear layer of a feed-forward network, its activation and dropout."""
+        shape, inner_bytes = self.shape, self.rows * self.shape.inner * self.item_bytes
+        if shape.is_relu:
+            self.inner = self.kept.allocate(inner_bytes)
+            self.positive = self.kept.allocate(self.rows * shape.inner // 8)
+            w.gemm(x, self.rows, self._first(0, shape.inner), self.inner, positive=self.positive)
+            if shape.inner_drop_of_256:
+                w.drop_inner(self.inner)
+        else:
+            self.projected = self.kept.allocate(self.rows * shape.projected * self.item_bytes)
+            w.gemm(x, self.rows, self._first(0, shape.projected), self.projected)
+            self.inner = (self.kept if self.keeps_inner else w.scratch).allocate(inner_bytes)
+            self._activate(w, self.inner)
+
+    def _activate(self, w: "_Writer", out: MemoryOffset) -> None:
+        """Append the kernel calls of an activation other than ReLU, and of its dropout."""
+        w.activate(self.projected, out)
+        if self.shape.inner_drop_of_256:
+            w.drop_inner(out)
 
     def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the kernel calls of a sub-layer's backward pass: gradients of x, parameters and encoder output."""
@@ -296,7 +333,12 @@ class _Part:
             by_added = scratch.allocate(self.bytes)
             w.drop(by_sum, None, by_added)
         by_inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
-        w.gemm_backward(self.inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
+        inner = self.inner
+        if not shape.heads and not self.keeps_inner:
+            inner = scratch.allocate(self.rows * shape.inner * self.item_bytes)
+            self._activate(w, inner)
+        w.gemm_backward(inner, self.rows, self.last, by_added, by_inner, is_open=self.positive)
+        scratch.free([inner])
         if by_added != by_sum:
             scratch.free([by_added])
         by_before = scratch.allocate(self.bytes)
@@ -315,15 +357,15 @@ class _Part:
 
     def _attend_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
         """Append the backward kernel calls of an attention sub-layer: attention, then the projections."""
-        inner, reads_memory = self.shape.inner, self.shape.reads_memory
-        query_rows = self._first(0, inner if reads_memory else 3 * inner)
+        inner, projected, reads_memory = self.shape.inner, self.shape.projected, self.shape.reads_memory
+        query_rows = self._first(0, inner if reads_memory else projected)
         by_projected = by_memory = w.scratch.allocate(self.rows * query_rows.stop * self.item_bytes)
         if reads_memory:
-            by_memory = w.scratch.allocate(self.memory_rows * 2 * inner * self.item_bytes)
+            by_memory = w.scratch.allocate(self.memory_rows * (projected - inner) * self.item_bytes)
         w.attend_backward(by_inner, by_projected, by_memory)
         w.scratch.free([by_inner])
         if reads_memory:
-            memory_rows = self._first(inner, 3 * inner)
+            memory_rows = self._first(inner, projected)
             w.gemm_backward(
                 MemoryOffset(Base.MEMORY), self.memory_rows, memory_rows, by_memory, MemoryOffset(Base.BY_MEMORY)
             )
@@ -332,9 +374,18 @@ class _Part:
         w.scratch.free([by_projected])
 
     def _feed_forward_backward(self, w: "_Writer", x: MemoryOffset, by_inner: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the kernel call of the backward pass of a feed-forward network's first linear layer."""
-        w.gemm_backward(x, self.rows, self._first(0, self.shape.inner), by_inner, by_x)
-        w.scratch.free([by_inner])
+        """Append the backward kernel calls of a feed-forward network's dropout, activation and first linear layer."""
+        shape, by_projected = self.shape, by_inner
+        if shape.inner_drop_of_256:
+            w.drop_inner(by_inner)
+        if not shape.is_relu:
+            if shape.projected > shape.inner:
+                by_projected = w.scratch.allocate(self.rows * shape.projected * self.item_bytes)
+            w.activate(self.projected, by_projected, by_inner)
+            if by_projected != by_inner:
+                w.scratch.free([by_inner])
+        w.gemm_backward(x, self.rows, self._first(0, shape.projected), by_projected, by_x)
+        w.scratch.free([by_projected])
 
 
 class _Writer:
@@ -385,6 +436,20 @@ class _Writer:
         """Append a call of the dropout kernel that computes out = residual + dropout(x)."""
         drops = self.part.shape.drop_of_256
         self._drop(DropoutArguments(x, residual or 0, out, self._count, self.part.base_offset(PartBase.SEED), drops))
+
+    def drop_inner(self, x: MemoryOffset) -> None:
+        """Append a call of the dropout kernel for the activation, or for its gradient, in place."""
+        shape, count = self.part.shape, self.part.rows * self.part.shape.inner
+        seed = self.part.base_offset(PartBase.INNER_SEED)
+        self._drop(DropoutArguments(x, 0, x, count, seed, shape.inner_drop_of_256))
+
+    def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
+        """Append a call of the activation kernel; with the activation's gradient, of its backward kernel."""
+        part = self.part
+        assert part.shape.activation is not None
+        kernels = activation_kernels(part.shape.activation, part.layer.dtype)
+        arguments = ActivationArguments(projected, out, part.rows, part.shape.inner, gradient or 0)
+        self.steps.add(kernels["activate" if gradient is None else "activate_backward"], arguments)
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call of the kernel that computes out = other + x."""
@@ -484,13 +549,13 @@ class _Writer:
         """Append a call of an attention kernel, with `gradients` for the backward pass."""
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
-        kind = attention_shape(shape.inner // shape.heads, layer.dtype)
+        kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention)
         scratch_each = attention_scratch_size(kind, keys, layer.length)
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
         arguments = AttentionArguments(
             *self._thirds(part.projected, part.memory),
-            query_stride=shape.inner * (1 if shape.reads_memory else 3),
-            key_stride=shape.inner * (2 if shape.reads_memory else 3),
+            query_stride=shape.inner if shape.reads_memory else shape.projected,
+            key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
             batch=layer.batch,
             heads=shape.heads,
             num_queries=layer.length,
@@ -501,6 +566,8 @@ class _Writer:
             **dict(zip(_GRADIENTS, self._thirds(*gradients) if gradients else (0, 0, 0), strict=True)),
             scratch=scratch,
             scratch_per_thread=scratch_each,
+            seed=part.base_offset(PartBase.INNER_SEED),
+            drop_256ths=shape.inner_drop_of_256,
         )
         self.steps.add(attention_kernels(kind)[name], arguments)
         self.scratch.free([scratch])
@@ -512,7 +579,7 @@ class _Writer:
         """
         size = self.part.shape.inner * self.part.item_bytes
         first = 0 if self.part.shape.reads_memory else size
-        return projected, memory.advance(first), memory.advance(first + size)
+        return projected, memory.advance(first), memory.advance(first + size // self.part.shape.attention.shared)
 
 
 # --- layers as autograd functions ---
@@ -520,6 +587,18 @@ class _Writer:
 
 
 _MAX_CACHED_PLANS = 512
+_WHOLE_LAYERS = table(
+    "kernels of whole layers",
+    norm_order="pre post",
+    norm="layer rms",
+    linear_layers="Linear",
+    activation="relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
+    attention_score="scaled dot",
+    attention_kind="soft",
+    attention_scale="default other",
+    key_value_heads="equal shared",
+    value_width="equal",
+)
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
@@ -535,7 +614,7 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
         return None
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, attended, mask) for attended, mask in zip(memories, masks, strict=True)]
-    parts = None if None in lengths else parts_of(layer, lengths)
+    parts = None if None in lengths else parts_of(layer, lengths, _WHOLE_LAYERS)
     if parts is None or not all(_supports_part(part, x, memory) for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters()]
@@ -613,7 +692,9 @@ def _shape_of(parts: Sequence[LayerPart], x: Tensor, memory: Tensor | None) -> L
 def _part_shape_of(part: LayerPart) -> PartShape:
     """Return the shape of a sub-layer, on which its kernel calls depend."""
     attention, (first, last) = part.attention, part.linears
+    options = PLAIN_ATTENTION if attention is None else options_of(attention)
     assert part.norm.eps is not None
+    assert options is not None
     return PartShape(
         heads=0 if attention is None else attention.num_heads,
         inner=last.in_features,
@@ -624,20 +705,25 @@ def _part_shape_of(part: LayerPart) -> PartShape:
         epsilon=part.norm.eps,
         has_biases=(first.bias is not None, last.bias is not None),
         drop_of_256=part.drop_of_256,
+        inner_drop_of_256=part.inner_drop_of_256,
+        attention=options,
+        activation=part.activation,
+        projected=first.out_features,
     )
 
 
 def _addresses_of_parts(parts: Sequence[LayerPart], parameters: Sequence[Tensor | None]) -> list[int]:
     """Return the base addresses of all sub-layers in the order of the enum `PartBase`, with new dropout seeds."""
-    seeds = torch.empty(len(parts), dtype=torch.int64)
-    for seed, part in zip(seeds, parts, strict=True):
-        if part.drop_of_256:
-            seed.random_()
+    seeds = torch.empty(len(parts), 2, dtype=torch.int64)
+    for pair, part in zip(seeds, parts, strict=True):
+        for seed, drop_of_256 in zip(pair, (part.inner_drop_of_256, part.drop_of_256), strict=True):
+            if drop_of_256:
+                seed.random_()
     addresses: list[int] = []
     each_count = len(parameters) // len(parts)
-    for number, (seed, part) in enumerate(zip(seeds.tolist(), parts, strict=True)):
+    for number, ((inner_seed, seed), part) in enumerate(zip(seeds.tolist(), parts, strict=True)):
         lengths = part.mask.lengths if isinstance(part.mask, KeyLengths) else None
-        addresses += [seed, address_of(lengths)]
+        addresses += [seed, inner_seed, address_of(lengths)]
         for parameter in parameters[number * each_count : (number + 1) * each_count]:
             total = None if parameter is None else sum_of_gradients(parameter)
             addresses += [address_of(parameter), address_of(total)]
@@ -674,6 +760,8 @@ class NativeTraining:
     supports_linear = staticmethod(supports_linear)
     linear = staticmethod(linear)
     project = staticmethod(project)
+    supports_activation = staticmethod(supports_activation)
+    activate = staticmethod(activate)
     sum_rows = staticmethod(sum_rows)
     add_in_place = staticmethod(add_in_place)
     supports_orthogonalization = staticmethod(supports_orthogonalization)

@@ -1,0 +1,213 @@
+"""Show messages in the user's language: the code's English messages are looked up in a gettext catalogue.
+
+The code writes its messages in English, often as f-strings. Where a message is shown, `localized` looks it up. The
+catalogue's keys are the English messages with fields, such as "`{name}` must be at least {minimum}, but is {value}.". A
+message with fields is found by its fixed parts; what stands between them are the fields, which its translation repeats.
+Machine-readable output, exceptions' types and the server's answers stay English.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+LANGUAGES = ("en", "zh")
+"""Languages that messages exist in; English needs no catalogue."""
+CATALOGUES = Path(__file__).with_name("locale")
+"""Folder of the catalogues: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
+_LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
+
+_LEAST_LETTERS = 12  # in the fixed parts of a template whose fields may have any length
+_MOST_WORDS = 3  # in a field of another template
+_SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in this order
+
+_state = {"language": "en"}
+
+
+def set_ui_language(language: str) -> None:
+    """Set the language of messages: error messages, progress, reports, and titles of plots.
+
+    Commands take `--ui-language` instead. A notebook calls this function once, after `import transduce`.
+
+    Args:
+        language: "en", "zh", or "auto" for the language that the environment sets, as for a command.
+
+    Raises:
+        TransduceError: the language is none of these.
+    """
+    if language != "auto" and language not in LANGUAGES:
+        from transduce.errors import TransduceError
+
+        raise TransduceError(
+            f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}: choose one of these."
+        )
+    _state["language"] = language_of_environment(os.environ) if language == "auto" else language
+
+
+def ui_language() -> str:
+    """Return the language of messages: "en", or "zh" after `set_ui_language` or in a command that sets it."""
+    return _state["language"]
+
+
+def language_of_environment(environment: Mapping[str, str]) -> str:
+    """Return the language that the environment sets, in the order of POSIX; TRANSDUCE_LANGUAGE precedes the locale."""
+    for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        if environment.get(name):
+            code = environment[name].replace("-", "_").partition("_")[0].partition(".")[0].lower()
+            return code if code in LANGUAGES else "en"
+    return "en"
+
+
+@contextmanager
+def use_ui_language(language: str) -> Iterator[None]:
+    """Set the language of messages for a `with` block.
+
+    Raises:
+        TransduceError: there are no messages in the language.
+    """
+    before = ui_language()
+    set_ui_language(language)
+    try:
+        yield
+    finally:
+        _state["language"] = before
+
+
+def localized(text: str) -> str:
+    """Return a message in the user's language, or unchanged if the language is English or the catalogue lacks it.
+
+    White space around the message stays. If a text is no message as a whole, its lines or parts may be messages.
+    """
+    if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
+        return text
+    return _catalogue(_state["language"]).translate(text)
+
+
+def column(text: str, width: int, *, right: bool = False) -> str:
+    """Return a message in the user's language, padded with spaces to a width in terminal columns."""
+    from unicodedata import east_asian_width
+
+    shown = localized(text)
+    spaces = " " * (width - sum(2 if east_asian_width(character) in "WF" else 1 for character in shown))
+    return spaces + shown if right else shown + spaces
+
+
+# --- the catalogue ---
+
+
+class Template(NamedTuple):
+    """A message with fields: the fixed parts around them, their names and the translation."""
+
+    parts: tuple[str, ...]
+    names: tuple[str, ...]
+    translation: str
+
+    def fields(self, text: str) -> dict[str, str] | None:
+        """Return the fields of a text that this template describes; None if the template does not describe it."""
+        first, *middle, last = self.parts
+        end = len(text) - len(last)
+        if not (text.startswith(first) and text.endswith(last)) or end < len(first):
+            return None
+        values, position = [], len(first)
+        for part in middle:
+            found = text.find(part, position, end)
+            if found < 0:
+                return None
+            values.append(text[position:found])
+            position = found + len(part)
+        return dict(zip(self.names, [*values, text[position:end]], strict=True))
+
+
+def parse_template(text: str, translation: str) -> Template:
+    """Return the template of a message with fields in braces, where two braces stand for one."""
+    from string import Formatter  # as the imports in other functions here: `transduce --help` in English needs none
+
+    parts, names = [""], []
+    for literal, name, _, _ in Formatter().parse(text):
+        parts[-1] += literal
+        if name is not None:
+            names.append(name)
+            parts.append("")
+    return Template(tuple(parts), tuple(names), translation)
+
+
+class Catalogue:
+    """The messages of one language: texts without fields by their text, and templates, those with most text first."""
+
+    def __init__(self, translations: Mapping[str, str]) -> None:
+        self._texts: dict[str, str] = {}
+        templates = []
+        for text, translation in translations.items():
+            template = parse_template(text, translation)
+            if template.names:
+                templates.append(template)
+            else:
+                self._texts[template.parts[0]] = self._fill(translation, {})
+        self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
+
+    def translate(self, text: str) -> str:
+        """Return the translation of a message, of its lines or parts, or the text itself."""
+        core = text.strip()
+        found = self.find(core)
+        if found is not None:
+            return text.replace(core, found, 1) if core else text
+        for separator in _SEPARATORS:
+            if separator in text:
+                return separator.join(self.translate(part) for part in text.split(separator))
+        return text
+
+    def find(self, text: str) -> str | None:
+        """Return the translation of a message, or None if there is none."""
+        if text in self._texts:
+            return self._texts[text]
+        matches = [(template, fields) for template in self._templates if (fields := template.fields(text)) is not None]
+        matches = [match for match in matches if self._is_plausible(match[0], text, match[1])]
+        if not matches:
+            return None
+        template, fields = min(matches, key=lambda match: sum(map(len, self._untranslated(*match).values())))
+        return self._fill(template.translation, fields)
+
+    def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
+        """Return whether a text has the form of a template for more than a chance.
+
+        A template of one line describes one line. The fields of one with few letters are short, or messages themselves.
+        """
+        fixed = "".join(template.parts)
+        if "\n" in text and "\n" not in fixed:
+            return False
+        if sum(map(str.isalpha, fixed)) >= _LEAST_LETTERS:
+            return True
+        return all(len(value.split()) <= _MOST_WORDS for value in self._untranslated(template, fields).values())
+
+    def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
+        """Return the fields that are repeated as they are, because they are no messages."""
+        return {
+            name: value
+            for name, value in fields.items()
+            if f"{{{name}!t}}" not in template.translation or self.translate(value) == value
+        }
+
+    def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
+        """Return a translation with its fields; `{name!t}` is a field that is a message itself."""
+        from string import Formatter
+
+        result = ""
+        for literal, name, _, conversion in Formatter().parse(translation):
+            result += literal
+            if name is not None:
+                value = fields[name]
+                result += self.translate(value) if conversion == "t" else value
+        return result
+
+
+@cache
+def _catalogue(language: str) -> Catalogue:
+    from gettext import GNUTranslations
+
+    path = CATALOGUES / language / "LC_MESSAGES" / "transduce.mo"
+    with path.open("rb") as file:
+        # The public methods of gettext find texts by their exact key only.
+        translations: dict[str, str] = vars(GNUTranslations(file))["_catalog"]
+    return Catalogue({text: translation for text, translation in translations.items() if text})

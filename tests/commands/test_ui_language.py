@@ -1,0 +1,227 @@
+"""Messages in the user's language: the catalogue is complete, commands speak Chinese, and English stays as it is."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from gettext import GNUTranslations
+from pathlib import Path
+from string import Formatter
+from types import ModuleType
+
+import polib
+import pytest
+
+import transduce
+from transduce import ui_language
+from transduce.commands.main import VERBS, build_parser, main, wrapped
+from transduce.errors import TransduceError
+from transduce.ui_language import CATALOGUES, Catalogue, language_of_environment, localized, use_ui_language
+
+ROOT = Path(__file__).resolve().parents[2]
+_MOST_UNTRANSLATED = 100
+"""Messages that may wait for somebody who writes Chinese; they are shown in English."""
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_messages", ROOT / "docs" / "generate_messages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = _generator()
+CHINESE = CATALOGUES / "zh" / "LC_MESSAGES" / "transduce.po"
+TRANSLATED = {entry.msgid: entry.msgstr for entry in polib.pofile(str(CHINESE)) if entry.msgstr}
+
+
+@pytest.fixture(scope="module")
+def untranslated() -> list[str]:
+    """Messages of the code that have no Chinese entry."""
+    return [text for text in GENERATOR.messages() if text not in TRANSLATED]
+
+
+@pytest.fixture
+def chinese() -> Iterator[None]:
+    with use_ui_language("zh"):
+        yield
+
+
+def _fields(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
+
+
+# --- the catalogue ---
+
+
+def test_nearly_every_message_of_the_code_has_a_chinese_entry(untranslated: list[str]) -> None:
+    shown = "\n".join(untranslated)
+    assert len(untranslated) <= _MOST_UNTRANSLATED, f"Run `python docs/generate_messages.py`, and translate:\n{shown}"
+
+
+def test_the_extractor_finds_texts_with_fields_and_conditional_parts() -> None:
+    code = """
+raise TransduceError(f"`{names[0]}` must be {'positive' if zero else f'at least {least:,}'}, but is {len(value)}.")
+print(localized("step"))
+"""
+    tree = GENERATOR.ast.parse(code)
+    assert set(GENERATOR._messages_of(tree)) == {
+        "step",
+        "`{names}` must be positive, but is {value}.",
+        "`{names}` must be at least {least}, but is {value}.",
+    }
+
+
+def test_translations_have_the_fields_of_their_messages() -> None:
+    for text, translation in TRANSLATED.items():
+        english_only = {*re.findall(r"\w\{(\w+)\}", text), "verb", "noun"}  # such as the "s" of a plural
+        assert _fields(translation) - english_only == _fields(text) - english_only, text
+
+
+def test_messages_with_fields_are_found_by_their_text() -> None:
+    catalogue = Catalogue(TRANSLATED)
+    wrong = []
+    for text, translation in TRANSLATED.items():
+        values = {name: f"x{number}" for number, name in enumerate(sorted(_fields(text)))}
+        if catalogue.find(text.format(**values)) != re.sub(r"!t\}", "}", translation).format(**values):
+            wrong.append(text)
+    assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
+
+
+def test_the_compiled_catalogue_is_that_of_the_text_file() -> None:
+    with CHINESE.with_suffix(".mo").open("rb") as file:
+        compiled = vars(GNUTranslations(file))["_catalog"]
+    assert {text: translation for text, translation in compiled.items() if text} == TRANSLATED
+
+
+# --- looking messages up ---
+
+
+def test_a_message_in_english_needs_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui_language, "_catalogue", None)
+    assert localized("step") == "step"
+    assert str(TransduceError("There is no command `x`.")) == "There is no command `x`."
+
+
+@pytest.mark.usefixtures("chinese")
+def test_fields_that_are_messages_are_translated_and_others_repeated() -> None:
+    assert localized("`beam_size` must be at least 1, but is 0.") == "`beam_size` 至少应为 1，但现在是 0。"
+    assert localized("warning: step\n") == "警告：步\n"
+    assert localized("`step` must be a number, but is step.") == "`step` 必须是数，但现在是 step。"
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("text", ["", "我爱你", "I ate apples yesterday.", "{braces} stay", "a cat with a hat has fun"])
+def test_a_text_that_is_no_message_stays(text: str) -> None:
+    assert localized(text) == text
+
+
+@pytest.mark.usefixtures("chinese")
+def test_an_error_is_shown_in_chinese_and_keeps_its_english_text() -> None:
+    with pytest.raises(TransduceError, match="模型文件夹里应有") as caught:
+        transduce.load(str(ROOT / "docs"))
+    assert caught.value.args[0].startswith("A model folder holds a config.json")
+
+
+@pytest.mark.parametrize(
+    ("environment", "language"),
+    [
+        ({}, "en"),
+        ({"LANG": "C.UTF-8"}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh_TW", "LC_ALL": "de_DE.UTF-8"}, "en"),
+        ({"LANG": "en_US.UTF-8", "LC_MESSAGES": "zh_CN.GBK"}, "zh"),
+        ({"LANG": "zh_CN.UTF-8", "TRANSDUCE_LANGUAGE": "en"}, "en"),
+        ({"LANG": "en_US.UTF-8", "TRANSDUCE_LANGUAGE": "zh-Hans"}, "zh"),
+    ],
+)
+def test_the_environment_sets_the_language(environment: dict[str, str], language: str) -> None:
+    assert language_of_environment(environment) == language
+
+
+def test_python_sets_a_language_that_exists() -> None:
+    with pytest.raises(TransduceError, match="`ui_language` must be en, zh or auto, but is 'fr': choose"):
+        transduce.set_ui_language("fr")
+
+
+# --- commands ---
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("verb", [None, *VERBS])
+def test_help_in_chinese_has_no_english_sentence(verb: str | None, untranslated: list[str]) -> None:
+    shown = " ".join(build_parser(verb).format_help().split())
+    sentences = re.findall(r"(?<![-\w`.])[a-z]+(?: [a-z]+){3,}(?![-\w`.=])", shown)
+    assert [each for each in sentences if not any(each in text for text in untranslated)] == []
+
+
+def test_help_in_chinese_is_wrapped_by_the_width_of_characters() -> None:
+    lines = wrapped("模型文件夹（`transduce train` 写出的），或词表相同的几个；默认：标准输入。", 20)
+    assert lines == ["模型文件夹", "（`transduce train`", "写出的），或词表相同", "的几个；默认：标准输", "入。"]
+
+
+@pytest.mark.parametrize("place", ["before", "after", "joined"])
+def test_the_option_may_stand_anywhere(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    option = ["--ui-language", "zh"]
+    arguments = {
+        "before": [*option, "trane"],
+        "after": ["trane", *option],
+        "joined": ["trane", "--ui-language=zh"],
+    }[place]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == "transduce: 没有命令 `trane`：是不是要用 `train`？\n"
+    assert ui_language.ui_language() == "en"
+
+
+def test_an_unknown_language_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--ui-language", "fr", "train"])
+    assert (
+        capsys.readouterr().err == "transduce: argument --ui-language: choose en, zh or auto (see transduce --help)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train"], "transduce train：缺少参数：--out（见 transduce train --help）"),
+        (
+            ["train", "--stepps", "3"],
+            "transduce train：没有选项 --stepps；是不是要用 --steps？（见 transduce train --help）",
+        ),
+        (["translate", "m", "--beam-size", "x"], "参数 --beam-size：不是整数：'x'"),
+        (["train", "--out", "{folder}/m"], "没有可供学习的文本：请用 --source 和 --target 指定"),
+        (["train", "--out", "{folder}/m", "--source", "{folder}/a.zh", "--target", "{folder}/a.en"], "a.zh 不存在"),
+        (
+            ["train", "--out", "{folder}/m", "--set", "training.stepz=3"],
+            "没有设置 `training.stepz`：是不是要用 `training.steps`？",
+        ),
+        (["translate", "{folder}/none"], "none 不存在：请指定模型的文件夹。"),
+        (["generate", "{folder}"], "模型文件夹里应有 config.json，但"),
+        (["evaluate", "{folder}", "--source", "x", "--reference", "y"], "不存在：请检查文件名。"),
+    ],
+)
+def test_errors_that_learners_meet_are_in_chinese(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRANSDUCE_LANGUAGE", "zh")
+    try:
+        code = main([each.format(folder=tmp_path) for each in arguments])
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_machine_readable_output_is_the_same_in_every_language(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    reports = []
+    for language in ui_language.LANGUAGES:
+        assert main(["check-install", "--json", "-", "--ui-language", language]) == 0
+        reports.append(json.loads(capfdbinary.readouterr().out))
+    assert reports[0] == reports[1]
