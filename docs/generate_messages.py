@@ -103,6 +103,7 @@ def _messages_of(tree: ast.Module) -> Iterator[str]:
         if node in inner:
             inner.update(ast.iter_child_nodes(node))
             continue
+        inner.update(type for name in ("annotation", "returns") if (type := getattr(node, name, None)) is not None)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             inner.add(node.value)
         elif isinstance(node, ast.Call) and _name_of(node.func) in MESSAGE_CALLS:

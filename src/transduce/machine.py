@@ -76,6 +76,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         """The reason for the default precision, for messages."""
         if self.device.startswith("cuda"):
             return "the GPU multiplies bfloat16 fastest" if self.gpu_bf16 else "this GPU has no units for bfloat16"
+        if self.device == "mps":
+            return "other precisions are not checked on Apple's GPUs"
         if self.amx:
             return "this processor has AMX tiles for bfloat16"
         if self.avx512_bf16:
@@ -116,7 +118,7 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
     """Detect this machine's properties; on a GPU, also disable PyTorch's cuDNN attention.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", or "auto": a GPU if there is one.
+        device: "cpu", "cuda", "cuda:1", "mps" (Apple's GPUs), or "auto": an NVIDIA GPU if there is one.
         threads: number of compute threads; None: `OMP_NUM_THREADS`, or else all cores that this process may use.
 
     Raises:
@@ -150,8 +152,12 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
 def _find_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if not isinstance(device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{device}`.")
+    if not isinstance(device, str) or not re.fullmatch(r"cpu|mps|cuda(:\d+)?", device):
+        raise TransduceError(f"`device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `{device}`.")
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            raise TransduceError("The device `mps` was asked for, but PyTorch finds no Apple GPU here: use `cpu`.")
+        return device
     gpus = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if device != "cpu" and int(device.partition(":")[2] or 0) >= gpus:
         available = "no GPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs, counted from 0"

@@ -7,6 +7,7 @@ Machine-readable output, exceptions' types and the server's answers stay English
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -87,14 +88,22 @@ def localized(text: str) -> str:
 
 def column(text: str, width: int, *, right: bool = False) -> str:
     """Return a message in the user's language, padded with spaces to a width in terminal columns."""
-    from unicodedata import east_asian_width
-
     shown = localized(text)
-    spaces = " " * (width - sum(2 if east_asian_width(character) in "WF" else 1 for character in shown))
+    spaces = " " * (width - columns_of(shown))
     return spaces + shown if right else shown + spaces
 
 
+def columns_of(text: str) -> int:
+    """Return the width of a text in terminal columns, of which a Chinese character takes two."""
+    from unicodedata import east_asian_width
+
+    return len(text) if text.isascii() else sum(2 if east_asian_width(each) in "WF" else 1 for each in text)
+
+
 # --- the catalogue ---
+
+NUMBER = "n"
+"""Name of a field that stands for a number only, as in "{n} lines"."""
 
 
 class Template(NamedTuple):
@@ -117,7 +126,8 @@ class Template(NamedTuple):
                 return None
             values.append(text[position:found])
             position = found + len(part)
-        return dict(zip(self.names, [*values, text[position:end]], strict=True))
+        fields = dict(zip(self.names, [*values, text[position:end]], strict=True))
+        return fields if fields.get(NUMBER, "0").replace(",", "").replace(".", "").isdigit() else None
 
 
 def parse_template(text: str, translation: str) -> Template:
@@ -163,19 +173,25 @@ class Catalogue:
         if text in self._texts:
             return self._texts[text]
         matches = [(template, fields) for template in self._templates if (fields := template.fields(text)) is not None]
-        matches = [match for match in matches if self._is_plausible(match[0], text, match[1])]
-        if not matches:
-            return None
-        template, fields = min(matches, key=lambda match: sum(map(len, self._untranslated(*match).values())))
-        return self._fill(template.translation, fields)
+        found = [
+            self._fill(template.translation, fields)
+            for template, fields in matches
+            if self._is_plausible(template, text, fields)
+        ]
+        # The right template is the one by which most is translated: it leaves the fewest letters of the alphabet.
+        return min(found, key=lambda each: sum(letter.isascii() and letter.isalpha() for letter in each), default=None)
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
         """Return whether a text has the form of a template for more than a chance.
 
-        A template of one line describes one line. The fields of one with few letters are short, or messages themselves.
+        A template of one line describes one line. A field that the translation leaves out is an ending or a word, such
+        as "s" or "has". The fields of a template with few letters are short, or messages themselves.
         """
         fixed = "".join(template.parts)
-        if "\n" in text and "\n" not in fixed:
+        left_out = [value for name, value in fields.items() if f"{{{name}" not in template.translation]
+        if ("\n" in text and "\n" not in fixed) or not all(
+            re.fullmatch("(?:[a-z]+ ?){0,2}", value) for value in left_out
+        ):
             return False
         if sum(map(str.isalpha, fixed)) >= _LEAST_LETTERS:
             return True

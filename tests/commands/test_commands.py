@@ -9,14 +9,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+from transduce.commands import options as offered
 from transduce.commands.main import VERBS, main
-from transduce.demonstration.run import refuse_other_run
+from transduce.demonstration.run import STEPS, refuse_other_run
 from transduce.errors import TransduceError
+from transduce.exchange.export import FORMATS
+from transduce.inference.generator import DEFAULT_LENGTH
 from transduce.inference.translator import Translator
+from transduce.inspection.attribution import Method
+from transduce.inspection.plots import SUFFIXES
+from transduce.interop.ctranslate2 import QUANTIZATIONS
+from transduce.interop.tutorials import Style
+from transduce.tasks.kinds.all_kinds import KINDS
+from transduce.tasks.preparing import PREPARED_KINDS
 from transduce.training.choices import PRESETS
 
 WriteLines = Callable[[str, Iterable[str]], Path]
@@ -140,7 +150,7 @@ def test_train_with_a_settings_file_set_and_options(
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
         (["--threads", "0"], "`threads` must be at least 1, but is 0"),
-        (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `tpu`"),
+        (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
         (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
         (
             ["--source", "/dev/null", "--target", "/dev/null"],
@@ -401,7 +411,7 @@ def test_a_demonstration_that_was_moved_is_made_again(
         assert not Path(out).exists()
         raise TransduceError(f"begun with {sorted(options)}")
 
-    monkeypatch.setattr("transduce.commands.demo.demo", begin)
+    monkeypatch.setattr("transduce.demonstration.run.demo", begin)
     assert main(["demo", "--out", str(folder), "--again"]) == 2
     assert "begun with" in capsys.readouterr().err
 
@@ -442,9 +452,23 @@ def test_what_a_run_would_record_must_be_utf8(capsys: Capture, tmp_path: Path) -
 
 def test_help_is_printed_without_importing_torch() -> None:
     program = (
-        "import sys\nfrom transduce.commands.main import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+        "import contextlib, sys\nfrom transduce.commands.main import VERBS, main\n"
+        "for arguments in (['--help'], *([verb, '--help'] for verb in VERBS)):\n"
+        "    with contextlib.suppress(SystemExit):\n        main(arguments)\n"
+        "    assert not {'torch', 'numpy', 'sacrebleu'} & sys.modules.keys(), arguments\n"
+        "print('imported none of them')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.splitlines()[-1] == "False False"
+    assert done.stdout.splitlines()[-1] == "imported none of them"
+
+
+def test_options_offer_what_the_package_has() -> None:
+    assert tuple(KINDS) == offered.TASK_KINDS
+    assert tuple(PREPARED_KINDS) == offered.PREPARED_KINDS
+    assert tuple(PRESETS) == offered.PRESETS
+    assert offered.EXPORT_FORMATS == FORMATS
+    assert offered.QUANTIZATIONS == QUANTIZATIONS
+    assert get_args(Style) == offered.TUTORIAL_STYLES
+    assert get_args(Method) == offered.ATTRIBUTION_METHODS
+    assert offered.PICTURE_SUFFIXES == SUFFIXES
+    assert (offered.DEMO_STEPS, offered.GENERATED_TOKENS) == (STEPS, DEFAULT_LENGTH)

@@ -46,6 +46,16 @@ def test_several_texts_are_divided_by_a_line(model: Path, capsysbinary: pytest.C
     assert all(text.startswith("ab") for text in texts)
 
 
+def test_prompts_of_a_file_are_continued_as_each_alone(
+    model: Path, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "prompts").write_text("ab\nbad b\n", "utf-8")
+    options = ["--max-length", "9", "--seed", "3"]
+    alone = [generate(model, capsysbinary, prompt, *options).removesuffix("\n") for prompt in ("ab", "bad b")]
+    found = generate(model, capsysbinary, "--prompts", str(tmp_path / "prompts"), *options)
+    assert found.removesuffix("\n") == "\n---\n".join(alone)
+
+
 def test_greedy_and_beams(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert generate(model, capsysbinary, "ab", "--greedy") == generate(model, capsysbinary, "ab", "--beam-size", "1")
     beams = generate(model, capsysbinary, "ab", "--beam-size", "4", "--n-best", "2", "--one-line", "--json", "-")
@@ -72,6 +82,7 @@ def test_a_prompt_from_standard_input(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--prompts", "file"], "A prompt and --prompts are both set: leave one of them out."),
         (["--greedy", "--beam-size", "2"], "--greedy and --beam-size are two ways to search"),
         (["--n-best", "3", "--beam-size", "2"], "`n_best` must be at most `beam_size` (2), but is 3"),
         (["--beam-size", "-3"], "`beam_size` must be at least 1, but is -3"),

@@ -84,7 +84,9 @@ def test_messages_with_fields_are_found_by_their_text() -> None:
     catalogue = Catalogue(TRANSLATED)
     wrong = []
     for text, translation in TRANSLATED.items():
-        values = {name: f"x{number}" for number, name in enumerate(sorted(_fields(text)))}
+        fields = enumerate(sorted(_fields(text)))
+        values = {name: "s" if name not in _fields(translation) else f"x{number}" for number, name in fields}
+        values |= {"n": "7"} if "n" in values else {}
         if catalogue.find(text.format(**values)) != re.sub(r"!t\}", "}", translation).format(**values):
             wrong.append(text)
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
@@ -109,11 +111,16 @@ def test_a_message_in_english_needs_no_catalogue(monkeypatch: pytest.MonkeyPatch
 def test_fields_that_are_messages_are_translated_and_others_repeated() -> None:
     assert localized("`beam_size` must be at least 1, but is 0.") == "`beam_size` 至少应为 1，但现在是 0。"
     assert localized("warning: step\n") == "警告：步\n"
+    assert localized("3 lines") == "3 行"
+    warning = "warning: line 3 is in English, not in Chinese: the translation is then fluent nonsense; use a model that"
+    assert localized(f"{warning} reads this language.").startswith("警告：第 3 行是英语，不是中文：")
     assert localized("`step` must be a number, but is step.") == "`step` 必须是数，但现在是 step。"
 
 
 @pytest.mark.usefixtures("chinese")
-@pytest.mark.parametrize("text", ["", "我爱你", "I ate apples yesterday.", "{braces} stay", "a cat with a hat has fun"])
+@pytest.mark.parametrize(
+    "text", ["", "我爱你", "I ate apples yesterday.", "{braces} stay", "a cat with a hat has fun", "fine lines"]
+)
 def test_a_text_that_is_no_message_stays(text: str) -> None:
     assert localized(text) == text
 

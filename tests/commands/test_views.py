@@ -44,6 +44,14 @@ def test_inspect_searches_as_the_folder_says(
     assert json.loads(capfdbinary.readouterr().out)["beam_size"] == 2
 
 
+def test_inspect_reports_that_a_text_has_several_sentences(
+    trained: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for text, warned in (("我吃鱼。我吃鱼。", True), ("我吃鱼。", False)):
+        assert main(["inspect", str(trained), text, "--json", "-", "--beam-size", "1", *ONE_THREAD]) == 0
+        assert (b"the text has 2 sentences, which are inspected as one input" in capfdbinary.readouterr().err) == warned
+
+
 def test_inspect_knows_what_was_cut(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     command = ["inspect", str(trained), "我吃鱼。", "--max-length", "2", "--json", "-", *ONE_THREAD]
     assert main(command) == 0

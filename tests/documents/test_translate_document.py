@@ -17,6 +17,7 @@ from transduce.documents.limits import LOCAL_LIMITS
 from transduce.documents.translate import portions, target_path, write_translated
 from transduce.documents.units import DocumentSettings, UnitKind
 from transduce.errors import TransduceError
+from transduce.inference.line_warnings import resolve_languages
 from transduce.inference.translator import Translator
 
 SRT = "1\r\n00:00:01,000 --> 00:00:02,000\r\n{}\r\n"
@@ -138,11 +139,18 @@ def test_mistakes_are_one_sentence(
     assert captured.err.count("\n") == 1
 
 
-def test_an_archive_needs_a_file_to_write(capsys: Capture, trained: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.epub", "w") as archive:
-        archive.writestr(zipfile.ZipInfo("mimetype"), "application/epub+zip")
-    assert main(["translate", str(trained), str(tmp_path / "a.epub"), *QUICK]) == 2
-    assert "name the file to write by --out" in capsys.readouterr().err
+def test_an_archive_is_written_beside_the_document(capsys: Capture, trained: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
+        archive.writestr(zipfile.ZipInfo("mimetype"), "application/vnd.oasis.opendocument.text")
+        archive.writestr("content.xml", '<t:p xmlns:t="urn:oasis:names:tc:opendocument:xmlns:text:1.0">我吃鱼。</t:p>')
+    command = ["translate", str(trained), str(tmp_path / "a.odt"), *QUICK]
+    path = target_path(tmp_path / "a.odt", resolve_languages(trained)[1])
+    assert main(command) == 0
+    assert f"1 text in {path}" in capsys.readouterr().err
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["mimetype", "content.xml"]
+    assert main(command) == 2
+    assert f"{path} exists already: name the file to write by --out" in capsys.readouterr().err
 
 
 def test_documents_on_standard_input_are_refused(

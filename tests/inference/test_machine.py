@@ -1,5 +1,6 @@
 """Test machine detection: limits of control groups, restricted instruction sets, missing devices."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import torch
 
 from transduce.errors import TransduceError
 from transduce.machine import Machine, _cgroup_limit, describe, detect_machine, usable_cores
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
+from transduce.model_folder.load import _move_checked, convert_to_precision
 
 
 def write_group(root: Path, files: dict[str, str]) -> Path:
@@ -71,6 +75,33 @@ def test_cores_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> No
     assert usable_cores() == 1
 
 
+def test_apple_gpus_are_checked_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TransduceError, match="PyTorch finds no Apple GPU here: use `cpu`"):
+        detect_machine("mps")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    machine = detect_machine("mps")
+    assert (machine.device, machine.precision) == ("mps", "fp32")
+    config = ModelConfig(
+        source_vocabulary_size=20,
+        target_vocabulary_size=20,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=16,
+        d_ff=16,
+        num_heads=2,
+    )
+    model = Transformer(config).eval()
+    with pytest.raises(TransduceError, match="On `mps` models compute in fp32, but `precision` is bf16"):
+        convert_to_precision(model, "bf16", machine)
+    with pytest.raises(TransduceError, match="This model cannot be computed on `mps`"):
+        convert_to_precision(model, "auto", machine)  # this machine has no such device
+    _move_checked(model, "cpu")
+    drift = itertools.count(1.0)
+    monkeypatch.setattr(Transformer, "forward", lambda *_: torch.full((2, 8, 20), next(drift)))
+    with pytest.raises(TransduceError, match="On `cpu` this model's outputs differ from those on the CPU: use `cpu`"):
+        _move_checked(model, "cpu")
+
+
 @pytest.mark.parametrize(
     ("isa", "amx", "bf16"),
     [
@@ -130,7 +161,7 @@ def test_an_old_gpu_computes_in_fp32() -> None:
 @pytest.mark.parametrize("device", ["tpu", "cudaa", "cuda:", "cuda:x", "CPU", "cpu:0", ""])
 def test_an_unknown_device_is_refused(device: str) -> None:
     with pytest.raises(
-        TransduceError, match=f"`device` must be `auto`, `cpu`, `cuda` or `cuda:NUMBER`, but is `{device}`"
+        TransduceError, match=f"`device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `{device}`"
     ):
         detect_machine(device)
 

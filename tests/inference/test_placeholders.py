@@ -185,6 +185,11 @@ def test_the_words_of_the_source_keep_their_tokens(with_tokens: Translator) -> N
         ("住在</b>北京", "lives in Beijing", 8, "lives in</b> Beijing"),
         ("Hello\\nWorld", "Hallo Welt", 5, "Hallo\\nWelt"),
         ("（{name}）好", "good", 0, "({name}) good"),
+        # Inside a word of the translation: behind the word, unless the source has the span inside a word too.
+        ("Ich %s bin da", "I'm here", 1, "I'm %s here"),
+        ("Es geht {name} nicht", "It doesn't work", 9, "It doesn't {name} work"),
+        ("我 %s 在", "I’m here", 1, "I’m %s here"),
+        ("Open x{name}y", "Öffne xy", 7, "Öffne x{name}y"),
     ],
 )
 def test_spans_get_the_spaces_of_the_target_language(

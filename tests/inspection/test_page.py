@@ -28,6 +28,7 @@ from transduce.inspection.sentence_view import (
 )
 from transduce.model.build import build_model
 from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.ui_language import use_ui_language
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,6 +196,12 @@ def test_the_page_holds_the_payload_whatever_the_sentence_says(inspection: Inspe
     assert json.loads(found[1])["inspections"][0]["source"] == hostile
     assert msgspec.json.decode(found[1], type=InspectionPage) == InspectionPage(inspections=(changed,))
     assert page.count("<script") == 2
+
+
+def test_the_page_opens_in_the_language_of_messages(inspection: Inspection) -> None:
+    assert '"language":null' in inspection.to_html()
+    with use_ui_language("zh"):
+        assert '"language":"zh"' in inspection.to_html()
 
 
 def test_a_title_is_only_a_title() -> None:

@@ -26,6 +26,7 @@ from transduce.inspection.plots_runs import (
     plot_training,
     unique_suffixes,
 )
+from transduce.ui_language import use_ui_language
 
 
 def heat_map(chart: Chart, number: int = 0) -> HeatMap:
@@ -301,3 +302,21 @@ def test_drawing_leaves_gradients_and_numbers_of_others_alone() -> None:
     before = torch.get_rng_state()
     draw_chart(plot_activations())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_titles_and_labels_are_in_the_language_of_messages_and_words_stay() -> None:
+    panel = HeatMap(
+        title="layer 1, head 2",
+        x_label="source token",
+        y_label="query",
+        values=np.zeros((1, 1)),
+        least=0.0,
+        most=1.0,
+        row_names=("step",),
+    )
+    with use_ui_language("zh"):
+        assert draw_chart(Chart((panel,))).splitlines() == [
+            "第 1 层，第 2 个头",
+            "step",
+            "查询 ↓, 源词元 →；0 为浅色，1 为深色",
+        ]

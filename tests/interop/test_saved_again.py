@@ -70,5 +70,9 @@ def test_what_was_saved_in_place_is_told_so_and_comes_back(
     assert told in capsys.readouterr().err
     report = import_model_folder(place, tmp_path / "back")
     assert (report.source_language, report.target_language) == ("zh", "en")
-    assert (tmp_path / "back" / "settings.toml").read_bytes() == (trained / "settings.toml").read_bytes()
+    for name in ("settings.toml", "training_lines.json", "language_profiles.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (trained / name).read_bytes()
+        assert (
+            name == "settings.toml" or (saved_again / "exported" / name).read_bytes() == (trained / name).read_bytes()
+        )
     transduce.load(tmp_path / "back", task="translation", precision="fp32", device="cpu", threads=1)

@@ -1,7 +1,7 @@
 """Test decoder-only models on compiled kernels: prompts of several lengths, and the steps after them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.inference.decoding import find_compiled_search
+from transduce.inference.decoding import find_compiled_search, run_joining
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
@@ -19,9 +19,10 @@ from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
 from transduce.model.transformer import DecodingState
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, Rule
+from transduce.search.greedy import Draw, GreedySearch, take_argmax
+from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
 from transduce.search.scorer import Bounds, Search, run
+from transduce.search.settings import SamplingSettings
 
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
@@ -163,3 +164,39 @@ def test_texts_that_fill_the_context_are_continued_step_by_step() -> None:
         bounds = Bounds(0, END, torch.tensor([9]))
         program = find_compiled_search(continuing(model, [[4, 5, 6, 8, 9]], context), bounds, Beam(beam_size=1))
         assert (program is not None) is is_compiled
+
+
+@pytest.mark.parametrize("kind", ["greedy", "beam", "samples"])
+@pytest.mark.parametrize("changes", [VARIANTS["Llama"], VARIANTS["GPT-2"] | {"max_positions": 500}], ids=str)
+@torch.inference_mode()
+def test_prompts_that_join_a_batch_are_continued_as_alone(
+    changes: dict[str, object], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.kernels.cpu.decoding.search._LARGE_STEP", 0)
+    model, _ = build("int8", changes)
+    prompts = [[number * 7 % V for number in range(3, 3 + length)] for length in (9, 8, 8, 6, 5, 5, 4, 3, 2, 1, 1)]
+    longest = [40, 5, 90, 1, 17, 40, 3, 60, 90, 2, 33]
+    beam = Beam(beam_size=1) if kind == "greedy" else Beam(beam_size=3, n_best=3)
+    begun: list[list[int]] = []
+
+    def begin(numbers: Sequence[int]) -> Search:
+        begun.append(list(numbers))
+        chosen = [prompts[number] for number in numbers]
+        rules: list[Rule] = [
+            RepetitionPenalty(chosen, repetition=1.2, frequency=0.1),
+            ExtraEndTokens(END, range(20, 50), summed=kind == "samples"),
+            *(MinimumLength(2, END), NoRepeatedNgrams(2)),
+        ]
+        draw = None
+        if kind == "samples":
+            draw = Draw(SamplingSettings(top_k=40), [0] * len(numbers), samples=3, seeds=list(numbers))
+        bounds = Bounds(0, END, torch.tensor([longest[number] for number in numbers]))
+        search = find_compiled_search(continuing(model, chosen), bounds, beam, rules=rules, draw=draw)
+        assert search is not None
+        return search
+
+    found = run_joining(begin, len(prompts), 4)
+    assert [number for batch in begun for number in batch] == list(range(len(prompts)))
+    assert len(begun) > 4
+    assert found == [run(begin([number]))[0] for number in range(len(prompts))]
+    assert {hypothesis.ended for own in found or [] for hypothesis in own} == {True, False}

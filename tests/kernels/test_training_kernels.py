@@ -164,6 +164,29 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
         assert_near(gradients[0][row], gradients[1][row])
 
 
+@pytest.mark.parametrize("is_causal", [False, True], ids=["lengths", "look-ahead"])
+def test_attention_with_a_bias_on_the_scores(is_causal: bool) -> None:
+    batch, length, heads, width = 3, 37, 3, 32
+    projected = torch.randn(batch, length, 3 * heads * width).requires_grad_()
+    bias = torch.randn(heads, length, length).requires_grad_()
+    lengths = None if is_causal else torch.tensor([37, 12, 1])
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    if lengths is not None:
+        allowed = (torch.arange(length) < lengths[:, None])[:, None, None]
+    found = KERNELS.attend(projected, None, lengths, heads, AttentionOptions(scale=1.0), bias)
+    wide, wide_bias = (x.detach().double().requires_grad_() for x in (projected, bias))
+    query, key, value = (x.unflatten(-1, (heads, width)).transpose(1, 2) for x in wide.chunk(3, -1))
+    weights = (query @ key.transpose(-1, -2) + wide_bias).masked_fill(~allowed, -math.inf).softmax(-1)
+    wanted = (weights @ value).transpose(1, 2).flatten(2)
+    assert_near(found, wanted)
+    slope = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, [projected, bias], slope)
+    for gradient, known in zip(gradients, torch.autograd.grad(wanted, [wide, wide_bias], slope.double()), strict=True):
+        assert_near(gradient, known)
+    with pytest.raises(ValueError, match=r"a bias of \(3, 37, 36\) for 3 heads and 37 positions"):
+        KERNELS.attend(projected, None, lengths, heads, AttentionOptions(), bias[:, :, :36])
+
+
 def test_attention_of_large_scores_is_finite() -> None:
     projected = torch.randn(2, 20, 3 * 32) * 100
     found = KERNELS.attend(projected, None, torch.tensor([20, 3]), 1)
@@ -426,7 +449,7 @@ DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
     ({"norm_order": "post"}, (6, 10, 12, 22)),
     ({"norm": "rms"}, (6, 12, 12, 22)),
     ({"positions": "rotary"}, (6, 12, 12, 22)),
-    ({"positions": "relative"}, (2, 12, 12, 22)),
+    ({"positions": "relative"}, (6, 12, 12, 22)),
     ({"num_key_value_heads": 1}, (6, 12, 12, 22)),
     ({"attention_dropout": 0.1}, (6, 12, 12, 22)),
     ({"activation": "gelu"}, (6, 12, 12, 22)),

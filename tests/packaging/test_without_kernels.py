@@ -35,6 +35,27 @@ def with_hook(model, *args):
     return model
 load.convert_to_precision = with_hook
 """
+ARM = """
+import platform
+platform.machine = lambda: "arm64"
+
+import torch
+torch.backends.cpu.get_cpu_capability = lambda: "DEFAULT"
+torch.cpu._is_amx_tile_supported = torch.cpu._is_avx512_bf16_supported = lambda: False
+class Engines:
+    supported_engines = ["none", "qnnpack"]
+torch.backends.quantized = Engines()
+
+from transduce.kernels.cpu.jit import compiler
+def compile_kernels(*_):
+    raise AssertionError("a kernel for x86 is compiled")
+compiler.compile_kernels = compile_kernels
+import llvmlite.binding
+llvmlite.binding.get_host_cpu_features = compile_kernels
+
+from transduce.inspection.installation import check_install
+assert "this is arm64: PyTorch's operators train and decode" in str(check_install(device="cpu"))
+"""
 WORK = """
 import json, sys
 from pathlib import Path
@@ -98,6 +119,17 @@ def test_training_search_and_scores_are_those_of_unused_kernels(without: dict[st
     assert len({text for text, _ in without["beam"]}) > 1
     for name in ("losses", "greedy", "beam", "scores"):
         assert without[name] == unused[name], name
+
+
+def test_another_processor_takes_the_same_path(without: dict[str, Any], tmp_path: Path) -> None:
+    """An ARM processor has neither kernels nor PyTorch's FBGEMM, so nothing is compiled; results differ by rounding."""
+    found = run(ARM, tmp_path / "arm")
+    assert found["losses"] == without["losses"]
+    assert found["scores"] == pytest.approx(without["scores"], abs=1e-5)
+    for name in ("greedy", "beam"):
+        assert [text for text, _ in found[name]] == [text for text, _ in without[name]]
+        assert [score for _, score in found[name]] == pytest.approx([score for _, score in without[name]], abs=1e-5)
+    assert "x86" in found["int8"]
 
 
 def test_what_needs_kernels_is_refused_in_one_sentence(without: dict[str, Any]) -> None:

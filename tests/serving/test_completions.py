@@ -191,6 +191,31 @@ def test_tokens_decide_limits_offsets_and_usage(serve: Any, gated_model: Any) ->
     assert [each["choices"][0]["finish_reason"] for each in (whole, cut, stopped)] == ["stop", "length", "stop"]
 
 
+def test_each_of_several_choices_has_its_own_end(serve: Any, gated_model: Any) -> None:
+    """Alternatives are cut between their own tokens, and a character is never cut."""
+    model = gated_model(beam_size=4)
+    decode = model.translate
+    texts = (("▁Unendlich", "keit"), ("▁Cafe", "\u0301", "▁zu"), ("▁ja",))
+    alternatives = tuple(
+        Alternative("".join(tokens).strip("▁").replace("▁", " "), tokens, (-0.1,) * len(tokens), -0.1, ended=number < 2)
+        for number, tokens in enumerate(texts)
+    )
+
+    def with_alternatives(*arguments: Any, **options: Any) -> Any:
+        return [msgspec.structs.replace(each, alternatives=alternatives) for each in decode(*arguments, **options)]
+
+    model.translate = with_alternatives
+    with serve(model) as live:
+        whole = chat(live, "eins", n=3).json
+        cut = chat(live, "eins", n=3, max_tokens=1).json
+    found = [
+        [(each["message"]["content"], each["finish_reason"]) for each in reply["choices"]] for reply in (whole, cut)
+    ]
+    assert found[0] == [("Unendlichkeit", "stop"), ("Cafe\u0301 zu", "stop"), ("ja", "length")]
+    assert found[1] == [("Unendlich", "length"), ("Caf", "length"), ("ja", "length")]
+    assert (whole["usage"]["completion_tokens"], cut["usage"]["completion_tokens"]) == (6, 3)
+
+
 def test_a_stream_reports_a_text_in_another_language_in_its_head(live: Any) -> None:
     text = "We have had no time today at all."
     warning = "Text 1 looks English, not German: its translation may be nonsense."

@@ -107,7 +107,7 @@ def test_files_keep_the_context_across_portions_and_workers(trained: Path, tmp_p
     assert [line.split()[0] for line in expected[1::3]] == [each[1][1].split()[0] for each in texts]
     computing = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
     for size in (512, 4):
-        monkeypatch.setattr("transduce.commands.translate.portion_size", lambda _, size=size: size)
+        monkeypatch.setattr("transduce.inference.bulk_files.portion_size", lambda _, size=size: size)
         out = tmp_path / f"{size}.de"
         assert main(["translate", str(trained), path, "--output", str(out), *computing]) == 0
         assert out.read_text("utf-8").splitlines() == expected

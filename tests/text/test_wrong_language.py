@@ -25,6 +25,7 @@ from transduce.text.languages import detect_other_language
         ("Да", "en", "Cyrillic letters"),
         ("Good morning", "zh", "English"),
         ("OK, see you!", "zh", "Latin letters"),
+        ("はい", "zh", "Japanese"),
         # Found by their character n-grams: the frequent words do not decide.
         ("Import the numpy module from torch", "de", "English"),
         ("Tom and Mary went to Boston", "de", "English"),
@@ -43,6 +44,10 @@ def test_another_language_is_found(text: str, language: str, expected: str) -> N
         ("iPhone 15 Pro Max", "zh"),  # names
         ("Microsoft Office", "zh"),
         ("树", "en"),  # one character
+        ("の", "zh"),  # in brand names
+        ("OK", "zh"),  # single words and names in Latin letters occur in all languages
+        ("Hello", "ru"),
+        ("Guten Tag", "en"),  # the same script, and too few words to decide
         ("https://example.org/a/b", "zh"),
         ("1234 5678 90", "zh"),
         ("", "en"),

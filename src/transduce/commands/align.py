@@ -5,24 +5,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
-from transduce.inspection.alignment import (
-    Links,
-    ReferenceAlignment,
-    WordPair,
-    align_pairs,
-    alignment_error,
-    choose_heads,
-    read_heads,
-    word_pair,
-)
 from transduce.text.files import count_noun, read_lines
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inspection.alignment import Links, WordPair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the links `source-target` of each pair, counted from 0; or choose attention heads."""
+    from transduce.inspection.alignment import (
+        ReferenceAlignment,
+        align_pairs,
+        alignment_error,
+        choose_heads,
+        read_heads,
+    )
+
     if options.learn is not None and options.known is None:
         raise TransduceError("`--learn` chooses heads by reference alignments: pass them with --known.")
     read = [options.model, options.source, options.target, options.source_words, options.target_words]
@@ -84,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_links(place: str, line: str) -> Links:
+def parse_links(place: str, line: str) -> "Links":
     """Parse the links of a line such as `0-0 1-2 2-1`.
 
     Raises:
@@ -99,12 +101,14 @@ def parse_links(place: str, line: str) -> Links:
     return frozenset(links)
 
 
-def format_links(links: Links) -> str:
+def format_links(links: "Links") -> str:
     """Format alignment links as a line, sorted."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def _read_pairs(options: argparse.Namespace) -> Iterator[WordPair]:
+def _read_pairs(options: argparse.Namespace) -> "Iterator[WordPair]":
+    from transduce.inspection.alignment import word_pair
+
     files = [options.source, options.target, options.source_words, options.target_words]
     lines = [None if file is None else list(read_lines(file)) for file in files]
     counts = {file: len(each) for file, each in zip(files, lines, strict=True) if each is not None}

@@ -3,15 +3,17 @@
 import argparse
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_report
 from transduce.errors import TransduceError
-from transduce.inference.bulk_files import ReportClock
-from transduce.inference.datastore import MAX_TOKENS, Datastore, build_datastore
 from transduce.text.files import count_noun
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.datastore import Datastore
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of these tokens with retrieval, in nats per token."""
 
     def __str__(self) -> str:
+        from transduce.inference.datastore import MAX_TOKENS
+
         left_out = f", {self.left_out:,} skipped as empty or longer than {MAX_TOKENS} tokens" if self.left_out else ""
         return (
             f"{count_noun(self.pairs, 'pair')} stored, {count_noun(self.positions, 'target token')}{left_out}\n"
@@ -62,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Build a datastore, and print its effect on the loss."""
+    from transduce.inference.datastore import build_datastore
+
     if (options.dev_source is None) != (options.dev_target is None):
         raise TransduceError("Dev pairs have two sides: pass both --dev-source and --dev-target, or neither.")
     inputs = [options.model, options.source, options.target, options.dev_source, options.dev_target]
@@ -81,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(datastore: Datastore) -> Report:
+def _report(datastore: "Datastore") -> Report:
     card = datastore.neighbors.card
     return Report(
         pairs=card.pairs,
@@ -97,6 +103,8 @@ def _report(datastore: Datastore) -> Report:
 
 def _progress_printer(pairs: int) -> Callable[[int], None]:
     """Return a callback that prints progress at intervals."""
+    from transduce.inference.bulk_files import ReportClock
+
     clock = ReportClock()
 
     def print_progress(done: int) -> None:

@@ -3,7 +3,6 @@
 import argparse
 
 from transduce.commands.options import add_computing, check_writable, write_report
-from transduce.inspection.installation import check_install
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report on the installation: versions, hardware, extras and backends."""
+    from transduce.inspection.installation import check_install
+
     check_writable(report=options.json, inputs=[options.model])
     report = check_install(options.model, precision=options.precision, device=options.device, threads=options.threads)
     write_report(report, options.json)

@@ -4,15 +4,16 @@ import argparse
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import check_line_counts, score_labels
-from transduce.inference.classifier import Classification, Classifier, load_classifier
-from transduce.inference.evaluate import check_labels
 from transduce.text.files import read_lines
+
+if TYPE_CHECKING:
+    from transduce.inference.classifier import Classification, Classifier
 
 _LINES_AT_A_TIME = 1_024
 
@@ -45,6 +46,8 @@ def _number_of_labels(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print a label for each text or, if the correct labels are known, a report of scores."""
+    from transduce.inference.classifier import load_classifier
+
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
     if options.json and not options.labels:
         raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
@@ -67,8 +70,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str]) -> None:
+def _report(options: argparse.Namespace, classifier: "Classifier", texts: list[str]) -> None:
     """Classify all texts, write the labels to a file if requested, and print scores if the right labels are known."""
+    from transduce.evaluation.scores import check_line_counts, score_labels
+    from transduce.inference.evaluate import check_labels
+
     labels = list(read_lines(options.labels)) if options.labels else None
     if labels is not None:
         place = options.text or "standard input"
@@ -82,13 +88,13 @@ def _report(options: argparse.Namespace, classifier: Classifier, texts: list[str
         write_report(score_labels([each.label for each in classification], labels), options.json)
 
 
-def _classified(classifier: Classifier, lines: Iterable[str]) -> Iterator[Classification]:
+def _classified(classifier: "Classifier", lines: Iterable[str]) -> "Iterator[Classification]":
     waiting = iter(lines)
     while block := list(itertools.islice(waiting, _LINES_AT_A_TIME)):
         yield from classifier(block)
 
 
-def format_classification(classification: Classification, shown: int | None) -> str:
+def format_classification(classification: "Classification", shown: int | None) -> str:
     """Format a label, or labels with their probabilities, separated by tabs."""
     if not shown:
         return classification.label

@@ -19,9 +19,6 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import choose_tokenizer
-from transduce.evaluation.significance import check_trial, compare
-from transduce.inference.evaluate import decoding_record
 from transduce.text.languages import language_of
 
 
@@ -44,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print both systems' scores, the difference, and whether it is significant."""
+    from transduce.evaluation.significance import compare
+
     names = _names(options.a, options.b)
     _check_options(options, names)
     check_writable(report=options.json, inputs=[options.a, options.b, options.source, options.reference])
@@ -84,6 +83,9 @@ class _System(msgspec.Struct, frozen=True):
 
 
 def _check_options(options: argparse.Namespace, names: tuple[str, str]) -> None:
+    from transduce.evaluation.scores import choose_tokenizer
+    from transduce.evaluation.significance import check_trial
+
     folders = [path for path in (options.a, options.b) if Path(path).is_dir()]
     for folder in folders:
         search_settings(options, folder)
@@ -97,6 +99,8 @@ def _check_options(options: argparse.Namespace, names: tuple[str, str]) -> None:
 
 
 def _translate(folder: str, sources: list[str], options: argparse.Namespace) -> _System:
+    from transduce.inference.evaluate import decoding_record
+
     search = search_settings(options, folder)
     translator = load_translator(folder, options)
     lines = [translation.text for translation in translator(sources, search=search)]

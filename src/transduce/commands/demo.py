@@ -8,10 +8,8 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
-from transduce.commands.options import add_computing, check_folder, check_writable, write_report
-from transduce.demonstration.run import SENTENCES, STEPS, demo, refuse_other_run
+from transduce.commands.options import DEMO_STEPS, add_computing, check_folder, check_writable, write_report
 from transduce.errors import TransduceError
-from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.ui_language import localized
 
 
@@ -19,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce demo`."""
     add = parser.add_argument
     add("--out", default="models/demo", metavar="DIR", help="the run's folder")
-    add("--steps", type=int, default=STEPS, metavar="N", help="training steps")
+    add("--steps", type=int, default=DEMO_STEPS, metavar="N", help="training steps")
     add("--seed", type=int, default=1, metavar="N", help="random seed of training")
     add("--again", action="store_true", help="remove an earlier demonstration in DIR and train again")
     add("--json", metavar="PATH", help="write the result as JSON; -: to standard output")
@@ -28,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train, show samples, and print the share of held-out sentences that were translated exactly right."""
+    from transduce.demonstration.run import SENTENCES, demo
+
     check_folder(options.out)
     check_writable(report=options.json)
     if options.again:
@@ -56,6 +56,9 @@ def _activation() -> str:
 
 def _remove_run(folder: Path) -> None:
     """Remove a folder that a demonstration created, and no other."""
+    from transduce.demonstration.run import refuse_other_run
+    from transduce.tasks.run.run_folder import SETTINGS_FILE
+
     if folder.exists() and not (folder / SETTINGS_FILE).exists():
         raise TransduceError(f"`--again` removes a run, but {folder} holds none: choose another folder with --out.")
     refuse_other_run(folder)

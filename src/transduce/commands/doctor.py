@@ -6,28 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_device, check_writable, write_report
 from transduce.errors import TransduceError
-from transduce.inspection.corpus_doctor import CorpusReport, examine_corpus
-from transduce.inspection.corpus_doctor.report import html_page
-from transduce.inspection.doctor import DoctorReport, examine
-from transduce.inspection.doctor.transduce_models import subject_from_path
-from transduce.machine import detect_machine
 from transduce.text.corpus import format_of
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.inspection.corpus_doctor import CorpusReport
+    from transduce.inspection.doctor import DoctorReport
     from transduce.text.tokenizer import Tokenizer
 
 
 class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
     """The reports on a model and on the corpus that it is to be trained on."""
 
-    model: DoctorReport
-    corpus: CorpusReport
+    model: "DoctorReport"
+    corpus: "CorpusReport"
 
     def __str__(self) -> str:
         return f"{self.model}\n\n{self.corpus}"
@@ -63,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report on a model and its corpus; return 0 if every check passed, otherwise 1."""
+    import torch
+
+    from transduce.inspection.corpus_doctor.report import html_page
+    from transduce.inspection.doctor import examine
+    from transduce.inspection.doctor.transduce_models import subject_from_path
+    from transduce.machine import detect_machine
+
     _check_options(options)
     read = [options.model, options.source, options.target, options.test_source, options.test_target]
     check_writable(options.html, report=options.json, inputs=read)
@@ -99,7 +102,9 @@ def _holds_pairs(path: str) -> bool:
     return format_of(path, "auto") != "lines"
 
 
-def _examine_corpus(options: argparse.Namespace) -> CorpusReport:
+def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
+    from transduce.inspection.corpus_doctor import examine_corpus
+
     sys.stderr.write(localized("Examining the text; this takes about half a minute for 150,000 pairs.\n"))
     return examine_corpus(
         options.source,

@@ -5,18 +5,23 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from transduce.atomic_io import is_special_file, name_path_in_errors, replace_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream
 from transduce.commands.translate import stdin_lines
 from transduce.errors import TransduceError
-from transduce.inference.embedder import Embedder, load_embedder
 from transduce.text.files import read_lines
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from transduce.inference.embedder import Embedder
+
+    _Block = tuple[list[str], NDArray[np.float32], int]
 
 _LINES_AT_A_TIME = 1_024
 _FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
@@ -41,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the vectors of all lines, and report their number and that of truncated lines."""
+    from transduce.inference.embedder import load_embedder
+
     path, kind = Path(options.out), _FORMATS.get(Path(options.out).suffix)
     if kind is None:
         raise TransduceError(f"`--out` must end in .npy or .jsonl, which sets the format, but is `{options.out}`.")
@@ -74,10 +81,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-_Block = tuple[list[str], NDArray[np.float32], int]
-
-
-def _embedded(embedder: Embedder, lines: Iterable[str]) -> Iterator[_Block]:
+def _embedded(embedder: "Embedder", lines: Iterable[str]) -> "Iterator[_Block]":
     """Yield some lines at a time, with their vectors, float32 (B, D), and the number of truncated ones."""
     waiting = iter(lines)
     while block := list(itertools.islice(waiting, _LINES_AT_A_TIME)):
@@ -87,7 +91,7 @@ def _embedded(embedder: Embedder, lines: Iterable[str]) -> Iterator[_Block]:
         yield block, embedder.vectors(rows).numpy(), cut
 
 
-def _write_npy(file: BinaryIO, blocks: Iterable[_Block], width: int) -> tuple[int, int]:
+def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:
     """Write one array (N, D) in NumPy's format; return N and the number of truncated texts."""
     count = cut = 0
     _write_header(file, (0, width))
@@ -104,11 +108,13 @@ def _write_npy(file: BinaryIO, blocks: Iterable[_Block], width: int) -> tuple[in
 
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
     """Write the header of an array; NumPy pads it, so that its length does not depend on the number of rows."""
+    import numpy as np
+
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
 
 
-def _write_json_lines(file: BinaryIO, blocks: Iterable[_Block], width: int) -> tuple[int, int]:  # noqa: ARG001
+def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:  # noqa: ARG001
     """Write a JSON object with a text and its vector for each line; return the numbers of lines and of truncated ones.
 
     Nine digits identify a float32.

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,13 +20,12 @@ from transduce.commands.options import (
     search_settings,
     write_lines,
 )
-from transduce.inference.quality_estimation import QualityWarning, WarningKind, count_warnings
-from transduce.inference.redecoding import estimate_quality, redecode
-from transduce.inference.scoring import as_translation
-from transduce.inference.spans import can_score
-from transduce.inference.translation import Translation
-from transduce.inference.translator import Translator
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.quality_estimation import QualityWarning, WarningKind
+    from transduce.inference.translation import Translation
+    from transduce.inference.translator import Translator
 
 
 class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class FlaggedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int
     """The line number, from 1."""
-    warnings: tuple[QualityWarning, ...] = msgspec.field(name="doubts")
+    warnings: "tuple[QualityWarning, ...]" = msgspec.field(name="doubts")
     """The quality warnings."""
     source: str
     translation: str
@@ -46,7 +46,7 @@ class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report of all source lines whose translations have quality warnings."""
 
     lines: int
-    counts: dict[WarningKind, int]
+    counts: "dict[WarningKind, int]"
     """The number of lines with each kind of warning."""
     flagged: list[FlaggedLine] = msgspec.field(name="doubtful")
 
@@ -73,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the lines with quality warnings: number, warnings, source and translation, separated by tabs."""
+    from transduce.inference.redecoding import estimate_quality, redecode
+
     search = search_settings(options, options.model[0])
     inputs, glossary = [options.model, options.source, options.translation, options.glossary], glossary_from(options)
     check_writable(options.redecode, report=options.json, inputs=inputs)
@@ -93,11 +95,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _with_scores(translator: Translator, sources: list[str], targets: list[str]) -> list[Translation]:
+def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
     """Return existing translations with the model's scores.
 
     There is no score if the model would split the source, or if either side is too long.
     """
+    from transduce.inference.scoring import as_translation
+    from transduce.inference.spans import can_score
+    from transduce.inference.translation import Translation
+
     pairs = list(zip(sources, targets, strict=True))
     scored = [
         number
@@ -109,7 +115,9 @@ def _with_scores(translator: Translator, sources: list[str], targets: list[str])
     return [scored_translations.get(number) or Translation.of(*pair) for number, pair in enumerate(pairs)]
 
 
-def _report(translations: list[Translation], warnings: list[tuple[QualityWarning, ...]]) -> QualityReport:
+def _report(translations: "list[Translation]", warnings: "list[tuple[QualityWarning, ...]]") -> QualityReport:
+    from transduce.inference.quality_estimation import count_warnings
+
     return QualityReport(
         lines=len(translations),
         counts=count_warnings(warnings),

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,16 +24,12 @@ from transduce.commands.options import (
     write_report,
 )
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import choose_tokenizer, score, score_labels
-from transduce.evaluation.variants import Variant, Variants, count_variants
-from transduce.inference.batching import Documents
-from transduce.inference.classifier import load_classifier
-from transduce.inference.evaluate import check_labels, decoding_record
-from transduce.inference.translator import Translator
-from transduce.model_folder.cards import find_task_card
-from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, TermTally
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.translator import Translator
+    from transduce.search.settings import SearchSettings
 
 # Common settings of published scores: beam size and length penalty.
 _SEARCHES = (
@@ -65,6 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Translate the source, score the result, and print both scores with their signatures."""
+    from transduce.evaluation.scores import choose_tokenizer, score
+    from transduce.evaluation.variants import Variant, Variants, count_variants
+    from transduce.inference.evaluate import decoding_record
+
     search = search_settings(options, options.model)
     inputs = [options.model, options.source, options.reference, options.glossary, options.datastore]
     check_writable(options.output, report=options.json, inputs=inputs)
@@ -111,6 +112,8 @@ def _is_classifier(model: str) -> bool:
     Raises:
         TransduceError: the folder holds a tagger, which another command measures.
     """
+    from transduce.model_folder.cards import find_task_card
+
     card = find_task_card(Path(model)) if Path(model).is_dir() else None
     if card is not None and card.kind == "tagging":
         raise TransduceError(
@@ -135,6 +138,10 @@ _OF_TRANSLATIONS = (
 
 def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
     """Classify the texts, and print accuracy, macro F1, the scores of each label and a confusion table."""
+    from transduce.evaluation.scores import score_labels
+    from transduce.inference.classifier import load_classifier
+    from transduce.inference.evaluate import check_labels
+
     for name in _OF_TRANSLATIONS:
         if vars(options).get(name):
             raise TransduceError(
@@ -155,13 +162,15 @@ def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: 
 
 
 def _texts(
-    translator: Translator, sources: Sequence[str], search: SearchSettings, glossary: Glossary | None
+    translator: "Translator", sources: Sequence[str], search: "SearchSettings", glossary: Glossary | None
 ) -> list[str]:
+    from transduce.inference.batching import Documents
+
     translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
     return [translation.text for translation in translations]
 
 
-def _other_searches(search: SearchSettings) -> Iterator[tuple[str, SearchSettings]]:
+def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
     """Yield names and settings of the usual greedy and beam searches that differ from the one used."""
     for way, beam_size, length_penalty in _SEARCHES:
         settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)

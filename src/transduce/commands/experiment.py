@@ -3,11 +3,13 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transduce.commands.options import add_computing, check_writable, write_report
-from transduce.inspection.experiments import REPORT, experiment
-from transduce.tasks.experiments import ExperimentSettings, expand, find_problems, read_experiment
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.tasks.experiments import ExperimentSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run an experiment and print its table; return 1 if a run failed."""
+    from transduce.inspection.experiments import REPORT, experiment
+    from transduce.tasks.experiments import read_experiment
+
     check_writable(report=options.json, inputs=[options.file])
     if options.dry_run:
         return _dry_run(read_experiment(options.file), options.device)
@@ -42,8 +47,10 @@ def run(options: argparse.Namespace) -> int:
     return 1 if report.failures else 0
 
 
-def _dry_run(experiment: ExperimentSettings, device: str) -> int:
+def _dry_run(experiment: "ExperimentSettings", device: str) -> int:
     """List the runs of an experiment and what keeps them from starting; return 1 if something does."""
+    from transduce.tasks.experiments import expand, find_problems
+
     problems = list[str]()
     runs = expand(experiment, problems)
     for each in runs:

@@ -2,10 +2,16 @@
 
 import argparse
 
-from transduce.commands.options import add_computing, check_folder, check_writable, read_aligned_lines, write_report
+from transduce.commands.options import (
+    EXPORT_FORMATS,
+    QUANTIZATIONS,
+    add_computing,
+    check_folder,
+    check_writable,
+    read_aligned_lines,
+    write_report,
+)
 from transduce.errors import TransduceError
-from transduce.exchange.export import FORMATS, export
-from transduce.interop.ctranslate2 import QUANTIZATIONS
 from transduce.text.files import read_lines
 
 
@@ -14,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="a model folder")
     add("out", help="the folder to create")
-    add("--to", required=True, choices=FORMATS, help="target format")
+    add("--to", required=True, choices=EXPORT_FORMATS, help="target format")
     add(
         "--quantization",
         choices=QUANTIZATIONS,
@@ -39,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export a model, and print how well the result agrees with it."""
+    from transduce.exchange.export import export
+
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
     for option, value, only in (("device", options.device, "cpu"), ("precision", options.precision, "fp32")):
         if value not in ("auto", only):

@@ -2,33 +2,36 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.commands.options import add_computing, check_writable, text_argument, write_report
 from transduce.commands.translate import stdin_lines
 from transduce.errors import TransduceError
-from transduce.inference.mask_filler import Candidate, Filler, Filling, load_filler
+
+if TYPE_CHECKING:
+    from transduce.inference.mask_filler import Candidate, Filler, Filling
 
 
 class FillReport(msgspec.Struct, frozen=True, kw_only=True):
     """A report of texts with the candidates for their masks."""
 
-    fillings: Sequence[Filling]
+    fillings: "Sequence[Filling]"
 
     def __str__(self) -> str:
         """Return each text with its masks filled, and a line of candidates for each mask."""
         return "\n".join("\n".join([filling.text, *_masks(filling)]) for filling in self.fillings)
 
 
-def _masks(filling: Filling) -> list[str]:
+def _masks(filling: "Filling") -> list[str]:
     return [
         "  " + "  ".join(f"{_shown(candidate)} {candidate.probability:.3f}" for candidate in mask)
         for mask in filling.masks
     ]
 
 
-def _shown(candidate: Candidate) -> str:
+def _shown(candidate: "Candidate") -> str:
     """Return a candidate's text, or the candidate's token if its text is invisible or part of a character."""
     text = candidate.text.strip()
     return candidate.token if not text or "\ufffd" in text else text
@@ -52,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print each text with its masks filled, and below it the candidates for each mask."""
+    from transduce.inference.mask_filler import load_filler
+
     check_writable(report=options.json, inputs=[options.model])
     filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
     if options.text == "-":
@@ -63,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _fill_line(filler: Filler, number: int, line: str, candidates: int) -> Filling:
+def _fill_line(filler: "Filler", number: int, line: str, candidates: int) -> "Filling":
     try:
         return filler(line, candidates=candidates)
     except TransduceError as error:

@@ -3,16 +3,17 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_device, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output
-from transduce.data.series import Numbers, WindowedSeries, read_table
 from transduce.errors import TransduceError
-from transduce.evaluation.forecasts import ForecastReport, score_forecasts
-from transduce.inference.forecaster import Forecast, Forecaster, forecast_columns, load_forecaster
+
+if TYPE_CHECKING:
+    from transduce.data.series import Numbers
+    from transduce.evaluation.forecasts import ForecastReport
+    from transduce.inference.forecaster import Forecast, Forecaster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table of forecasts or, with `--score`, a report of forecast errors."""
+    from transduce.data.series import read_table
+    from transduce.inference.forecaster import load_forecaster
+
     check_writable(options.output, report=options.json, inputs=[options.model, options.table])
     _check(options)
     forecaster = load_forecaster(
@@ -87,8 +91,13 @@ def _check(options: argparse.Namespace) -> None:
         raise TransduceError("`--score` writes no table: leave `--output` out, or name a file with `--json`.")
 
 
-def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Namespace) -> ForecastReport:
+def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
     """Forecast a table's points from those before them, one horizon after another, and score the forecasts."""
+    import numpy as np
+
+    from transduce.data.series import WindowedSeries
+    from transduce.evaluation.forecasts import score_forecasts
+
     card = forecaster.card
     steps = card.horizon if options.steps is None else options.steps
     season = card.season if options.season is None else options.season
@@ -115,8 +124,12 @@ def score_table(forecaster: Forecaster, values: Numbers, options: argparse.Names
     return score_forecasts(past, actual, forecast.values, names=card.columns, season=season)
 
 
-def table_lines(forecast: Forecast) -> Iterator[str]:
+def table_lines(forecast: "Forecast") -> Iterator[str]:
     """Yield the lines of a table: a header, then one line per point."""
+    import numpy as np
+
+    from transduce.inference.forecaster import forecast_columns
+
     yield ",".join(_cell(name) for name in forecast_columns(forecast))
     parts = [part for part in (forecast.values, forecast.low, forecast.high) if part is not None]
     for row in np.stack(parts, axis=-1):  # (C, 1 or 3)

@@ -2,14 +2,25 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.commands.options import add_computing, check_writable, refuse_options, text_argument, write_report
+from transduce.commands.options import (
+    GENERATED_TOKENS,
+    add_computing,
+    check_writable,
+    refuse_options,
+    text_argument,
+    write_report,
+)
 from transduce.commands.translate import standard_output
 from transduce.errors import TransduceError
-from transduce.inference.generator import DEFAULT_LENGTH, Continuation, Generator, load_generator
-from transduce.search.settings import SamplingSettings, SearchSettings
+from transduce.text.files import read_lines
+
+if TYPE_CHECKING:
+    from transduce.inference.generator import Continuation, Generation, Generator
+    from transduce.search.settings import SearchSettings
 
 _TEMPERATURE = 0.8
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
@@ -19,16 +30,26 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt with its continuations, and the settings that produced them."""
 
     prompt: str
-    continuations: tuple[Continuation, ...]
-    search: SearchSettings
+    continuations: "tuple[Continuation, ...]"
+    search: "SearchSettings"
     precision: str
 
     def __str__(self) -> str:
         return "\n---\n".join(self.prompt + each.text for each in self.continuations)
 
 
+class GenerationReports(msgspec.Struct, frozen=True):
+    """The continuations of several prompts."""
+
+    generations: tuple[GenerationReport, ...]
+
+    def __str__(self) -> str:
+        return "\n---\n".join(map(str, self.generations))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce generate`."""
+
     add = parser.add_argument
     add("model", help="the folder of a language model")
     add(
@@ -38,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=text_argument,
         help="the beginning of the text; -: read it from standard input (default: empty)",
     )
-    add("--max-length", type=int, default=DEFAULT_LENGTH, metavar="N", help="maximum number of new tokens")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="beginnings of texts, one per line, which are continued together; lines of --- separate the texts",
+    )
+    add("--max-length", type=int, default=GENERATED_TOKENS, metavar="N", help="maximum number of new tokens")
     add("--n-best", type=int, default=1, metavar="N", help="number of texts, separated by lines of ---")
     add("--one-line", action="store_true", help="end a text at its first line feed")
     add(
@@ -104,21 +130,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a single text while it is generated, or several when they are complete."""
+    from transduce.inference.generator import load_generator
+
     search = search_from_options(options)
-    check_writable(report=options.json, inputs=[options.model])
+    check_writable(report=options.json, inputs=[options.model, options.prompts])
+    if options.prompts and options.prompt:
+        raise TransduceError("A prompt and --prompts are both set: leave one of them out.")
+    prompts = list(read_lines(options.prompts)) if options.prompts else []
     prompt = _standard_input() if options.prompt == "-" else options.prompt
     generator = load_generator(
         options.model, precision=options.precision, device=options.device, threads=options.threads
     )
+    if options.prompts:
+        generations = generator(prompts, search=search, one_line=options.one_line)
+        write_report(GenerationReports(tuple(_report(each, search, generator) for each in generations)), options.json)
+        return 0
     if options.n_best == 1 and options.json is None:
         _stream(generator, prompt, search, one_line=options.one_line)
         return 0
     generation = generator(prompt, search=search, one_line=options.one_line)
-    report = GenerationReport(
-        prompt=prompt, continuations=generation.continuations, search=search, precision=generator.precision
-    )
-    write_report(report, options.json)
+    write_report(_report(generation, search, generator), options.json)
     return 0
+
+
+def _report(generation: "Generation", search: "SearchSettings", generator: "Generator") -> GenerationReport:
+    """Return the report on a prompt and its continuations."""
+    return GenerationReport(
+        prompt=generation.prompt,
+        continuations=generation.continuations,
+        search=search,
+        precision=generator.precision,
+    )
 
 
 def _standard_input() -> str:
@@ -127,12 +169,14 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def search_from_options(options: argparse.Namespace) -> SearchSettings:
+def search_from_options(options: argparse.Namespace) -> "SearchSettings":
     """Return the search settings of the options.
 
     Raises:
         TransduceError: an option is out of range, or contradicts another.
     """
+    from transduce.search.settings import SamplingSettings, SearchSettings
+
     if options.greedy and options.beam_size:
         raise TransduceError("--greedy and --beam-size are two ways to search: leave one of them out.")
     if options.greedy and options.n_best > 1:
@@ -158,7 +202,7 @@ def search_from_options(options: argparse.Namespace) -> SearchSettings:
     )
 
 
-def _stream(generator: Generator, prompt: str, search: SearchSettings, *, one_line: bool) -> None:
+def _stream(generator: "Generator", prompt: str, search: "SearchSettings", *, one_line: bool) -> None:
     with standard_output() as output:
         growing = generator.stream(prompt, search, one_line=one_line)
         first = next(growing, "")  # errors are raised before anything is written

@@ -3,7 +3,6 @@
 import argparse
 
 from transduce.commands.options import check_folder, check_writable, write_report
-from transduce.exchange.import_folder import import_model_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Import a model, and print a report on it."""
+    from transduce.exchange.import_folder import import_model_folder
+
     check_writable(report=options.json, inputs=[options.folder])
     check_folder(options.out)
     report = import_model_folder(

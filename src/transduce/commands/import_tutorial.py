@@ -4,33 +4,28 @@ import argparse
 import sys
 import zipfile
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 import msgspec
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
-from torch.nn import functional
 
 from transduce.atomic_io import name_path_in_errors
-from transduce.commands.options import check_folder
+from transduce.commands.options import TUTORIAL_STYLES, check_folder
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_weights import ImportedModel
-from transduce.interop.tutorials import USUAL_NAMES, Style, TutorialNames, import_tutorial
-from transduce.interop.vocabulary_files import read_vocabulary
-from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.transformer import Transformer
-from transduce.model_folder.write import save
 from transduce.text.tokenizer import Tokenizer
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from transduce.interop.hugging_face.import_weights import ImportedModel
+    from transduce.interop.tutorials import Style, TutorialNames
 
 _MAX_BYTES = 4 * 1024**3
 _MOST_ADDED = 3  # padding, end and unknown words
 _STARTS = ("<s>", "<bos>", "<sos>", "<start>", "<go>", "[CLS]")
-_NO_SCALE: tuple[Style, ...] = ("separate",)  # listings that do not multiply embeddings by √d_model
-_PRE_NORM: tuple[Style, ...] = ("annotated",)
+_NO_SCALE: "tuple[Style, ...]" = ("separate",)  # listings that do not multiply embeddings by √d_model
+_PRE_NORM: "tuple[Style, ...]" = ("annotated",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", help="the weights: a state_dict in a .pt or .pth file, or a .safetensors file; only tensors are read")
     add("out", help="the folder to create")
-    add("--style", required=True, choices=get_args(Style), help="how the listing names its layers")
+    add("--style", required=True, choices=TUTORIAL_STYLES, help="how the listing names its layers")
     add("--heads", required=True, type=int, metavar="N", help="attention heads, which weights do not show")
     words = parser.add_argument_group("words")
     words.add_argument("--words", metavar="LIST", help="one word list for both sides")
@@ -58,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Import the weights and the words, and report the model that they make."""
+    from transduce.interop.tutorials import import_tutorial
+    from transduce.interop.vocabulary_files import read_vocabulary
+    from transduce.model.build import build_model
+    from transduce.model.transformer import Transformer
+    from transduce.model_folder.write import save
+
     check_folder(options.out)
     if (options.words is None) == (options.source_words is None) or (options.source_words is None) != (
         options.target_words is None
@@ -93,12 +94,17 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> "dict[str, Tensor]":
     """Read a state_dict from a file of PyTorch or safetensors, without running code that a pickle may contain.
 
     Raises:
         TransduceError: the file is too large, damaged, or holds something else than tensors by name.
     """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+    from torch import Tensor
+
     with name_path_in_errors(file):
         size = file.stat().st_size
     if size > _MAX_BYTES:
@@ -151,11 +157,16 @@ def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
     return ids
 
 
-def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
+def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedModel":
     """Add rows for the symbols that the word lists lacked, such as the one for unknown words.
 
     Their embeddings are zero, and they are never written: the bias of their logits is −10,000.
     """
+    import torch
+    from torch.nn import functional
+
+    from transduce.interop.hugging_face.import_weights import ImportedModel
+
     sizes = tokenizer.source.size, tokenizer.target.size
     config, weights = found.config, dict(found.weights)
     added = sizes[0] - config.source_vocabulary_size, sizes[1] - config.target_vocabulary_size
@@ -178,7 +189,9 @@ def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
     return ImportedModel(config, weights)
 
 
-def _names(options: argparse.Namespace) -> TutorialNames:
+def _names(options: argparse.Namespace) -> "TutorialNames":
+    from transduce.interop.tutorials import USUAL_NAMES
+
     names = USUAL_NAMES[options.style]
     if options.embeddings:
         source, target, output = options.embeddings
@@ -191,8 +204,8 @@ def _names(options: argparse.Namespace) -> TutorialNames:
 
 def _config(
     options: argparse.Namespace,
-    weights: dict[str, Tensor],
-    names: TutorialNames,
+    weights: "dict[str, Tensor]",
+    names: "TutorialNames",
     start_id: int,
     ids: tuple[int, int],
 ) -> ModelConfig:
@@ -227,7 +240,7 @@ def _config(
     )
 
 
-_INNER: dict[Style, str] = {
+_INNER: "dict[Style, str]" = {
     "torch": "linear1.weight",
     "annotated": "feed_forward.w_1.weight",
     "separate": "pos_ffn.fc.0.weight",

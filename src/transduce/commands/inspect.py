@@ -3,13 +3,14 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import (
+    ABLATION_FILLS,
+    ATTRIBUTION_METHODS,
     add_computing,
     add_search,
     check_writable,
@@ -17,31 +18,20 @@ from transduce.commands.options import (
     search_settings,
     text_argument,
 )
-from transduce.data.series import Numbers, read_table
 from transduce.errors import TransduceError
-from transduce.inference.forecaster import Forecaster
-from transduce.inference.load import load, task_of
-from transduce.inference.translator import Translator
-from transduce.inspection.attention import WordAttention
-from transduce.inspection.attribution import Method, attribute
-from transduce.inspection.causal import Fill, ablate, logit_lens, patch_activations
-from transduce.inspection.coreference import pronoun_attention
-from transduce.inspection.plots import Chart, check_picture, save_chart
-from transduce.inspection.plots_runs import unique_suffixes
-from transduce.inspection.probing import probe
-from transduce.inspection.pronouns import PronounAttention
-from transduce.inspection.reading import Reader
-from transduce.inspection.sentence import inspect_sentence, inspect_text, sample_sentences
-from transduce.inspection.sentence_view import (
-    Inspection,
-    InspectionPage,
-    TextInspection,
-    WordAlignment,
-    draw_inspection,
-)
 from transduce.text.files import read_lines
+from transduce.text.sentences import find_sentences
 from transduce.text.word_spans import split_words
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.data.series import Numbers
+    from transduce.inference.translator import Translator
+    from transduce.inspection.attention import WordAttention
+    from transduce.inspection.plots import Chart
+    from transduce.inspection.pronouns import PronounAttention
+    from transduce.inspection.reading import Reader
+    from transduce.inspection.sentence_view import Inspection, TextInspection, WordAlignment
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
@@ -60,7 +50,7 @@ class _Drawn(Protocol):
     """A result of a causal tool: it draws itself as text and as heat maps."""
 
     def draw(self) -> str: ...
-    def chart(self) -> Chart: ...
+    def chart(self) -> "Chart": ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
     add(
         "--attribution",
-        choices=get_args(Method),
+        choices=ATTRIBUTION_METHODS,
         help="show which words made each word of the output, by this method, in place of attention",
     )
     page = parser.add_argument_group("page (with --html)")
@@ -89,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     causal = parser.add_argument_group("causal tools (one at a time)")
     causal.add_argument(
         "--ablate",
-        choices=get_args(Fill),
+        choices=ABLATION_FILLS,
         help="show how much the output depends on each head and layer, which are replaced by zeros or by their mean",
     )
     causal.add_argument("--reference", metavar="FILE", help="texts for --ablate mean (default: the sentence itself)")
@@ -137,6 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what the model makes of a sentence with the attention in it, or the result of another tool."""
+    from transduce.inference.translator import Translator
+    from transduce.inspection.sentence import inspect_text
+
     inputs = [options.model, options.reference, *(options.probe or [])]
     check_writable(options.html, options.picture, report=options.json, inputs=inputs)
     tool = _check_options(options)
@@ -159,20 +152,27 @@ def run(options: argparse.Namespace) -> int:
     return _show(options, found, found.draw(title))
 
 
-def load_reader(folder: str, options: argparse.Namespace) -> Reader:
+def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
     """Load the model of a folder for any task, with the shared options."""
+    from transduce.inference.load import load, task_of
+
     if task_of(Path(folder)) == "translation":
         return load_translator(folder, options)
     return load(folder, precision=options.precision, device=options.device, threads=options.threads)
 
 
-def sentence_or_table(reader: Reader, sentence: str) -> str | Numbers:
+def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":
     """Return the sentence, or for a time-series model the history in the table that it names."""
+    from transduce.data.series import read_table
+    from transduce.inference.forecaster import Forecaster
+
     return read_table(sentence, reader.card.columns).values if isinstance(reader, Forecaster) else sentence
 
 
 def _check_options(options: argparse.Namespace) -> str | None:
     """Return the tool that the options choose, and refuse options that do not go together."""
+    from transduce.inspection.plots import check_picture
+
     chosen = [name for name in _TOOLS if vars(options)[name]]
     shown = [f"--{name.replace('_', '-')}" for name in chosen]
     if len(chosen) > 1:
@@ -204,7 +204,11 @@ def _check_options(options: argparse.Namespace) -> str | None:
     return chosen[0] if chosen else None
 
 
-def _show_translation(options: argparse.Namespace, translator: Translator) -> int:
+def _show_translation(options: argparse.Namespace, translator: "Translator") -> int:
+    from transduce.inspection.sentence import inspect_sentence
+    from transduce.inspection.sentence_view import draw_inspection
+
+    _report_sentences(translator, options.sentence)
     inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
     title = ""
     if options.attribution is not None:
@@ -213,8 +217,23 @@ def _show_translation(options: argparse.Namespace, translator: Translator) -> in
     return _show(options, inspection, draw_inspection(inspection, _attention(inspection), title))
 
 
-def _show_page(options: argparse.Namespace, translator: Translator) -> int:
+def _report_sentences(translator: "Translator", text: str) -> None:
+    """Report a text with several sentences, which are inspected as one input, but which translation would divide."""
+    sentences = len(find_sentences(text, translator.source_language))
+    if sentences > 1 and not translator.is_plain_sentence(text):
+        warning = (
+            f"warning: the text has {sentences} sentences, which are inspected as one input, while translation takes "
+            "each by itself: pass a single sentence to see how it is translated.\n"
+        )
+        sys.stderr.write(localized(warning))
+
+
+def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
     """Write the page of all sentences and models; print what it shows of the first sentence and model."""
+    from transduce.inspection.plots_runs import unique_suffixes
+    from transduce.inspection.sentence import inspect_sentence, sample_sentences
+    from transduce.inspection.sentence_view import InspectionPage, draw_inspection
+
     sentences = [each for each in (options.sentence, *(options.more or [])) if each is not None]
     sentences = sentences or sample_sentences(Path(options.model))
     if not sentences:
@@ -236,7 +255,10 @@ def _show_page(options: argparse.Namespace, translator: Translator) -> int:
     return _show(options, inspections[0], draw_inspection(inspections[0], _attention(inspections[0])))
 
 
-def _attributed(options: argparse.Namespace, reader: Reader, target: str | None) -> WordAlignment:
+def _attributed(options: argparse.Namespace, reader: "Reader", target: str | None) -> "WordAlignment":
+    from transduce.inspection.attribution import attribute
+    from transduce.inspection.sentence_view import WordAlignment
+
     found = attribute(reader, options.sentence, target, method=options.attribution)
     weights = tuple(tuple(round(float(share), 3) for share in row) for row in found.shares())
     return WordAlignment(found.source_words, found.target_words, weights)
@@ -246,8 +268,13 @@ def _title(options: argparse.Namespace) -> str:
     return f"attribution by {options.attribution}: a darker word contributed more to the word of its row"
 
 
-def _show_causal(options: argparse.Namespace, reader: Reader, tool: str) -> int:
+def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> int:
     """Run a causal tool, print its tables, and write its heat maps if requested."""
+    from transduce.inference.forecaster import Forecaster
+    from transduce.inspection.causal import ablate, logit_lens, patch_activations
+    from transduce.inspection.plots import save_chart
+    from transduce.inspection.probing import probe
+
     result: _Drawn
     if tool == "probe":
         texts, lines = (list(read_lines(path)) for path in options.probe)
@@ -278,7 +305,12 @@ def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
     return [line.split() for line in lines] if of_words and max(counts, default=0) > 1 else lines
 
 
-def _show_pronoun(options: argparse.Namespace, reader: Reader) -> int:
+def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> int:
+    from transduce.inference.translator import Translator
+    from transduce.inspection.coreference import pronoun_attention
+    from transduce.inspection.sentence import inspect_sentence
+    from transduce.inspection.sentence_view import draw_inspection
+
     result = pronoun_attention(
         reader,
         options.sentence,
@@ -299,7 +331,7 @@ def _show_pronoun(options: argparse.Namespace, reader: Reader) -> int:
 
 
 def _show(
-    options: argparse.Namespace, result: Inspection | TextInspection | PronounAttention | _Drawn, drawn: str
+    options: argparse.Namespace, result: "Inspection | TextInspection | PronounAttention | _Drawn", drawn: str
 ) -> int:
     """Print a result as text or JSON, and write the requested files."""
     content = msgspec.json.encode(result) + b"\n"
@@ -315,7 +347,11 @@ def _show(
     return 0
 
 
-def _attention(inspection: Inspection) -> WordAttention:
+def _attention(inspection: "Inspection") -> "WordAttention":
+    import numpy as np
+
+    from transduce.inspection.attention import WordAttention
+
     words = inspection.words
     shape = len(words.target_words), len(words.source_words)
     return WordAttention(

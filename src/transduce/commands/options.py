@@ -5,23 +5,55 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import check_line_counts
-from transduce.inference.decoding import read_search_settings
-from transduce.inference.glossary_search import as_glossary
-from transduce.inference.load import open_translator
-from transduce.inference.translator import Translator
-from transduce.model_folder.read import MANIFEST
-from transduce.search.settings import SearchSettings
-from transduce.tasks.run.run_folder import RUN_FILES, SETTINGS_FILE
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.translator import Translator
+    from transduce.search.settings import SearchSettings
+
+# Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that
+# `--help` does not import PyTorch.
+TASK_KINDS = (
+    "translation",
+    "language-model",
+    "denoising",
+    "masked-language-model",
+    "classification",
+    "tagging",
+    "parsing",
+    "time-series",
+)
+PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
+PRESETS = (
+    "tiny",
+    "small",
+    "base",
+    "big",
+    "paper-base",
+    "paper-big",
+    "bert-base",
+    "bert-large",
+    "gpt2",
+    "t5-small",
+    "bart-base",
+)
+EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
+QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks")
+ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
+ABLATION_FILLS = ("zero", "mean")
+PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+DEMO_STEPS = 600
+GENERATED_TOKENS = 200
 
 
 def text_argument(argument: str) -> str:
@@ -40,7 +72,7 @@ def text_argument(argument: str) -> str:
 def add_device(parser: argparse.ArgumentParser, *, precisions: Sequence[str] = (), precision_help: str = "") -> None:
     """Add the options for the device of computation: --device, --threads and, with `precisions`, --precision."""
     group = parser.add_argument_group("device and precision")
-    group.add_argument("--device", default="auto", help="cpu, cuda, or auto: the GPU if there is one")
+    group.add_argument("--device", default="auto", help="cpu, cuda, mps, or auto: an NVIDIA GPU if there is one")
     group.add_argument(
         "--threads", type=int, metavar="N", help="number of threads (default: OMP_NUM_THREADS, or all cores)"
     )
@@ -165,6 +197,8 @@ def add_datastore(parser: argparse.ArgumentParser) -> None:
 
 def glossary_from(options: argparse.Namespace) -> Glossary | None:
     """Return the glossary of the option --glossary; None if it is not set."""
+    from transduce.inference.glossary_search import as_glossary
+
     return as_glossary(options.glossary)
 
 
@@ -200,8 +234,10 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
             raise TransduceError(f"`--{name.replace('_', '-')}` {reason}")
 
 
-def load_translator(folders: str | list[str], options: argparse.Namespace) -> Translator:
+def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
     """Load the model of a folder, or several models as an ensemble, with the shared options."""
+    from transduce.inference.load import open_translator
+
     first = folders if isinstance(folders, str) else folders[0]
     threads = thread_count(options, first)
     return open_translator(
@@ -224,7 +260,7 @@ def thread_count(options: argparse.Namespace, folder: str) -> int | None:
     return threads
 
 
-def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
+def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
     """Return the search settings: the options of `add_search` over the settings in a model's folder.
 
     Options of a search disable sampling, which the settings in the folder may specify.
@@ -232,6 +268,8 @@ def search_settings(options: argparse.Namespace, folder: str) -> SearchSettings:
     Raises:
         TransduceError: a setting is out of range, which is checked before a model is loaded.
     """
+    from transduce.inference.decoding import read_search_settings
+
     overrides = {name: vars(options)[name] for name in SEARCH_OPTIONS}
     forbidden = overrides.pop("forbid")
     overrides["forbidden"] = None if forbidden is None else tuple(forbidden)
@@ -302,6 +340,9 @@ def _is_same(path: Path, other: Path) -> bool:
 
 def _is_model_file(path: Path, folder: Path) -> bool:
     """Return whether a file belongs to the model in a folder, so that a report must not overwrite it."""
+    from transduce.model_folder.read import MANIFEST
+    from transduce.tasks.run.run_folder import RUN_FILES, SETTINGS_FILE
+
     if not path.parent.samefile(folder):
         return False
     manifest = folder / MANIFEST
@@ -331,6 +372,8 @@ def read_aligned_lines(*paths: str) -> list[list[str]]:
     Raises:
         TransduceError: a file cannot be read, the files differ in length, or they are empty.
     """
+    from transduce.evaluation.scores import check_line_counts
+
     lines = [list(read_lines(path)) for path in paths]
     check_line_counts({f"lines in {path}": each for path, each in zip(paths, lines, strict=True)})
     return lines

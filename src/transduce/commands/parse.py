@@ -4,6 +4,7 @@ import argparse
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,10 +12,12 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
-from transduce.evaluation.brackets import BracketReport, BracketSettings, score_trees
-from transduce.inference.parser import Parse, Parser, load_parser
 from transduce.text.files import read_lines
 from transduce.text.trees import clean, read_trees, unescape_word
+
+if TYPE_CHECKING:
+    from transduce.evaluation.brackets import BracketReport
+    from transduce.inference.parser import Parse, Parser
 
 _LINES_AT_A_TIME = 256
 
@@ -22,7 +25,7 @@ _LINES_AT_A_TIME = 256
 class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
     """The bracket scores of a treebank, with the settings of the parser."""
 
-    brackets: BracketReport
+    brackets: "BracketReport"
     f1: float
     """F1 of sentences of all lengths, in percent."""
     f1_of_short: float
@@ -63,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a tree for each sentence or, given a treebank, a report of bracket scores."""
+    from transduce.inference.parser import load_parser
+
     check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
     if options.json and not options.reference:
         raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
@@ -92,12 +97,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(parse: Parse, options: argparse.Namespace) -> str:
+def _shown(parse: "Parse", options: argparse.Namespace) -> str:
     return f"{parse.draw()}\n\n" if options.pretty else f"{parse}\n"
 
 
-def _report(options: argparse.Namespace, parser: Parser) -> ParsingReport:
+def _report(options: argparse.Namespace, parser: "Parser") -> ParsingReport:
     """Parse a treebank's sentences, write the trees to a file if requested, and return the bracket scores."""
+    from transduce.evaluation.brackets import BracketSettings, score_trees
+
     references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
     parses = list(_parsed(parser, [reference.words() for reference in references]))
     if options.output:
@@ -114,7 +121,7 @@ def _report(options: argparse.Namespace, parser: Parser) -> ParsingReport:
     )
 
 
-def _parsed(parser: Parser, sentences: Iterable[Sequence[str]]) -> Iterator[Parse]:
+def _parsed(parser: "Parser", sentences: Iterable[Sequence[str]]) -> "Iterator[Parse]":
     waiting = iter(sentences)
     while block := list(itertools.islice(waiting, _LINES_AT_A_TIME)):
         yield from parser.parse(block)

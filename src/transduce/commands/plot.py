@@ -5,15 +5,17 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from transduce.commands.main import ListingFormatter
-from transduce.commands.options import add_computing, check_writable, load_translator
+from transduce.commands.options import PICTURE_SUFFIXES, add_computing, check_writable, load_translator
 from transduce.errors import TransduceError
-from transduce.inspection.plots import SUFFIXES, Chart, check_picture, draw_chart, save_chart
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import language_of
 from transduce.training.schedule import ScheduleName
+
+if TYPE_CHECKING:
+    from transduce.inspection.plots import Chart
 
 _DEFAULTS: dict[str, object] = {
     "length": 100,
@@ -54,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("kind", choices=tuple(_TAKES), help="what to draw")
     add("items", nargs="*", metavar="ITEM", help="a model folder and a sentence, runs, or models")
-    add("--out", metavar="FILE", help=f"write a picture ({', '.join(SUFFIXES)}) (default: draw in the terminal)")
+    add(
+        "--out", metavar="FILE", help=f"write a picture ({', '.join(PICTURE_SUFFIXES)}) (default: draw in the terminal)"
+    )
     positions = parser.add_argument_group("positions, rotation and masks")
     positions.add_argument("--length", type=int, metavar="N", help="positions (default: 100; masks: 12)")
     positions.add_argument("--padding", type=int, metavar="N", help="padding positions among them (default: 3)")
@@ -92,6 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draw the requested kind of chart as a file or as text."""
+    from transduce.inspection.plots import check_picture, draw_chart, save_chart
+
     _check_options(options)
     check_writable(options.out, inputs=[options.items, options.source, options.reference])
     if options.out is not None:
@@ -135,7 +141,7 @@ def _check_options(options: argparse.Namespace) -> None:
             raise TransduceError(f"`--{name.replace('_', '-')}` must be at least 1, but is {min(vars(options)[name])}.")
 
 
-def _tutorial(options: argparse.Namespace) -> Chart:
+def _tutorial(options: argparse.Namespace) -> "Chart":
     from transduce.inspection import plots_runs as tutorial
 
     width = options.d_model[0]
@@ -152,13 +158,13 @@ def _tutorial(options: argparse.Namespace) -> Chart:
     )
 
 
-def _training(options: argparse.Namespace) -> Chart:
+def _training(options: argparse.Namespace) -> "Chart":
     from transduce.inspection.plots_runs import plot_training
 
     return plot_training([Path(item) for item in options.items])
 
 
-def _attention(options: argparse.Namespace) -> Chart:
+def _attention(options: argparse.Namespace) -> "Chart":
     from transduce.commands.inspect import load_reader, sentence_or_table
     from transduce.inspection.attention import attention_maps
     from transduce.inspection.plots_runs import plot_attention
@@ -169,7 +175,7 @@ def _attention(options: argparse.Namespace) -> Chart:
     return plot_attention(maps, kind=options.attention, layer=options.layer)
 
 
-def _lengths(options: argparse.Namespace) -> Chart:
+def _lengths(options: argparse.Namespace) -> "Chart":
     """Plot BLEU by sentence length; each item is a model folder or a file of translations."""
     from transduce.inspection.plots_runs import plot_lengths, unique_suffixes
 
@@ -188,7 +194,7 @@ def _lengths(options: argparse.Namespace) -> Chart:
     return plot_lengths(sources, references, systems, target_language=language)
 
 
-_CHARTS: dict[str, Callable[[argparse.Namespace], Chart]] = {
+_CHARTS: "dict[str, Callable[[argparse.Namespace], Chart]]" = {
     "positions": _tutorial,
     "rotation": _tutorial,
     "masks": _tutorial,

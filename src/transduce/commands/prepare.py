@@ -6,22 +6,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from transduce.commands.options import add_columns, check_folder, check_writable, write_report
-from transduce.errors import TransduceError
-from transduce.tasks.kinds.all_kinds import KINDS
-from transduce.tasks.preparing import (
+from transduce.commands.options import (
     PREPARED_KINDS,
-    PrepareRequest,
-    merge_shards,
-    parse_shard,
-    prepare_corpus_folder,
-    prepare_shard,
-    prepare_tokenizer,
+    TASK_KINDS,
+    add_columns,
+    check_folder,
+    check_writable,
+    write_report,
 )
-from transduce.tasks.settings.reading import put_setting, read_settings
+from transduce.errors import TransduceError
+
+if TYPE_CHECKING:
+    from transduce.tasks.preparing import PrepareRequest
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, metavar="DIR", help="the folder to train from; a prepared one is replaced")
     add(
         "--task",
-        choices=tuple(KINDS),
+        choices=TASK_KINDS,
         metavar="KIND",
         help=f"what will be trained: {', '.join(PREPARED_KINDS)} (default: translation)",
     )
@@ -137,6 +137,8 @@ def _cleaning_up_on_sigterm() -> Iterator[None]:
 
 
 def _prepare(options: argparse.Namespace) -> msgspec.Struct:
+    from transduce.tasks.preparing import merge_shards, prepare_corpus_folder, prepare_shard, prepare_tokenizer
+
     request = _request(options)
     if options.merge is not None:
         _refuse_beside(options, "--merge", "settings", *_SETTINGS, "set", *_MODES, "tokenizer_only", "no_hold_out")
@@ -147,7 +149,10 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
     return prepare_corpus_folder(request) if options.shard is None else prepare_shard(request)
 
 
-def _request(options: argparse.Namespace) -> PrepareRequest:
+def _request(options: argparse.Namespace) -> "PrepareRequest":
+    from transduce.tasks.preparing import PrepareRequest, parse_shard
+    from transduce.tasks.settings.reading import put_setting, read_settings
+
     content = read_settings(Path(options.settings) if options.settings else None, options.set)
     for option, name in _SETTINGS.items():
         value = getattr(options, option)

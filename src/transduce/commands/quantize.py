@@ -4,7 +4,6 @@ import argparse
 
 from transduce.commands.options import check_writable, write_report
 from transduce.errors import TransduceError
-from transduce.model_folder.upkeep import quantize_folder
 from transduce.text.files import read_lines
 
 
@@ -27,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Quantize a model, and print where its weights are, or how often they translate as float32 does."""
+    from transduce.model_folder.upkeep import quantize_folder
+
     check_writable(report=options.json, inputs=[options.folder, options.prove, options.references])
     if options.prove is None:
         if options.references is not None:

@@ -2,14 +2,16 @@
 
 import argparse
 import math
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.commands.options import add_computing, check_writable, load_translator, read_aligned_lines, write_lines
 from transduce.errors import TransduceError
-from transduce.inference.scoring import Score, TooLongError
-from transduce.search.settings import SearchSettings
 from transduce.text.files import count_noun
+
+if TYPE_CHECKING:
+    from transduce.inference.scoring import Score
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a score for each line, and the totals on standard error."""
+    from transduce.inference.scoring import TooLongError
+    from transduce.search.settings import SearchSettings
+
     check_writable(report=options.json, inputs=[options.model, options.source, options.target])
     SearchSettings(length_penalty=options.length_penalty)  # checks the range
     sources, targets = read_aligned_lines(options.source, options.target)
@@ -66,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def summarize(scores: list[Score], length_penalty: float, precision: str) -> Summary:
+def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> Summary:
     """Return the scores of all lines with their totals."""
     tokens = sum(len(score.token_log_probabilities) for score in scores)
     total = math.fsum(score.log_probability for score in scores)

@@ -10,30 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 
 from transduce.commands.options import add_computing, add_datastore, add_search, load_translator, search_settings
 from transduce.errors import TransduceError
-from transduce.inference.generator import load_generator
-from transduce.inference.load import task_of
-from transduce.inference.translator import Translator
-from transduce.inspection.interventions import Comparison, Head, Intervention, intervene
 from transduce.inspection.page import render_live_page
-from transduce.inspection.sentence import inspect_sentence
-from transduce.inspection.sentence_view import Inspection
-from transduce.model_folder.read import read_directions
-from transduce.search.scorer import Observer
-from transduce.search.settings import SearchSettings
-from transduce.serving.languages import canonical
-from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
-from transduce.serving.models import ServedGenerator, ServedModel, parse_model
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
-from transduce.ui_language import localized
+from transduce.ui_language import localized, set_ui_language
 
 if TYPE_CHECKING:
+    from transduce.inference.translator import Translator
+    from transduce.inspection.interventions import Comparison
+    from transduce.inspection.sentence_view import Inspection
+    from transduce.search.scorer import Observer
+    from transduce.search.settings import SearchSettings
     from transduce.serving.inspection_api import InspectionViews
+    from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
+    from transduce.serving.models import ServedGenerator, ServedModel
     from transduce.serving.service import Catalog
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
@@ -124,6 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal arrives, then return 0."""
+    from transduce.serving.models import parse_model
+
     _check_installed()
     from transduce.serving.app import Application
     from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve, signal_handlers
@@ -156,6 +152,7 @@ def run(options: argparse.Namespace) -> int:
         def announce() -> None:
             sys.stderr.write(localized(f"Serving {names} on {address} (Ctrl-C ends it).\n"))
             sys.stderr.flush()
+            set_ui_language("en")  # programs read the answers and the log
 
         def load_again() -> Catalog:
             return make_catalog(*load_models(options), serving_settings(options))
@@ -202,8 +199,12 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
     )
 
 
-def load_models(options: argparse.Namespace) -> tuple[list[ServedModel], list[ServedGenerator]]:
+def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
     """Load the translation models and the language models, each in the order in which they were named."""
+    from transduce.inference.load import task_of
+    from transduce.serving.languages import canonical
+    from transduce.serving.models import ServedModel, parse_model
+
     models, generators, glossaries = [], [], read_glossaries(options.glossary, len(options.models))
     for argument in options.models:
         languages, folder = parse_model(argument)
@@ -230,7 +231,7 @@ def load_models(options: argparse.Namespace) -> tuple[list[ServedModel], list[Se
 
 
 def make_catalog(
-    models: Sequence[ServedModel], generators: Sequence[ServedGenerator], settings: ServingSettings
+    models: "Sequence[ServedModel]", generators: "Sequence[ServedGenerator]", settings: ServingSettings
 ) -> "Catalog":
     """Return everything that a running server can load again: models, language profiles and API keys."""
     from transduce.serving.service import Catalog
@@ -239,7 +240,10 @@ def make_catalog(
     return Catalog(models, generators, profiles, settings.api_keys)
 
 
-def _load_generator(folder: Path, options: argparse.Namespace) -> ServedGenerator:
+def _load_generator(folder: Path, options: argparse.Namespace) -> "ServedGenerator":
+    from transduce.inference.generator import load_generator
+    from transduce.serving.models import ServedGenerator
+
     precision, device, threads = options.precision, options.device, options.threads
     generator = load_generator(folder, precision=precision, device=device, threads=threads)
     return ServedGenerator(folder.resolve().name, generator)
@@ -247,8 +251,10 @@ def _load_generator(folder: Path, options: argparse.Namespace) -> ServedGenerato
 
 def _translators(
     folder: Path, languages: tuple[str, str] | None, options: argparse.Namespace
-) -> Iterator[tuple[Translator, tuple[str, str] | None]]:
+) -> "Iterator[tuple[Translator, tuple[str, str] | None]]":
     """Yield a translator for each language pair of a folder, with the pair; all share the model's weights."""
+    from transduce.model_folder.read import read_directions
+
     directions = read_directions(folder)
     if not directions:
         yield load_translator(str(folder), options), languages
@@ -267,6 +273,9 @@ def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] |
     Raises:
         TransduceError: a glossary cannot be read, or it is ambiguous to which model it belongs.
     """
+    from transduce.serving.languages import canonical
+    from transduce.serving.models import parse_model
+
     glossaries: dict[tuple[str, str] | None, Glossary] = {}
     for argument in named:
         pair, path = parse_model(argument)
@@ -288,11 +297,13 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
     return ", ".join(" → ".join(pair) for pair in glossaries if pair is not None)
 
 
-def default_workers(models: Sequence[ServedModel | ServedGenerator]) -> int:
+def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
     """Return the default number of concurrently decoded batches: one per computing thread, or 1 on a GPU.
 
     Two batches on one core each are faster than both cores for one batch after the other.
     """
+    import torch
+
     if any(model.device.type != "cpu" for model in models):
         return 1
     return min(torch.get_num_threads(), _MOST_WORKERS)
@@ -300,6 +311,8 @@ def default_workers(models: Sequence[ServedModel | ServedGenerator]) -> int:
 
 def inspection_views() -> "InspectionViews":
     """Return the web page and the inspection functions behind it, so that serving does not import inspection."""
+    from transduce.inspection.interventions import Comparison
+    from transduce.inspection.sentence_view import Inspection
     from transduce.serving.inspection_api import InspectionViews
 
     return InspectionViews(
@@ -307,17 +320,23 @@ def inspection_views() -> "InspectionViews":
     )
 
 
-def _page(settings: PageSettings) -> str:
+def _page(settings: "PageSettings") -> str:
     return render_live_page(msgspec.json.encode(settings).decode())
 
 
-def _inspect(translator: Translator, asked: InspectRequest, search: SearchSettings, observer: Observer) -> Inspection:
+def _inspect(
+    translator: "Translator", asked: "InspectRequest", search: "SearchSettings", observer: "Observer"
+) -> "Inspection":
+    from transduce.inspection.sentence import inspect_sentence
+
     return inspect_sentence(translator, asked.q, search=search, observer=observer)
 
 
 def _intervene(
-    translator: Translator, asked: InterveneRequest, search: SearchSettings, observer: Observer
-) -> Comparison:
+    translator: "Translator", asked: "InterveneRequest", search: "SearchSettings", observer: "Observer"
+) -> "Comparison":
+    from transduce.inspection.interventions import Head, Intervention, intervene
+
     change = Intervention(
         heads_off=tuple(dict.fromkeys(Head(head.kind, head.layer, head.head) for head in asked.heads_off)),
         step=asked.step,

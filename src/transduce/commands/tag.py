@@ -5,16 +5,18 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
-from transduce.evaluation.scores import score_tags
-from transduce.inference.tagger import Tagger, Tagging, load_tagger
 from transduce.text.files import read_lines, uncompressed_name
 from transduce.text.tagged import COLUMN_SUFFIXES, JSON_SUFFIXES, read_tagged
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.tagger import Tagger, Tagging
 
 _SENTENCES_AT_A_TIME = 1_024
 _MOST_SHOWN = 8  # tags
@@ -48,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line `word TAB tag` for each word, with an empty line after each sentence, or a report of scores."""
+    from transduce.inference.tagger import load_tagger
+
     check_writable(options.output, report=options.json, inputs=[options.model, options.text])
     if options.json and not options.score:
         raise TransduceError("`--json` writes the report of `--score`: pass that too, or leave it out.")
@@ -80,8 +84,10 @@ def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
     return (line.split() for line in read_lines(options.text))
 
 
-def _report(options: argparse.Namespace, tagger: Tagger) -> None:
+def _report(options: argparse.Namespace, tagger: "Tagger") -> None:
     """Tag the sentences of a tagged file, compare the tags with those of the file, and print a report."""
+    from transduce.evaluation.scores import score_tags
+
     sentences = read_tagged(options.text, options.columns)
     tags = {tag for sentence in sentences for tag in sentence.tags}
     unknown = sorted(tags - set(tagger.tags))
@@ -101,7 +107,7 @@ def _report(options: argparse.Namespace, tagger: Tagger) -> None:
     write_report(report, options.json)
 
 
-def _tagged(tagger: Tagger, sentences: Iterable[Sequence[str]]) -> Iterator[Tagging]:
+def _tagged(tagger: "Tagger", sentences: Iterable[Sequence[str]]) -> "Iterator[Tagging]":
     waiting = iter(sentences)
     while block := list(itertools.islice(waiting, _SENTENCES_AT_A_TIME)):
         yield from tagger.tag(block)

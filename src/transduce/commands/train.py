@@ -4,22 +4,28 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from typing_extensions import override
 
 from transduce.commands.main import STARTED_AT
-from transduce.commands.options import add_columns, add_computing, check_folder, check_writable, write_json
+from transduce.commands.options import (
+    PRESETS,
+    TASK_KINDS,
+    add_columns,
+    add_computing,
+    check_folder,
+    check_writable,
+    write_json,
+)
 from transduce.errors import TransduceError
-from transduce.tasks.kinds.all_kinds import KINDS
-from transduce.tasks.run.run import RunRequest
-from transduce.tasks.settings.reading import put_setting, read_settings
-from transduce.tasks.train import train_in_stages
 from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS, Callback
-from transduce.training.choices import PRESETS
-from transduce.training.forecast import RunForecast
+
+if TYPE_CHECKING:
+    from transduce.tasks.run.run import RunRequest
+    from transduce.training.forecast import RunForecast
 
 # Options that set a setting, with the setting's name.
 _SETTINGS = {
@@ -77,7 +83,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("settings", nargs="?", metavar="SETTINGS.toml", help="a settings file; options override it")
     add(
-        "--task", choices=tuple(KINDS), metavar="KIND", help=f"what to train: {', '.join(KINDS)} (default: translation)"
+        "--task",
+        choices=TASK_KINDS,
+        metavar="KIND",
+        help=f"what to train: {', '.join(TASK_KINDS)} (default: translation)",
     )
     add(
         "--set",
@@ -203,6 +212,8 @@ _ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 def run(options: argparse.Namespace) -> int:
     """Train, and return 0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved."""
+    from transduce.tasks.train import train_in_stages
+
     is_dry = options.dry_run or options.forecast
     if options.json is not None and is_dry and options.resume:
         raise TransduceError("`--json` writes the forecast of a new run: leave --json out, or --resume.")
@@ -227,15 +238,18 @@ def run(options: argparse.Namespace) -> int:
 class _ForecastKeeper(Callback):
     """A callback that stores the run's forecast, which the command reports after a dry run."""
 
-    forecast: RunForecast | None = None
+    forecast: "RunForecast | None" = None
 
     @override
-    def on_forecast(self, event: RunForecast) -> None:
+    def on_forecast(self, event: "RunForecast") -> None:
         self.forecast = event
 
 
-def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> RunRequest:
+def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> "RunRequest":
     """Return the `RunRequest` that the options of `add_run` describe."""
+    from transduce.tasks.run.run import RunRequest
+    from transduce.tasks.settings.reading import put_setting, read_settings
+
     content = read_settings(Path(options.settings) if options.settings else None, options.set)
     for option, name in _SETTINGS.items():
         value = getattr(options, option)
@@ -266,6 +280,8 @@ def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, A
     Raises:
         TransduceError: a dev set belongs to no corpus, or a corpus has other than one or two files.
     """
+    from transduce.tasks.settings.reading import read_settings
+
     tables: list[dict[str, Any]] = []
     waiting = [(tuple(map(language_of, files)), files) for files in dev]
     for arguments in corpora:

@@ -7,7 +7,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -31,32 +31,16 @@ from transduce.commands.options import (
 from transduce.commands.translate_document import add_documents, document_format, naming_options, translate_file
 from transduce.documents.formats import recognize_text
 from transduce.errors import TransduceError
-from transduce.inference.bulk_files import (
-    Job,
-    Portion,
-    ReportClock,
-    ResumableFile,
-    Workers,
-    WorkerSettings,
-    parse_line_shard,
-    portion_size,
-    portions,
-    skip_lines,
-    translate_portions,
-)
-from transduce.inference.decoding import read_max_source_tokens
-from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
-from transduce.inference.quality_estimation import describe_wrong_language
-from transduce.inference.redecoding import redecode
 from transduce.inference.segmentation import join_wrapped_lines
-from transduce.inference.translator import Translator
-from transduce.machine import detect_machine
-from transduce.model_folder.read import read_context
-from transduce.search.settings import SamplingSettings
 from transduce.text.files import count_noun, read_lines
 from transduce.text.glossary import Glossary, TermTally
 from transduce.text.text_settings import SplitSentences, TextSettings
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.bulk_files import Job, Portion, ResumableFile
+    from transduce.inference.line_warnings import LineWarnings
+    from transduce.inference.translator import Translator
 
 _MOST_DAMAGED = 5  # damaged lines that are reported individually
 _FROM_UTF_16 = "put it through `iconv -f UTF-16 -t UTF-8`"
@@ -172,6 +156,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a translation for each input line; on a terminal, prompt for sentences."""
+    from transduce.inference.bulk_files import parse_line_shard, portion_size, portions
+    from transduce.machine import detect_machine
+
     folders, file = split_paths(options.model)
     job = make_job(options, folders[0])
     shard = parse_line_shard(options.shard)
@@ -214,6 +201,8 @@ def _check_context(options: argparse.Namespace, folder: str) -> int:
     Raises:
         TransduceError: an option divides documents, or translates lines by themselves.
     """
+    from transduce.model_folder.read import read_context
+
     record = read_context(Path(folder)) if Path(folder).is_dir() else None
     if record is None:
         return 0
@@ -236,12 +225,15 @@ def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
     return paths, None
 
 
-def make_job(options: argparse.Namespace, folder: str) -> Job:
+def make_job(options: argparse.Namespace, folder: str) -> "Job":
     """Return the search settings and constraints that the options set for every line.
 
     Raises:
         TransduceError: an option is out of range, or has no effect.
     """
+    from transduce.inference.bulk_files import Job
+    from transduce.search.settings import SamplingSettings
+
     if options.sample:
         refuse_options(
             options, BEAM_OPTIONS, "sets how to search, but --sample does not search: leave one of them out."
@@ -289,11 +281,13 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def translated(
-    options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
-) -> Iterator[tuple[Portion, str]]:
+    options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
+) -> "Iterator[tuple[Portion, str]]":
     """Yield each group of input lines with its translated text, computed by one process or several."""
 
-    def make_warnings() -> LineWarnings:
+    from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
+
+    def make_warnings() -> "LineWarnings":
         folder = Path(folders[0])
         return LineWarnings(
             *resolve_languages(folder, options.source_language, options.target_language),
@@ -307,7 +301,7 @@ def translated(
     return results if job.glossary is None or job.search.n_best > 1 else _tallied(job.glossary, results)
 
 
-def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iterator[tuple[Portion, str]]:
+def _tallied(glossary: Glossary, results: "Iterable[tuple[Portion, str]]") -> "Iterator[tuple[Portion, str]]":
     """Yield groups of lines unchanged, and at the end report which translations lack a glossary term."""
     tally = TermTally(glossary)
     for portion, text in results:
@@ -318,8 +312,11 @@ def _tallied(glossary: Glossary, results: Iterable[tuple[Portion, str]]) -> Iter
 
 
 def _translated(
-    options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
-) -> Iterator[tuple[Portion, str]]:
+    options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
+) -> "Iterator[tuple[Portion, str]]":
+    from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
+    from transduce.machine import detect_machine
+
     if options.workers == 1:
         yield from translate_portions(load_translator(folders, options), job, waiting)
         return
@@ -339,8 +336,10 @@ def _translated(
         yield from workers.translate(waiting)
 
 
-def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]) -> None:
+def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]") -> None:
     """Translate into a file that can be continued after a crash."""
+    from transduce.inference.bulk_files import ResumableFile
+
     content = identity(options, folders, job)
     with ResumableFile(Path(options.output), options=content, resume=options.resume) as file:
         if file.is_finished:
@@ -352,8 +351,10 @@ def write_to_file(options: argparse.Namespace, folders: list[str], job: Job, wai
 
 
 def _write(
-    file: ResumableFile, options: argparse.Namespace, folders: list[str], job: Job, waiting: Iterable[Portion]
+    file: "ResumableFile", options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
 ) -> None:
+    from transduce.inference.bulk_files import ReportClock, skip_lines
+
     if file.progress.lines:
         done, waiting = skip_lines(waiting, file.progress.lines)
         file.skip(done)
@@ -373,8 +374,10 @@ def _write(
     sys.stderr.write(localized(f"{lines} in {file.path}, {clock.elapsed_seconds:.1f} s\n"))
 
 
-def identity(options: argparse.Namespace, folders: list[str], job: Job) -> bytes:
+def identity(options: argparse.Namespace, folders: list[str], job: "Job") -> bytes:
     """Return a fingerprint of all models and options that determine the output for a line."""
+    from transduce.inference.decoding import read_max_source_tokens
+
     models = [_digests(Path(folder)) for folder in folders if Path(folder).is_dir()]
     phrases = options.phrases
     if phrases and not is_special_file(Path(phrases)):  # a pipe can be read only once
@@ -457,8 +460,11 @@ def _refuse_other_ends(raw: bytes) -> None:
         )
 
 
-def prompt(translator: Translator, output: io.TextIOWrapper, job: Job) -> None:
+def prompt(translator: "Translator", output: io.TextIOWrapper, job: "Job") -> None:
     """Translate sentences that a user types until the input ends; a translation is printed while it is generated."""
+    from transduce.inference.quality_estimation import describe_wrong_language
+    from transduce.inference.redecoding import redecode
+
     languages = f"{translator.source_language or 'source'} → {translator.target_language or 'target'}"
     sys.stderr.write(localized(f"{languages}. Type a sentence; an empty line ends.\n"))
     while True:

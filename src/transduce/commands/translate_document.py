@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from transduce.atomic_io import is_special_file, name_path_in_errors
-from transduce.commands.options import load_translator, refuse_options
+from transduce.commands.options import check_writable, load_translator, refuse_options
 from transduce.documents.formats import (
     FORMATS,
     START_BYTES,
@@ -23,14 +24,14 @@ from transduce.documents.formats import (
     recognize_text,
 )
 from transduce.documents.limits import LOCAL_LIMITS
-from transduce.documents.translate import ModelTexts, translate_content, write_translated
 from transduce.documents.units import Document, DocumentSettings, Unit, plain_text
 from transduce.errors import TransduceError
-from transduce.inference.bulk_files import Job
-from transduce.inference.line_warnings import LineWarnings, unknown_letters
-from transduce.inference.translator import Translator
 from transduce.text.files import count_noun
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.bulk_files import Job
+    from transduce.inference.translator import Translator
 
 _SETTINGS = ("columns", "fields", "keep_source", "overwrite", "mark_fuzzy", "encoding")
 _OF_LINES: dict[str, object] = {
@@ -114,9 +115,12 @@ def document_format(file: str | None, options: argparse.Namespace) -> Format | N
 
 
 def translate_file(
-    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: Job, identity: bytes
+    options: argparse.Namespace, folders: list[str], file: str, format: Format, job: "Job", identity: bytes
 ) -> int:
-    """Translate a document; write it to --output, or to standard output if it is text.
+    """Translate a document; write it to --output.
+
+    Without --output, text goes to standard output, and an archive such as .docx beside the document, with the target
+    language in its name.
 
     Args:
         options: the command's options.
@@ -129,6 +133,8 @@ def translate_file(
     Raises:
         TransduceError: an option does not apply to documents, or the document cannot be read or written.
     """
+    from transduce.documents.translate import ModelTexts, target_path, translate_content, write_translated
+
     for name, unset in _OF_LINES.items():
         if vars(options)[name] != unset and (name != "join_lines" or format.name != "txt"):
             raise TransduceError(
@@ -136,14 +142,17 @@ def translate_file(
             )
     output = Path(options.output) if options.output and not is_special_file(Path(options.output)) else None
     named = None if output is None else format_of_name(output.name)
-    if format.is_archive and output is None:
-        raise TransduceError(f"A {format.title} is not text for the screen: name the file to write by --out.")
     if named not in (None, format) and options.format != "txt":
         raise TransduceError(
             f"{output} would be {named.name} by its name, but the document stays {format.name}: let its name end in "
             f"{format.suffixes[0]}."
         )
     translator = load_translator(folders, options)
+    if format.is_archive and options.output is None:
+        output = target_path(Path(file), translator.target_language)
+        if output.exists():
+            raise TransduceError(f"{output} exists already: name the file to write by --out.")
+        check_writable(str(output))
     settings = DocumentSettings(
         format=format.name,
         columns=tuple(options.columns or ()),
@@ -207,7 +216,9 @@ def _write_stream(path: str | None, content: bytes) -> None:
 class _UnitWarnings:
     """A collector of warnings about the texts of a document, which are numbered from 1."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: "Translator") -> None:
+        from transduce.inference.line_warnings import LineWarnings, unknown_letters
+
         self._warnings = LineWarnings(
             translator.source_language,
             translator.target_language,

@@ -3,7 +3,6 @@
 import argparse
 
 from transduce.commands.options import check_writable, write_report
-from transduce.model_folder.upkeep import verify
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Verify a model folder, and print what was checked."""
+    from transduce.model_folder.upkeep import verify
+
     check_writable(report=options.json, inputs=[options.folder])
     write_report(verify(options.folder), options.json)
     return 0

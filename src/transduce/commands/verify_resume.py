@@ -5,7 +5,6 @@ from pathlib import Path
 
 from transduce.commands.options import check_writable, write_report
 from transduce.commands.train import add_run, run_request
-from transduce.tasks.run.verification import verify_resume
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a report, and return 0 if the runs are equal, otherwise 1."""
+    from transduce.tasks.run.verification import verify_resume
+
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
     check_writable(report=options.json, inputs=read)
     report = verify_resume(run_request(options, Path()))

@@ -19,6 +19,7 @@ from transduce.errors import TransduceError
 from transduce.text.files import count_noun
 from transduce.text.languages import is_word_character
 from transduce.text.tagged import describe_spans, spans_of
+from transduce.ui_language import column, columns_of, localized
 
 # --- sacreBLEU's tokenizer of a language ---
 
@@ -442,8 +443,9 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Return a table of the labels' scores, and a confusion table if there are at most 20 labels."""
-        width = max(len("label"), *(len(each.label) for each in self.labels))
-        lines = [f"{'label':{width}}  {'texts':>7} {'precision':>9} {'recall':>7} {'F1':>7}"]
+        width = max(columns_of(localized("label")), *(len(each.label) for each in self.labels))
+        heads = (column("texts", 7, right=True), column("precision", 9, right=True), column("recall", 7, right=True))
+        lines = [f"{column('label', width)}  {' '.join(heads)} {'F1':>7}"]
         lines += [
             f"{each.label:{width}}  {each.texts:>7,} {each.precision:>9.2f} {each.recall:>7.2f} {each.f1:>7.2f}"
             for each in self.labels
@@ -455,7 +457,7 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
                 for number, name in enumerate(names)
             ]
             heading = "  ".join(f"{name:>{size}}" for name, size in zip(names, columns, strict=True))
-            lines += ["", "right label (rows) and predicted label (columns)", f"{'':{width}}  {heading}"]
+            lines += ["", localized("right label (rows) and predicted label (columns)"), f"{'':{width}}  {heading}"]
             lines += [
                 f"{name:{width}}  " + "  ".join(f"{count:>{size},}" for count, size in zip(row, columns, strict=True))
                 for name, row in zip(names, self.confusion, strict=True)

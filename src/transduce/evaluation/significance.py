@@ -14,6 +14,7 @@ from transduce.argument_checks import as_integer, as_texts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import aligned_lines, choose_tokenizer, find_warnings, lines_sha256, make_metrics
 from transduce.text.files import count_noun
+from transduce.ui_language import columns_of, localized
 
 # --- resampling ---
 # BLEU and chrF are functions of counts that add up over sentences. So the counts of many resampled corpora are one
@@ -245,10 +246,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             "",
             self.name_a,
             self.name_b,
-            "difference",
-            "95 % interval",
-            "p randomization",
-            "p bootstrap",
+            *map(localized, ("difference", "95 % interval", "p randomization", "p bootstrap")),
         ]
         metrics = (self.bleu, self.chrf)
         facts = f"{count_noun(self.sentences, 'sentence')}, {self.differing:,} differ; {self.resamples:,} resamples, "
@@ -448,10 +446,13 @@ def _disagreement(bleu: MetricComparison, chrf: MetricComparison) -> list[str]:
 
 def _cells(row: MetricComparison) -> list[str]:
     values = [f"{row.value_a:.2f}", f"{row.value_b:.2f}", f"{row.difference:+.2f}"]
-    interval = f"{row.interval_low:+.2f} to {row.interval_high:+.2f}"
+    interval = localized(f"{row.interval_low:+.2f} to {row.interval_high:+.2f}")
     return [row.metric, *values, interval, f"{row.p_randomisation:.3f}", f"{row.p_bootstrap:.3f}"]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    widths = [max(map(columns_of, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(" " * (width - columns_of(cell)) + cell for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]

@@ -18,6 +18,7 @@ from transduce.evaluation.scores import (
     choose_tokenizer,
     make_metrics,
 )
+from transduce.ui_language import column, columns_of, localized
 
 _HYPHEN = re.compile(r"(\S)-(\S)")
 _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
@@ -42,9 +43,9 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         lines = [str(self.scored)]
         for title, ways in (("counted otherwise", self.counted), ("searched otherwise", self.searched)):
-            width = max((len(each.way) for each in ways), default=0)
-            lines += [f"{title}:"] if ways else []
-            lines += [f"  {each.way:{width}}{self._compared(each.bleu)}" for each in ways]
+            width = max((columns_of(localized(each.way)) for each in ways), default=0)
+            lines += [f"{localized(title)}:"] if ways else []
+            lines += [f"  {column(each.way, width)}{self._compared(each.bleu)}" for each in ways]
         return "\n".join(lines)
 
     def _compared(self, bleu: Score) -> str:

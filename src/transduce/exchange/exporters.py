@@ -28,7 +28,7 @@ from transduce.model.config import Kind, ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
-from transduce.model_folder.cards import TASK_CARD, find_task_card
+from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
 from transduce.model_folder.read import CONTEXT, DIRECTIONS, VOCABULARIES, directions_text
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
@@ -38,7 +38,6 @@ from transduce.model_folder.write import (
     write_model_folder,
     write_original_tokenizer,
 )
-from transduce.text.text_settings import FILE_NAME as TRAINING_LINES
 from transduce.text.tokenizer import Tokenizer
 
 # --- README of an exported folder: it describes the model and shows how to run it ---
@@ -199,7 +198,7 @@ def readme(
 
 
 # Files that a run wrote for people to read.
-_DOCUMENTS = ("README.md", "settings.toml", TRAINING_LINES, CONTEXT)
+_DOCUMENTS = ("README.md", "settings.toml", CONTEXT)
 
 
 class Exporter(Protocol):
@@ -329,7 +328,7 @@ class HuggingFaceExporter:
             config=original.config,
             tokenizer=tokenizer,
             languages=original.languages,
-            documents=documents | _task_document(original.folder),
+            documents=documents | kept_documents(original.folder),
         )
         if isinstance(tokenizer, ImportedTokenizer):
             write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))

@@ -11,7 +11,7 @@ from transduce.argument_checks import as_path
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.model_folder.cards import TASK_CARD, find_task_card
+from transduce.model_folder.cards import kept_documents
 from transduce.model_folder.hugging_face import (
     check_hugging_face_folder,
     hugging_face_context,
@@ -87,9 +87,7 @@ def import_model_folder(
     has_class = class_for(content.model.config) is not None
     tokenizer_files = read_original_tokenizer(folder, languages) if has_class and not is_own else {}
     kind = content.model.config.kind
-    documents = {"README.md": _card(model_type, kind)}
-    if (card := find_task_card(folder)) is not None:
-        documents[TASK_CARD] = card.text()
+    documents = {"README.md": _card(model_type, kind)} | kept_documents(folder)
     if is_own and (folder / "settings.toml").is_file():
         documents["settings.toml"] = (folder / "settings.toml").read_text("utf-8")
     elif kind == "transformer":  # other kinds have no search settings

@@ -1,6 +1,6 @@
 """Build a search for a batch of sentences from the search settings: its scorer, rules and algorithm."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from transduce.inference.scorers import ContinuingScorer, TransformerScorer
 from transduce.model.backend import (
     BatchSearch,
     FoundHypothesis,
+    JoinableSearch,
     RepetitionPenalties,
     SamplingNumbers,
     SearchBounds,
@@ -62,6 +63,7 @@ from transduce.search.scorer import (
     Search,
     length_penalty,
     length_power,
+    run,
 )
 from transduce.search.selection import BestSelection, DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
@@ -233,9 +235,10 @@ class CompiledSearch:
     def results(self) -> list[list[Hypothesis]]:
         """Return the n best hypotheses of each sentence; an empty list for sentences that are still decoded."""
         decoding = set(self.search.active.tolist())
-        return [[] if index in decoding else self._best(index) for index in range(self._sentences)]
+        return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
-    def _best(self, index: int) -> list[Hypothesis]:
+    def best(self, index: int) -> list[Hypothesis]:
+        """Return the n best hypotheses of the finished sentence at an index of the batch."""
         if index in self._given_up:
             return self._given_up[index][: self.beam.n_best]
         return [self._hypothesis(each) for each in self.search.finished(index, self.beam.n_best)]
@@ -247,6 +250,53 @@ class CompiledSearch:
             length = tokens.index(self.eos_id) + 1 if ended else len(tokens)
             tokens, values = tokens[:length], values[:length]
         return make_hypothesis(tokens, values, ended=ended, alpha=self.beam.alpha, divisor=self.divisor)
+
+
+_REFILL = 4  # new sentences join once a quarter of the batch is finished: reading them costs less together
+_ALL_STEPS = 1 << 30
+
+
+def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
+    """Search many sentences so that a finished one makes space for the next; None if that is impossible or no faster.
+
+    Each sentence gets the hypotheses that it would get in any other batch.
+
+    Args:
+        begin: returns a search for the sentences with these indices, before its first step.
+        count: the number of sentences; the first ones should be the longest, because buffers have the size for them.
+        size: the number of sentences that are decoded at once.
+    """
+    search = begin(range(min(size, count)))
+    if not isinstance(search, CompiledSearch) or not isinstance(search.search, JoinableSearch):
+        return None
+    if not search.search.gains_by_joining:
+        return None
+    main, results = search.search, dict[int, list[Hypothesis]]()
+    sentence_at = dict(enumerate(range(min(size, count))))  # the sentence at each index of the batch
+    begun = len(sentence_at)
+    main.advance(1)
+    while True:
+        main.advance(_ALL_STEPS, least=size - max(1, size // _REFILL) if begun < count else 0)
+        active = set(main.active.tolist())
+        for index in [index for index in sentence_at if index not in active]:
+            results[sentence_at.pop(index)] = search.best(index)
+        if begun == count and not active:
+            return [results[sentence] for sentence in range(count)]
+        free = [index for index in range(size) if index not in sentence_at]
+        joining = range(begun, min(count, begun + len(free)))
+        if not joining:
+            continue
+        begun = joining.stop
+        new = begin(joining)
+        if not isinstance(new, CompiledSearch) or not main.can_absorb(new.search):
+            results |= zip(joining, run(new), strict=True)
+            continue
+        new.advance()
+        new_active = new.search.active.tolist()
+        results |= {joining[index]: new.best(index) for index in range(len(joining)) if index not in new_active}
+        indices = free[: len(new_active)]
+        main.absorb(new.search, indices)
+        sentence_at |= {index: joining[own] for index, own in zip(indices, new_active, strict=True)}
 
 
 def find_compiled_search(

@@ -19,7 +19,13 @@ from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.decoding import build_rules, explain_search_out_of_memory, find_compiled_search, scored_for
+from transduce.inference.decoding import (
+    build_rules,
+    explain_search_out_of_memory,
+    find_compiled_search,
+    run_joining,
+    scored_for,
+)
 from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
 from transduce.model.config import ModelConfig
@@ -255,10 +261,15 @@ class Generator:
             raise TransduceError("`own_settings` may differ from `search` in `max_length` and in the seed only.")
         waiting = [_Prompt(self.prompt_ids(text), each) for text, each in zip(texts, own, strict=True)]
         found: dict[int, Generation] = {}
+        joined = self._joined(waiting, settings, one_line=one_line) if observer is None else {}
         for batch in self._batches(waiting, settings):
             watch = self._observer(one_line=one_line) if observer is None else _PartObserver(observer, batch)
             with torch.inference_mode(), explain_search_out_of_memory(settings):
-                results = run(self._begin([waiting[number] for number in batch], settings, one_line=one_line), watch)
+                if all(number in joined for number in batch):
+                    results = [joined[number] for number in batch]
+                else:
+                    progress = self._begin([waiting[number] for number in batch], settings, one_line=one_line)
+                    results = run(progress, watch)
             for number, hypotheses in zip(batch, results, strict=True):
                 ids = waiting[number].ids
                 each = (self._continuation(ids, one, settings, one_line=one_line) for one in hypotheses)
@@ -271,12 +282,32 @@ class Generator:
         A prompt that fills the context before its continuation ends is alone: it is read again, which depends on the
         other prompts.
         """
-        size = max(1, _MAX_TEXTS // max(search.beam_size, search.n_best))
+        size = _texts_at_once(search)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].ids))
         long = [number for number in order if len(prompts[number].ids) + prompts[number].max_length > self.context]
         order = [number for number in order if number not in set(long)]
         yield from (order[first : first + size] for first in range(0, len(order), size))
         yield from ([number] for number in long)
+
+    def _joined(
+        self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool
+    ) -> dict[int, list[Hypothesis]]:
+        """Return the continuations of prompts that are continued so that a finished one makes space for the next.
+
+        They are by the index of their prompt; there are none if all prompts fit into one batch, or if the search cannot
+        do that. Prompts that fill the context are left out.
+        """
+        fit = [number for number, each in enumerate(prompts) if len(each.ids) + each.max_length <= self.context]
+        order = sorted(fit, key=lambda number: -len(prompts[number].ids))
+        if len(order) <= _texts_at_once(search) or self._observer(one_line=one_line) is not None:
+            return {}
+
+        def begin(numbers: Sequence[int]) -> Search:
+            return self._begin([prompts[order[number]] for number in numbers], search, one_line=one_line)
+
+        with torch.inference_mode(), explain_search_out_of_memory(search):
+            found = run_joining(begin, len(order), _texts_at_once(search))
+        return {} if found is None else dict(zip(order, found, strict=True))
 
     def continuation_text(self, prompt: str, ids: Sequence[int]) -> str:
         """Return the text that new tokens add to a prompt, without an incomplete character at its end."""
@@ -458,6 +489,11 @@ class _Prompt:
         self.ids = ids
         self.max_length = search.max_length
         self.seed = 0 if search.sampling is None else search.sampling.seed
+
+
+def _texts_at_once(search: SearchSettings) -> int:
+    """Return the number of prompts that are continued at once."""
+    return max(1, _MAX_TEXTS // max(search.beam_size, search.n_best))
 
 
 def batch_settings(search: SearchSettings) -> SearchSettings:

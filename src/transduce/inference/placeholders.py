@@ -30,6 +30,7 @@ from transduce.text.word_spans import Span, token_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
 _SPACE = "▁"
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 # Brackets and quotation marks by pairs, and those that other scripts write for them.
 _BRACKETS = frozenset(
     ("()", "[]", '""', "''", "“”", "‘’", "«»", "„“", "‚‘", "「」", "『』", "（）", "【】", "《》", "〈〉", "［］")
@@ -355,7 +356,8 @@ class Placeholders:
         """Return a translation with the protected spans inserted, and the pairs of source and target spans."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
-        for offset, run in sorted(placed, key=lambda one: (one.offset, one.run.source)):
+        inside = [one._replace(offset=self._outside_word(source, text, one)) for one in placed]
+        for offset, run in sorted(inside, key=lambda one: (one.offset, one.run.source)):
             before, after = text[position:offset], text[offset:]
             written += before
             has_space = written.endswith(" ") or after.startswith(" ")
@@ -367,6 +369,19 @@ class Placeholders:
             written += self._literal(source, run) + right
             position = len(text) - len(rest)
         return written + text[position:], tuple(sorted(pairs))
+
+    def _outside_word(self, source: str, text: str, inserted: _InsertedRun) -> int:
+        """Return the offset of a run in a translation, behind the word if it is inside one, such as "I'm" or "don't".
+
+        A run that touches a word or a mark in the source stays where it is.
+        """
+        offset, run = inserted
+        touches = source[max(0, run.source.start - 1) : run.source.start] + source[run.source.end : run.source.end + 1]
+        is_attached = any(not each.isspace() and not is_of_unspaced_script(each) for each in touches)
+        if self._joins_words or is_attached or _is_unspaced_script(text[offset : offset + 1]):
+            return offset
+        word = next((word for word in _WORD.finditer(text) if word.start() < offset < word.end()), None)
+        return offset if word is None else word.end()
 
     def _literal(self, source: str, run: ProtectedRun) -> str:
         """Return the text of a run of protected spans, with the target script's brackets around it."""

@@ -30,6 +30,7 @@ EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?extra == ['\"](?P<extra>\w+)['\"]")
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _LABEL_COLUMNS = 11
+_WITH_KERNELS = ("x86_64", "amd64")  # processors, as `platform.machine` names them
 
 
 class BackendChoice(msgspec.Struct, frozen=True):
@@ -107,6 +108,8 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of each extra."""
     model: ModelStatus | None = None
     """The backend that decodes the requested model."""
+    slower: str | None = None
+    """What takes longer or is missing because this processor or device has no kernels; None: nothing."""
 
     def __str__(self) -> str:
         return "\n".join(f"{column(label, _LABEL_COLUMNS)}{text}" for label, text in self._lines())
@@ -122,6 +125,8 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
         yield "precision", name + colon + localized(reason)
         yield "training", str(self.training)
         yield "decoding", str(self.decoding) + localized(" (the paper's base model)")
+        if self.slower is not None:
+            yield "slower", localized(self.slower)
         for number, extra in enumerate(self.extras):
             yield "" if number else "extras", str(extra)
         if self.model is not None:
@@ -167,6 +172,22 @@ def check_install(
         decoding=_forecast(machine),
         extras=tuple(map(_extra_status, EXTRAS)),
         model=None if model is None else _model_status(model, precision, device, threads),
+        slower=_what_is_slower(machine),
+    )
+
+
+def _what_is_slower(machine: Machine) -> str | None:
+    """Return what this processor or device lacks kernels for; None for x86 processors and NVIDIA's GPUs."""
+    if machine.device == "mps":
+        return (
+            "there are no kernels for Apple's GPUs: PyTorch's operators decode, step by step and in fp32 only, and "
+            "models train on the CPU"
+        )
+    if machine.device != "cpu" or platform.machine().lower() in _WITH_KERNELS:
+        return None
+    return (
+        f"kernels are for x86, but this is {platform.machine()}: PyTorch's operators train and decode, step by step, "
+        "and there is no `int8`; results are the same"
     )
 
 

@@ -16,6 +16,7 @@ from rich.cells import cell_len
 from transduce.atomic_io import write_file
 from transduce.errors import TransduceError
 from transduce.text.languages import unspaced_characters
+from transduce.ui_language import columns_of, localized, ui_language
 
 # --- charts ---
 # Charts as data, independent of what draws them: curves and heat maps.
@@ -80,6 +81,19 @@ def texts(chart: Chart) -> list[str]:
         else:
             result += [*panel.row_names, *panel.column_names]
     return result
+
+
+def localized_chart(chart: Chart) -> Chart:
+    """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay."""
+    if ui_language() == "en":
+        return chart
+    panels = []
+    for panel in chart.panels:
+        changed: dict[str, Any] = {name: localized(getattr(panel, name)) for name in ("title", "x_label", "y_label")}
+        if isinstance(panel, Curves):
+            changed["curves"] = tuple(msgspec.structs.replace(each, name=localized(each.name)) for each in panel.curves)
+        panels.append(msgspec.structs.replace(panel, **changed))
+    return msgspec.structs.replace(chart, panels=tuple(panels))
 
 
 # --- plots files ---
@@ -156,6 +170,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise TransduceError(_NO_MATPLOTLIB) from None
+    if ui_language() != "en" and _chinese_font() is not None:  # English titles can be drawn everywhere
+        chart = localized_chart(chart)
     settings: dict[Any, object] = {
         "font.family": _font_families(chart),
         "svg.hashsalt": "transduce",
@@ -292,7 +308,7 @@ def draw_chart(chart: Chart, *, columns: int = 80) -> str:
     """Return the panels of a chart as text, one below another, each at most `columns` wide."""
     drawn = [
         _draw_curves(each, columns) if isinstance(each, Curves) else _draw_heat_map(each, columns)
-        for each in chart.panels
+        for each in localized_chart(chart).panels
     ]
     return "\n\n".join(drawn)
 
@@ -302,7 +318,7 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     x = np.concatenate([each.x for each in panel.curves])
     y = np.concatenate([each.y for each in panel.curves])
     if not len(x):
-        return f"{panel.title}\n(nothing to draw)"
+        return f"{panel.title}\n{localized('(nothing to draw)')}"
     low, high = _limits(y)
     scale = [f"{high:.4g}", f"{low:.4g}"]
     margin = max(map(len, scale)) + 1
@@ -316,7 +332,12 @@ def _draw_curves(panel: Curves, columns: int) -> str:
     lines = [f"{label:>{margin - 1}} ┤{''.join(row)}".rstrip() for label, row in zip(labels, grid, strict=True)]
     left, right = (f"{value:,.4g}" for value in _limits(x))
     axis = " " * margin + "└" + "─" * width
-    below = " " * (margin + 1) + left + panel.x_label.center(max(0, width - len(left) - len(right))) + right
+    below = (
+        " " * (margin + 1)
+        + left
+        + panel.x_label.center(max(0, width - len(left) - columns_of(panel.x_label) + len(panel.x_label) - len(right)))
+        + right
+    )
     legend = [f"  {_MARKS[number % len(_MARKS)]} {each.name}" for number, each in enumerate(panel.curves)]
     return "\n".join([f"{panel.title}  [{panel.y_label}]", *lines, axis, below.rstrip(), *legend])
 
@@ -352,9 +373,8 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
         name = rows[number * row_step]
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
-    lines.append(
-        f"{panel.y_label or 'rows'} ↓, {panel.x_label or 'columns'} →; {panel.least:g} is light, {panel.most:g} dark"
-    )
+    axes = f"{panel.y_label or localized('rows')} ↓, {panel.x_label or localized('columns')} →"
+    lines.append(axes + localized(f"; {panel.least:g} is light, {panel.most:g} dark"))
     return "\n".join(lines)
 
 

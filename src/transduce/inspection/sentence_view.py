@@ -14,6 +14,7 @@ from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
 from transduce.inspection.pronouns import PronounAttention
+from transduce.ui_language import localized, ui_language
 
 # --- data that the page, the terminal and notebooks show ---
 # Shapes: N layers, H heads, Q queries, L keys.
@@ -125,7 +126,7 @@ class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
 
     inspections: tuple[Inspection, ...]
     language: Literal["en", "zh"] | None = None
-    """The language in which the page opens; None: the browser's."""
+    """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspections without further files or network access.
@@ -136,7 +137,9 @@ class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
         if not self.inspections:
             raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
         first = self.inspections[0]
-        return render_page(f"{first.source} → {first.translation}", msgspec.json.encode(self).decode())
+        language = self.language or ("zh" if ui_language() == "zh" else None)
+        content = msgspec.json.encode(msgspec.structs.replace(self, language=language)).decode()
+        return render_page(f"{first.source} → {first.translation}", content)
 
     def _repr_html_(self) -> str:
         return page_in_iframe(self.to_html())
@@ -192,7 +195,8 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
             )
             table = draw_chart(Chart((panel,)))
         steps = [draw_steps(self.steps, self.outputs)] if self.steps else []
-        return "\n\n".join([f"{self.text}  →  {self.answer}", self.model, *steps, title, table])
+        head = [f"{self.text}  →  {self.answer}", localized(self.model)]
+        return "\n\n".join([*head, *steps, localized(title), table])
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
@@ -244,11 +248,13 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
     return "\n".join(
         [
             f"{inspection.source}  →  {inspection.translation}",
-            f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended",
+            localized(
+                f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended"
+            ),
             "",
             draw_steps(inspection.steps),
             "",
-            *([title, ""] if title else []),
+            *([localized(title), ""] if title else []),
             draw_attention(attention),
         ]
     )

@@ -22,7 +22,7 @@ from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward, Linear
 from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
-from transduce.model.masks import AttentionMask, LookAheadMask, PackedBatch, PackedMask
+from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm, normalize
 from transduce.model.positions import NO_POSITION_EFFECT, PositionEffect
 from transduce.model.transformer import Transformer
@@ -142,7 +142,8 @@ def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: T
 
 def _activated(kernels: TrainingKernels, module: FeedForward | GatedFeedForward, x: Tensor, name: str | None) -> Tensor:
     """Compute a feed-forward network with a kernel for its activation `name`, if the backend has one."""
-    if name is None or not kernels.supports_activation(name, x, module.outer.in_features):
+    outer = module.outer  # without a width of its own if its weights are packed for inference
+    if name is None or not _is_bare(outer, Linear) or not kernels.supports_activation(name, x, outer.in_features):
         return type(module).forward(module, x)  # type: ignore[arg-type]
     return module.outer(module.dropout(kernels.activate(module.inner(x), name)))  # type: ignore[no-any-return]
 
@@ -177,6 +178,8 @@ class KeyLengths(NamedTuple):
 
     lengths: Tensor | None
     """The number of keys in each sentence, int64, (B,); None: the look-ahead mask."""
+    bias: Tensor | None = None
+    """What is added to the scores of all sentences, (H, Q, L)."""
 
 
 def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
@@ -187,6 +190,10 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
         memory: the input that is attended to (keys and values), (B, S, D); None: x.
         mask: the mask that a layer was called with.
     """
+    if isinstance(mask, BiasedMask):
+        known = None if mask.base is None else kernel_lengths(x, memory, mask.base)
+        is_shared = mask.term.dim() == 4 and mask.term.shape[0] == 1 and mask.term.shape[2:] == (x.shape[1], x.shape[1])
+        return known._replace(bias=mask.term[0]) if known is not None and memory is None and is_shared else None
     if memory is None and isinstance(mask, LookAheadMask):
         return KeyLengths(None)
     num_keys = (x if memory is None else memory).shape[1]
@@ -263,8 +270,12 @@ def _padded_attend(
     known = kernel_lengths(x, memory, mask)
     if known is None:
         return None
+    if known.bias is not None and (rotation is not None or len(known.bias) != module.num_heads):
+        return None
     if rotation is None:
-        return lambda projected, keyed: kernels.attend(projected, keyed, known.lengths, module.num_heads, options)
+        return lambda projected, keyed: kernels.attend(
+            projected, keyed, known.lengths, module.num_heads, options, known.bias
+        )
     if memory is not None or rotation.cosine.dim() > 2 or not kernels.supports_rotary(x, module.d_k):
         return None
     heads, rotated = module.num_heads, module.num_heads + module.num_key_value_heads

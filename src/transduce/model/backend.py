@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import get_ident
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -179,6 +179,7 @@ class TrainingKernels(Protocol):
         lengths: Tensor | None,
         num_heads: int,
         options: AttentionOptions = PLAIN_ATTENTION,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Compute scaled dot-product attention, equation (1), with all heads.
 
@@ -188,6 +189,7 @@ class TrainingKernels(Protocol):
             lengths: the number of keys in each sentence, at least 1, int64, (B,); None: the look-ahead mask.
             num_heads: H, the number of query heads.
             options: among them H / G, the number of query heads for each key/value head.
+            bias: what is added to the scores of all sentences, (H, Q, Q), as by relative positions.
 
         Returns:
             (B, Q, H × K).
@@ -660,3 +662,26 @@ class BatchSearch(Protocol):
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the active sentences at these rows from the batch, and return their live hypotheses as they are."""
+
+
+@runtime_checkable
+class JoinableSearch(BatchSearch, Protocol):
+    """A batch search that the sentences of another search may join when some of its own are finished."""
+
+    def advance(self, steps: int, *, least: int = 0) -> None:
+        """Take at most `steps` steps; the search stops earlier when at most `least` sentences are unfinished."""
+
+    @property
+    def gains_by_joining(self) -> bool:
+        """Return whether a step of many rows takes much less time than as many steps of few rows."""
+
+    def can_absorb(self, other: Any) -> bool:
+        """Return whether the sentences of another search may join this one."""
+
+    def absorb(self, other: Any, indices: Sequence[int]) -> None:
+        """Let the unfinished sentences of another search, which has taken one step, join this one.
+
+        Args:
+            other: a search for which `can_absorb` holds. It must not be used afterwards.
+            indices: the index in this batch that each of these sentences gets; none of them may be in use.
+        """

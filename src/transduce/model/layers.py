@@ -235,7 +235,7 @@ def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionM
 
 def _with_bias(mask: AttentionMask | None, bias: Tensor) -> AttentionMask:
     allowed = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=bias.device) if mask is None else mask.allowed
-    return BiasedMask(allowed, bias)
+    return BiasedMask(allowed, bias, mask)
 
 
 def build_layers(make: Callable[[ModelConfig], nn.Module], config: ModelConfig, count: int) -> nn.ModuleList:

@@ -56,10 +56,13 @@ class LookAheadMask(AttentionMask):
 class BiasedMask(AttentionMask):
     """A mask with an additional term for the scores where attention is allowed, such as T5's relative bias."""
 
-    def __init__(self, allowed: Tensor, term: Tensor) -> None:
-        """Combine a boolean mask and a term of the model's dtype, both broadcastable to (B, H, Q, K)."""
+    def __init__(self, allowed: Tensor, term: Tensor, base: AttentionMask | None = None) -> None:
+        """Combine a boolean mask and a term of the model's dtype, both broadcastable to (B, H, Q, K).
+
+        `base` is the mask that `allowed` comes from, if there is one.
+        """
         super().__init__(allowed)
-        self._term = term
+        self.term, self.base = term, base
         self._sum: dict[torch.dtype, Tensor] = {}
 
     @property
@@ -70,7 +73,7 @@ class BiasedMask(AttentionMask):
     def bias(self, dtype: torch.dtype) -> Tensor:
         """Return the sum of the boolean mask's term and the additional term, broadcast to one shape."""
         if dtype not in self._sum:
-            self._sum[dtype] = super().bias(dtype) + self._term.to(dtype)
+            self._sum[dtype] = super().bias(dtype) + self.term.to(dtype)
         return self._sum[dtype]
 
 

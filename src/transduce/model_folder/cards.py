@@ -11,6 +11,8 @@ from transduce.data.series import SeriesScale
 from transduce.errors import TransduceError
 from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
 from transduce.model_folder.safety import file_inside, read_json
+from transduce.text.languages import FILE_NAME as PROFILES_FILE
+from transduce.text.text_settings import FILE_NAME as LINES_FILE
 
 # --- tasks ---
 
@@ -45,6 +47,20 @@ def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
     """Return the class names of the task card among a folder's documents; empty without one."""
     card = documents.get(TASK_CARD)
     return () if card is None else msgspec.json.decode(card, type=TaskCard).labels
+
+
+def kept_documents(folder: Path) -> dict[str, str]:
+    """Return {file name: content} of what a model folder says of its model and no library of models keeps.
+
+    The task card is one, which a Hugging Face folder may state otherwise; the others are the measurements of training
+    lines, which decide how texts are divided into sentences, and the profiles of languages.
+    """
+    card = find_task_card(folder)
+    texts = {} if card is None else {TASK_CARD: card.text()}
+    for name in (LINES_FILE, PROFILES_FILE):
+        if (folder / name).is_file():
+            texts[name] = file_inside(folder, name).read_text("utf-8")
+    return texts
 
 
 def find_task_card(folder: Path) -> TaskCard | None:

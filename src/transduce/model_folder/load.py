@@ -63,10 +63,40 @@ def convert_to_precision(
     dtype = DTYPES[machine.precision if precision == "auto" else precision]
     if machine.device == "cpu":
         make_inference_copy(model, dtype)
+    if machine.device == "mps":
+        if dtype != torch.float32:
+            raise TransduceError(f"On `mps` models compute in fp32, but `precision` is {precision}: use `fp32`.")
+        _move_checked(model, machine.device)
     model.to(device=machine.device, dtype=dtype)
     if machine.device == "cpu":
         release_freed_memory()  # packing leaves as much behind as it makes
     return model
+
+
+@torch.inference_mode()
+def _move_checked(model: Model, device: str) -> None:
+    """Move a model to a device, and compare its outputs there with those on the CPU.
+
+    PyTorch's backend for Apple's GPUs lacks operations, and had some with wrong results.
+
+    Raises:
+        TransduceError: the outputs differ, or the device cannot compute them.
+    """
+    config = model.config
+    ids = torch.arange(4, 12).remainder(min(config.source_vocabulary_size, config.target_vocabulary_size)).repeat(2, 1)
+    ids[1, 5:] = config.pad_id
+    outputs = []
+    for place in ("cpu", device):
+        try:
+            moved: Any = model.to(place)
+            arguments = (ids.to(place),) * (1 if isinstance(model, Decoder | Encoder) else 2)
+            outputs.append(moved(*arguments).float().cpu()[0])
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            reason = str(error).partition("\n")[0]
+            raise TransduceError(f"This model cannot be computed on `{place}` ({reason}): use `cpu`.") from error
+    expected, found = outputs
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        raise TransduceError(f"On `{device}` this model's outputs differ from those on the CPU: use `cpu`.")
 
 
 def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] = ()) -> Transformer | Decoder | Encoder:

@@ -6,6 +6,7 @@ A translation model is named by its language pair, such as `zh-en`; a language m
 import asyncio
 import contextlib
 import secrets
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
@@ -37,6 +38,8 @@ _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 _SEEDS = 2**31
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 500
+_JOINER = "\u200d"  # joins emoji to one
+_SKIN_TONES = "🏻🏼🏽🏾🏿"
 _LATEST = ":latest"  # the tag that Ollama's clients add to a name
 
 
@@ -166,7 +169,7 @@ class Completions:
             source=pair[0],
             target=pair[1],
             alternatives=request.choices - 1,
-            with_tokens=request.choices == 1,
+            with_tokens=True,
         )
         shown = (
             None if report is None else _StoppingReport(report, request, lambda text: len(model.encode_target(text)))
@@ -339,17 +342,19 @@ class _StoppingReport:
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
     """Return the completions of a prompt: its translations, cut at a stop sequence or at the maximum length."""
     choices = []
-    for whole in (answer.text, *answer.alternatives):
-        reason: FinishReason = "stop" if answer.is_complete else "length"
+    best = answer.text, tuple(token.text for token in answer.tokens), answer.is_complete
+    others = zip(answer.alternatives, answer.alternative_tokens, answer.complete_alternatives, strict=True)
+    for whole, whole_tokens, is_complete in (best, *others):
+        reason: FinishReason = "stop" if is_complete else "length"
         text, position = whole, _find_stop(whole, request.stop)
         if position is not None:
             text, reason = whole[:position], "stop"
-        if answer.tokens:
-            offsets = token_offsets(answer.tokens, whole)
+        if whole_tokens:
+            offsets = token_offsets(whole_tokens, whole)
             num_tokens = sum(offset < len(text) for offset in offsets) if text != whole else len(offsets)
             if request.max_tokens is not None and num_tokens > request.max_tokens:
                 num_tokens = request.max_tokens
-                text, reason = text[: offsets[num_tokens]], "length"
+                text, reason = text[: _character_start(text, offsets[num_tokens])], "length"
         else:
             num_tokens = len(model.encode_target(text))
             if request.max_tokens is not None and num_tokens > request.max_tokens:
@@ -360,7 +365,22 @@ def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> lis
     return choices
 
 
-def token_offsets(tokens: Sequence[TokenProbability], text: str) -> list[int]:
+def _character_start(text: str, position: int) -> int:
+    """Return the start of the character at a position, before which a text can end.
+
+    Combining marks, variation selectors and joiners belong to the character before them.
+    """
+    while 0 < position < len(text) and (
+        unicodedata.category(text[position]) in {"Mn", "Me"}
+        or text[position] == _JOINER
+        or text[position - 1] == _JOINER
+        or text[position] in _SKIN_TONES
+    ):
+        position -= 1
+    return position
+
+
+def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
     """Return the offset in a text at which each of its tokens begins; layout between tokens belongs to none.
 
     A token that is not in the text, such as a byte of a character, has the end of the token before it.
@@ -368,7 +388,7 @@ def token_offsets(tokens: Sequence[TokenProbability], text: str) -> list[int]:
     offsets, end = [], 0
     for token in tokens:
         # The first token of a text may have a space that the text lacks.
-        inner = token.text if text.startswith(token.text, end) else token.text.strip()
+        inner = token if text.startswith(token, end) else token.strip()
         start = text.find(inner, end)
         if start < 0:
             offsets.append(end)
@@ -387,7 +407,7 @@ def _longest_start(text: str, max_tokens: int, model: Model) -> str:
             length = middle
         else:
             too_long = middle
-    return text[:length]
+    return text[: _character_start(text, length)]
 
 
 def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice:

@@ -467,7 +467,7 @@ def _text_log_probabilities(choice: Choice) -> TextLogProbabilities:
     return TextLogProbabilities(
         tokens=tokens,
         token_logprobs=[token.log_probability for token in choice.tokens],
-        text_offset=token_offsets(choice.tokens, choice.text),
+        text_offset=token_offsets(tokens, choice.text),
     )
 
 

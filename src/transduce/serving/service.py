@@ -108,6 +108,10 @@ class Answer(NamedTuple):
     """The tokens of the best translation, if the request asked for them."""
     is_complete: bool = True
     """False if the model's maximum length truncated the translation."""
+    alternative_tokens: tuple[tuple[str, ...], ...] = ()
+    """The tokens of each alternative, if the request asked for them."""
+    complete_alternatives: tuple[bool, ...] = ()
+    """For each alternative, False if the model's maximum length truncated it."""
 
 
 class PlannedText(NamedTuple):
@@ -404,9 +408,10 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     source_text = " ".join(planned.plan.sentences)[:_MAX_CHECKED_CHARACTERS]
     wrong = describe_wrong_language(source_text, planned.source) if planned.detected is None else None
     sentence_translations = [next(translations) for _ in planned.plan.sentences]
-    best, *alternatives = dict.fromkeys(
-        _assemble(planned.plan, sentence_translations, rank) for rank in range(request.alternatives + 1)
-    )
+    ranks: dict[str, int] = {}
+    for rank in range(request.alternatives + 1):
+        ranks.setdefault(_assemble(planned.plan, sentence_translations, rank), rank)
+    best, *alternatives = ranks
     found = (
         _quality_warnings(
             [translated.translation for translated in sentence_translations], planned, request, planned.model
@@ -419,13 +424,36 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
     chosen = [each.alternatives[0] for line in translations_of_lines for each in (line.sentences or (line,))]
     tokens = token_probabilities(chosen) if request.with_tokens else ()
     is_complete = all(alternative.ended for alternative in chosen)
-    return Answer(best, alternatives, planned.source, planned.detected, found, wrong, tokens, is_complete)
+    others = [
+        [each.alternatives[rank if rank < len(each.alternatives) else 0] for each in translations_of_lines]
+        for rank in list(ranks.values())[1:]
+    ]
+    return Answer(
+        best,
+        alternatives,
+        planned.source,
+        planned.detected,
+        found,
+        wrong,
+        tokens,
+        is_complete,
+        alternative_tokens=tuple(
+            tuple(_shown_token(token) for line in lines for token in line.tokens) if request.with_tokens else ()
+            for lines in others
+        ),
+        complete_alternatives=tuple(all(line.ended for line in lines) for lines in others),
+    )
+
+
+def _shown_token(token: str) -> str:
+    """Return the text of a token, with a space for SentencePiece's sign of one."""
+    return token.replace("▁", " ")
 
 
 def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[TokenProbability, ...]:
     """Return the tokens of generated texts in order, without their end symbols."""
     return tuple(
-        TokenProbability(token.replace("▁", " "), log_probability)
+        TokenProbability(_shown_token(token), log_probability)
         for text in texts
         # Behind the tokens, an ended text has the log-probability of its end symbol.
         for token, log_probability in zip(text.tokens, text.token_log_probabilities, strict=False)

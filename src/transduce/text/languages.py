@@ -450,6 +450,8 @@ def detect_other_language(text: str, language: str) -> str | None:
     counts = _count_letters(text)
     main_script = max(counts, key=lambda script: counts[script])
     words = _words(text)
+    if code == "zh" and _MIN_LETTERS <= _kana(text) == len(SCRIPTS["Han and kana"].findall(text)):
+        return "Japanese"
     if not _is_long_enough(main_script, counts[main_script], words):
         is_other = counts[expected] == 0 and _is_clear_script(text, main_script)
         return _name(main_script, words, text) if is_other else None

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from transduce.errors import TransduceError
 from transduce.text.languages import is_unspaced
 from transduce.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _END, _UNKNOWN = "</s>", "<unk>"
 _BYTES = re.compile("(?:<0x[0-9A-F]{2}>)+")
@@ -148,8 +149,10 @@ def _next_known(following: Sequence[str], text: str, start: int) -> int:
     return min(start + 1, len(text)) if match_start < 0 else match_start
 
 
-def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> npt.NDArray[np.float32]:
+def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> "npt.NDArray[np.float32]":
     """Return the number of characters that each word shares with each token, (words, tokens)."""
+    import numpy as np
+
     shared = [[max(0, min(w.end, p.end) - max(w.start, p.start)) for p in tokens] for w in words]
     return np.array(shared, dtype=np.float32).reshape(len(words), len(tokens))
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from typing_extensions import override
 
 from transduce.training.events import ProgressDisplay, TrainEvent, ValidationEvent, format_duration
+from transduce.ui_language import localized
 
 _SECONDS_BETWEEN_SHOWING, _SHOWN_MESSAGES = 0.5, 12
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 480, 160, 40, 34, 10
@@ -96,12 +97,13 @@ class NotebookDisplay(ProgressDisplay):
         parts = []
         if self._settings:
             folded = html.escape("\n".join(self._settings))
-            parts.append(f"<details><summary>Settings and corpus</summary><pre>{folded}</pre></details>")
+            parts.append(f"<details><summary>{localized('Settings and corpus')}</summary><pre>{folded}</pre></details>")
         if self._progress is not None:
             step, steps, text = self._progress
             bar = f'<progress value="{step}" max="{steps or max(1, step)}" style="width: 20em"></progress>'
             last = f"{steps:,}" if steps else "?"
-            parts.append(f"<div>{bar} step {step:,}/{last} · {html.escape(text)}</div>{draw_losses(self._curves)}")
+            shown = f"{localized('step')} {step:,}/{last} · {html.escape(localized(text))}"
+            parts.append(f"<div>{bar} {shown}</div>{draw_losses(self._curves)}")
         shown = html.escape("\n".join(self._messages[-_SHOWN_MESSAGES:]))
         self._show("".join([*parts, f"<pre>{shown}</pre>"]))
 

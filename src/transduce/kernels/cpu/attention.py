@@ -25,6 +25,8 @@ GROUP_SIZE = 4
 """Queries or keys in a group that shares loaded operands, limited by the number of registers."""
 QUERIES_AT_ONCE = 64
 """Queries whose attention weights and score gradients are kept at a time in the backward pass."""
+BIAS_KEYS = 16
+"""The number of which the padded length of a row of biases is a multiple."""
 AMX_KEYS = 32
 """Keys or queries in a row of an AMX tile register, as pairs."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
@@ -74,6 +76,10 @@ class AttentionArguments(NamedTuple):
     """The 64-bit seed of dropout."""
     drop_256ths: Any = 0
     """The dropout rate of the weights in 256ths."""
+    bias: Any = 0
+    """float32 (H, Q, L), L padded to `BIAS_KEYS`: what is added to the scores of all sentences."""
+    bias_gradient: Any = 0
+    """float32, in the shape of `bias`: the gradient of the bias is added to it in the backward pass."""
 
 
 class AttentionShape(NamedTuple):
@@ -91,8 +97,10 @@ class AttentionShape(NamedTuple):
     """The number of neighboring query heads that share a key/value head."""
     drops: bool = False
     """True if attention weights are dropped at random."""
+    biased: bool = False
+    """True if a bias is added to the scores."""
     amx: bool = False
-    """True if AMX multiplies; requires bfloat16, K a multiple of `AMX_KEYS`, heads of their own and no dropout."""
+    """True if AMX multiplies; requires bfloat16, K a multiple of `AMX_KEYS`, no shared heads, dropout or bias."""
 
 
 def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: int) -> int:
@@ -392,6 +400,20 @@ class Head(HeadAddresses):
             factors.append(k.build.select(k.build.icmp_signed(">=", byte, dropped), scale, k.splat(0.0)))
         return factors
 
+    def bias_at(self, address: Value, number: Value, start: Value) -> Value:
+        """Return a pointer to the bias, or its gradient, of a query's scores from key `start` on."""
+        k, args = self.k, self.args
+        width = self.round_up_to_lanes(args.num_keys, BIAS_KEYS)
+        row = k.add(k.mul(self.head, args.num_queries), number)
+        return k.element_pointer(k.pointer(address), k.add(k.mul(row, width), start))
+
+    def add_bias(self, scores: list[Value], group: QueryGroup, start: Value) -> list[Value]:
+        """Add the bias, if there is one, to the scores of each query of a group, from key `start` on."""
+        if not self.shape.biased:
+            return scores
+        rows = (self.k.load_floats(self.bias_at(self.args.bias, number, start)) for number in self.numbers_of(group))
+        return [self.k.build.fadd(*pair) for pair in zip(scores, rows, strict=True)]
+
     def pairs(self) -> list[list[int]]:
         """Return the column offsets of a head's vectors, two at a time, so that their accumulators fit in registers."""
         columns = list(range(0, self.shape.width, self.k.lanes))
@@ -445,9 +467,14 @@ class AttentionEmitter:
             args = AttentionArguments(*numbers)
             with self._prepared():
                 heads = k.build.sdiv(args.heads, k.int64(self.shape.shared))
-                first, last = k.thread_range(k.mul(args.batch, heads), thread, threads)
+                # With a bias, whose gradient is a sum over sentences, a thread has all sentences of some heads.
+                each = args.batch if self.shape.biased else k.int64(1)
+                whole = k.build.sdiv(k.mul(args.batch, heads), each)
+                first, last = (k.mul(item, each) for item in k.thread_range(whole, thread, threads))
+                inner = args.batch if self.shape.biased else heads
                 with k.loop(first, last) as number:
-                    sentence, head = k.build.sdiv(number, heads), k.build.srem(number, heads)
+                    where = k.build.sdiv(number, inner), k.build.srem(number, inner)
+                    sentence, head = reversed(where) if self.shape.biased else where
                     work(k, self.shape, args, sentence, head, thread).write()
 
     @contextmanager
@@ -472,18 +499,17 @@ class _Contexts(Head):
         """Emit the forward pass of attention for a group of queries."""
         limits = self.limits_of(group)
         self.take_queries(group)
-        greatest = self._scores(limits)
+        greatest = self._scores(group, limits)
         inverses = self._exponentials(group, limits, greatest)
         self._contexts(group, limits, inverses)
 
-    def _scores(self, limits: list[Value]) -> list[Value]:
+    def _scores(self, group: QueryGroup, limits: list[Value]) -> list[Value]:
         """Store masked scores in the weights' array, and return the greatest score of each query."""
         k = self.k
         greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
-            for n, product in enumerate(
-                self.products(self.scratch.transposed_keys, start, self.scratch.queries, len(limits))
-            ):
+            products = self.products(self.scratch.transposed_keys, start, self.scratch.queries, len(limits))
+            for n, product in enumerate(self.add_bias(products, group, start)):
                 seen = k.build.select(self.inside(start, limits[n]), product, k.splat(_NEVER))
                 greatest_so_far = k.load_variable(greatest[n], seen)
                 k.store(k.maximum(seen, greatest_so_far), greatest[n])
@@ -590,7 +616,8 @@ class _Gradients(Head):
         )
         means = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
-            scores = self.products(self.scratch.transposed_keys, start, queries, group.size)
+            products = self.products(self.scratch.transposed_keys, start, queries, group.size)
+            scores = self.add_bias(products, group, start)
             score_gradients = self.products(self.scratch.transposed_values, start, context_gradient, group.size)
             if self.shape.drops:
                 kept = self.kept(group, start)
@@ -610,7 +637,11 @@ class _Gradients(Head):
             for n, total in enumerate(totals):
                 weight = k.load(self.row(weight_row, n, start), k.floats)
                 pointer = self.row(slope_row, n, start)
-                k.store(k.build.fmul(weight, k.build.fsub(k.load(pointer, k.floats), total)), pointer)
+                slope = k.build.fmul(weight, k.build.fsub(k.load(pointer, k.floats), total))
+                k.store(slope, pointer)
+                if self.shape.biased:
+                    by_bias = self.bias_at(self.args.bias_gradient, k.add(group.first, n), start)
+                    k.store(k.build.fadd(k.load_floats(by_bias), slope), by_bias)
                 if kept:
                     k.store(k.build.fmul(weight, kept[n]), self.row(weight_row, n, start))
 

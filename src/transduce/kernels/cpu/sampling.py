@@ -24,8 +24,6 @@ class DrawArguments(NamedTuple):
     """The number of steps T in `uniform`."""
     indices: Any
     """Each sentence's index in the input batch, int64 (B,)."""
-    length: Any
-    """The number of tokens of each hypothesis so far."""
     inverse_temperature: Any
     """The bits of a float32."""
     top_k: Any
@@ -101,7 +99,7 @@ def _draw_from_row(place: _Row, sentence: Value, numbers: tuple[Value, Value], c
         sample = k.add(beam, number)
         token, value = k.variable(choice.forced), k.variable(choice.forced_value)
         with k.when(k.build.not_(is_forced)):
-            step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), draw.get("length"))
+            step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.length)
             uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
             index = sorted_row.find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
             k.store(k.load(k.element_pointer(place.tokens, index, I64), I64), token)

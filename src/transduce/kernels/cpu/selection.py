@@ -123,7 +123,9 @@ class RuleArguments(NamedTuple):
     capacity: Any
     """The number of elements between two hypotheses' tokens."""
     length: Any
-    """The number of tokens of each hypothesis t."""
+    """The number of steps so far."""
+    joined: Any
+    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses lack so many tokens."""
 
 
 class NativeReductions:
@@ -332,6 +334,8 @@ class Rules:
         self.eos_id = args.eos_id
         self.sentence = sentence
         self.row = row
+        self.length = k.build.sub(self.fields.get("length"), self.fields.element("joined", sentence, I64))
+        """The number of tokens of the hypothesis."""
 
     def apply(self, line: LogitsRow) -> "RuleResult":
         """Emit the rules for a row of logits, whose forbidden ones become -inf, and find its maxima."""
@@ -375,7 +379,7 @@ class Rules:
     def _forced_token(self) -> tuple[Value, Value]:
         """Return the token that must come next, or -1, and whether its probability is 1."""
         k, fields = self.k, self.fields
-        position, count = fields.get("length"), fields.get("forced_count")
+        position, count = self.length, fields.get("forced_count")
         token = k.variable(k.int64(-1))
         with k.when(k.build.icmp_signed("<", position, count)):
             index = fields.element("indices", self.sentence, I64)
@@ -398,7 +402,7 @@ class Rules:
             line.replace(id, k.float32(_NEVER))
         with k.loop(0, fields.get("forbidden_count")) as number:
             line.replace(fields.element("forbidden", number, I64), k.float32(_NEVER))
-        with k.when(k.build.icmp_signed("<", fields.get("length"), fields.get("min_length"))):
+        with k.when(k.build.icmp_signed("<", self.length, fields.get("min_length"))):
             line.replace(self.eos_id, k.float32(_NEVER))
         with k.when(k.is_nonzero(fields.get("ngram"))):
             self._forbid_repetitions(line)
@@ -411,7 +415,7 @@ class Rules:
         )
         of_log_probabilities = k.is_nonzero(fields.get("penalizes_log_probabilities"))
         offset = k.build.select(of_log_probabilities, normalizer, k.float32(0.0))
-        index, length = fields.element("indices", self.sentence, I64), fields.get("length")
+        index, length = fields.element("indices", self.sentence, I64), self.length
         before = fields.at("before", k.mul(index, fields.get("before_stride")), I64)
         count = fields.element("before_counts", index, I64)
         history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
@@ -459,7 +463,7 @@ class Rules:
         """Forbid every token that would complete an n-gram of the hypothesis a second time."""
         k, fields = self.k, self.fields
         before = k.add(fields.get("ngram"), -1)  # tokens of an n-gram before its last one
-        length = fields.get("length")
+        length = self.length
         history = fields.at("tokens", k.mul(self.row, fields.get("capacity")), I32)
         end = k.build.sub(length, before)  # the newest tokens start here
         with k.loop(0, end) as first:

@@ -556,6 +556,7 @@ class GpuTraining(TrainingKernels):
         lengths: Tensor | None,
         num_heads: int,
         options: AttentionOptions = PLAIN_ATTENTION,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Raise NotImplementedError, since `supports_attention` returns False."""
         raise NotImplementedError

@@ -184,6 +184,8 @@ class Run:
         self.kind = kind_of(self.settings.task.kind)
         self.started_at = time.monotonic() if request.started_at is None else request.started_at
         self.machine: Machine = detect_machine(request.device, request.threads)
+        if self.machine.device == "mps":
+            raise TransduceError("Training on `mps` is not checked, so models train on `cpu` or `cuda`: set `device`.")
         self.processes = join_processes(self.machine.device)
         self.machine = machine_share(self.machine, self.processes, threads_specified=request.threads is not None)
         self.has_checkpoint = False  # True if the run continues from a checkpoint

@@ -5,425 +5,25 @@ tokens so far.
 """
 
 import ctypes
-from collections.abc import Collection
-from functools import cache
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
 
 import torch
-from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
+from transduce.kernels.cpu.decoding.search_kernel import RANKINGS, SearchArguments, search_kernel
 from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativePromptState, NativeState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
-from transduce.kernels.cpu.jit.compiler import (
-    CompiledKernel,
-    compile_kernels,
-    find_integer_tile,
-    float_bits,
-    new_builder,
-    raw_kernel,
-)
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.cpu.sampling import DrawArguments, emit_draw
-from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_select, select_scratch_size
+from transduce.kernels.cpu.sampling import DrawArguments
+from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, select_scratch_size
 from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
-
-# --- search kernel ---
-# The whole search is one kernel: decoder steps, selection of tokens, and bookkeeping of hypotheses. It finds what
-# `search.beam.BeamSearch` or `search.beam.GenerateSearch` finds, and with one hypothesis what greedy search finds.
-
-
-_MINUS_INFINITY = float("-inf")
-RANKINGS = ("paper", "full", "likely", "never", "sample")
-"""The values of `SearchRules.ranking` and `sample`, as the kernel numbers them."""
-
-
-class SearchArguments(NamedTuple):
-    """Arguments of the search kernel: addresses, unless stated otherwise.
-
-    The fields before `step` change during the search.
-    """
-
-    steps: Any
-    """The number of steps left in this call."""
-    stop: Any
-    """Not 0 once the call ends: nothing is left to do, or a buffer is full."""
-    sentences: Any
-    """The number of sentences B."""
-    width: Any
-    """The number of hypotheses of each sentence: 1 at first, then W."""
-    length: Any
-    """The number of tokens so far t."""
-    tokens: Any
-    """The hypotheses' tokens, int32 (B × W, T)."""
-    values: Any
-    """The tokens' log-probabilities, float32 (B × W, T)."""
-    next_tokens: Any
-    """A second buffer for `tokens`, swapped at each step."""
-    next_values: Any
-    """A second buffer for `values`, swapped at each step."""
-    lists: Any
-    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, `list_stride`)."""
-    next_lists: Any
-    """A second buffer for `lists`, swapped at each step."""
-    step: Any
-    """The address of the decoder step's kernel."""
-    step_arguments: Any
-    """The decoder step's arguments, `writer.StepArguments`."""
-    select_arguments: Any
-    """The selection's arguments, `logits.SelectArguments`."""
-    rule_arguments: Any
-    """The arguments of the rules on tokens, `logits.RuleArguments`."""
-    is_read: Any
-    """1 until the first selection in decoder-only models, whose prompts have given the first logits; else 0."""
-    is_ragged: Any
-    """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
-    list_stride: Any
-    """The number of elements between two hypotheses' lists."""
-    longest_prompt: Any
-    """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
-    draw_arguments: Any
-    """The arguments of sampling, `sampling.DrawArguments`."""
-    ranking: Any
-    """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
-    beam_size: Any
-    """The beam size W."""
-    certain_count: Any
-    """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
-    capacity: Any
-    """The capacity in tokens T."""
-    positions: Any
-    """The number of positions in the step's tables."""
-    newest: Any
-    """The last token of each hypothesis, int64 (B × W,)."""
-    row_sources: Any
-    """The offset of each hypothesis' source, int64 (B × W,), and, `max_rows` elements later, its number of tokens."""
-    max_rows: Any
-    """The number of elements between the two arrays in `row_sources`."""
-    sources: Any
-    """The offset of each sentence's source, and its number of tokens, int64 (2, N).
-
-    In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
-    """
-    all_sentences: Any
-    """The number of sentences at first N."""
-    indices: Any
-    """Each sentence's index in the input batch, int64 (B,)."""
-    longest: Any
-    """Each sentence's greatest number of tokens, int64 (B,)."""
-    greatest_penalties: Any
-    """The length penalty at each sentence's greatest length, float32 (B,)."""
-    penalties: Any
-    """The length penalty of n tokens, float64 (T + 2,)."""
-    finished_counts: Any
-    """The number of finished hypotheses by index in the input batch, int64 (N,)."""
-    order: Any
-    """The slots of a sentence's finished hypotheses, best first, then the free slot, int64 (N, W + 1)."""
-    finished_scores: Any
-    """Scores of finished hypotheses by slot, float64 (N, W + 1)."""
-    finished_lengths: Any
-    """Lengths of finished hypotheses by slot, int64 (N, W + 1)."""
-    finished_ended: Any
-    """1 for finished hypotheses that end with the end symbol, 0 for those cut off, by slot, int64 (N, W + 1)."""
-    finished_tokens: Any
-    """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
-    finished_values: Any
-    """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
-
-
-@cache
-def search_kernel() -> CompiledKernel:
-    """Compile the kernel that runs decoding steps and beam selection in a loop."""
-    tile = find_integer_tile()
-    assert tile is not None
-    k = new_builder("search", tile)
-    emit_select(k)
-    emit_draw(k)
-    _write_record(k)
-    _write_update(k)
-    with raw_kernel(k, "search") as (numbers, thread, threads):
-        fields = Fields(k, numbers, SearchArguments._fields)
-        with k.do_while() as done:
-            with k.when(k.build.not_(k.is_nonzero(fields.get("is_read")))):
-                k.call_address(fields.get("step"), k.pointer(fields.get("step_arguments")), thread, threads)
-            with k.build.if_else(_is_sampling(fields)) as (samples, selects):
-                with samples:
-                    arguments = (k.pointer(fields.get(f"{name}_arguments")) for name in ("select", "draw"))
-                    k.call("draw", *arguments, thread, threads)
-                with selects:
-                    k.call("select", k.pointer(fields.get("select_arguments")), thread, threads)
-            k.barrier(threads)
-            with k.when(k.build.icmp_signed("==", thread, k.int64(0))):
-                k.call("go_on", numbers)
-            k.barrier(threads)
-            done(k.build.icmp_signed("!=", fields.get("stop"), k.int64(0)))
-    return compile_kernels(k, ("search",))["search"]
-
-
-def _write_record(k: KernelBuilder) -> None:
-    """Emit `record(numbers, place, row, token, value, ended, sample)`: store a finished hypothesis if it ranks high.
-
-    The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
-    input batch. Samples are ranked by their numbers.
-    """
-    with k.function("record", POINTER, I64, I64, I64, F32, I64, I64) as (numbers, index, row, token, value, ended, own):
-        fields = Fields(k, numbers, SearchArguments._fields)
-        length, capacity = fields.get("length"), fields.get("capacity")
-        history = k.mul(row, capacity)
-        # Summed in order and in float64, as the search in Python does.
-        total = k.variable(ir.Constant(F64, 0.0))
-        with k.loop(0, length) as number:
-            token_value = k.build.fpext(fields.element("values", k.add(history, number)), F64)
-            k.store(k.build.fadd(k.build.load(total, typ=F64), token_value), total)
-        full_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(value, F64))
-        new_length = k.add(length, 1)
-        score = k.build.fdiv(full_total, fields.element("penalties", new_length, F64))
-        score = k.build.select(_is_sampling(fields), k.build.fneg(k.build.sitofp(own, F64)), score)
-        slots = k.add(fields.get("beam_size"), 1)
-        base, count = k.mul(index, slots), fields.element("finished_counts", index, I64)
-        rank = _rank(fields, (base, count), (score, ended))
-        with k.when(k.build.icmp_signed("<", rank, fields.get("beam_size"))):
-            slot = fields.element("order", k.add(base, count), I64)
-            slot_index = k.add(base, slot)
-            k.store(score, fields.at("finished_scores", slot_index, F64))
-            k.store(new_length, fields.at("finished_lengths", slot_index, I64))
-            k.store(ended, fields.at("finished_ended", slot_index, I64))
-            target = k.mul(slot_index, capacity)
-            k.copy(fields.at("tokens", history, I32), fields.at("finished_tokens", target, I32), length)
-            k.copy(fields.at("values", history), fields.at("finished_values", target), length)
-            k.store(k.build.trunc(token, I32), fields.at("finished_tokens", k.add(target, length), I32))
-            k.store(value, fields.at("finished_values", k.add(target, length)))
-            # Move the slots of worse hypotheses back; the last of W + 1 slots is the free one.
-            with k.loop(0, k.build.sub(count, rank)) as number:
-                to = k.add(base, k.build.sub(count, number))
-                k.store(fields.element("order", k.add(to, -1), I64), fields.at("order", to, I64))
-            k.store(slot, fields.at("order", k.add(base, rank), I64))
-            has_free_slot = k.build.icmp_signed("<", count, fields.get("beam_size"))
-            k.store(k.add(count, k.build.zext(has_free_slot, I64)), fields.at("finished_counts", index, I64))
-
-
-def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Return how many finished hypotheses rank before a new one.
-
-    In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`, only scores count.
-    """
-    k, (base, count), (score, ended) = fields.k, ranking, new
-    rank = k.variable(k.int64(0))
-    by_score = _has_generate_ranking(fields)
-    with k.loop(0, count) as number:
-        slot_index = k.add(base, fields.element("order", k.add(base, number), I64))
-        other_ended = fields.element("finished_ended", slot_index, I64)
-        worse = k.build.fcmp_ordered("<", fields.element("finished_scores", slot_index, F64), score)
-        same_kind = k.build.or_(by_score, k.build.icmp_signed("==", other_ended, ended))
-        is_cut = k.build.and_(k.build.not_(by_score), k.build.icmp_signed(">", other_ended, ended))
-        stays = k.build.or_(is_cut, k.build.and_(same_kind, k.build.not_(worse)))
-        k.store(k.add(k.load_variable(rank, count), k.build.zext(stays, I64)), rank)
-    return k.load_variable(rank, count)
-
-
-def _has_generate_ranking(fields: Fields) -> Value:
-    """Return the condition, an LLVM value, that hypotheses are ranked as Hugging Face's `generate` ranks them."""
-    return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
-
-
-def _is_sampling(fields: Fields) -> Value:
-    """Return the condition, an LLVM value, that the search draws tokens at random instead of ranking them."""
-    return fields.k.build.icmp_signed("==", fields.get("ranking"), fields.k.int64(RANKINGS.index("sample")))
-
-
-def _write_update(k: KernelBuilder) -> None:
-    """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
-
-    It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
-    """
-    with k.function("go_on", POINTER) as (numbers,):
-        fields = Fields(k, numbers, SearchArguments._fields)
-        select = Fields(k, k.pointer(fields.get("select_arguments")), SelectArguments._fields)
-        beam_size, new_length = fields.get("beam_size"), k.add(fields.get("length"), 1)
-        rows = k.mul(fields.get("sentences"), fields.get("width"))
-        kept_count = k.variable(k.int64(0))
-        with k.loop(0, fields.get("sentences")) as sentence:
-            index = fields.element("indices", sentence, I64)
-            ended_count = k.variable(k.int64(0))
-            with k.when(k.build.not_(_is_sampling(fields))):
-                k.store(_record_ended(fields, select, sentence, index), ended_count)
-            first = k.mul(sentence, beam_size)
-            may_improve = _may_improve(fields, select, sentence, index)
-            with k.when(k.build.or_(may_improve, _is_sampling(fields))):
-                full = k.build.icmp_signed("<=", fields.element("longest", sentence, I64), new_length)
-                with k.build.if_else(k.build.or_(full, k.build.not_(may_improve))) as (then, otherwise):
-                    with then:
-                        # In `generate`, the hypotheses that end and those that are cut share W slots.
-                        number_ended = k.load_variable(ended_count, index)
-                        taken = k.build.select(_has_generate_ranking(fields), number_ended, k.int64(0))
-                        with k.loop(first, k.build.sub(k.add(first, beam_size), taken)) as chosen:
-                            _record(fields, select, "live", (sentence, index, chosen), ended=False)
-                    with otherwise:
-                        to = k.load_variable(kept_count, sentence)
-                        _keep_sentence(fields, sentence, to)
-                        with k.loop(0, beam_size) as number:
-                            new_row = k.add(k.mul(to, beam_size), number)
-                            _extend(fields, select, (sentence, to), k.add(first, number), new_row)
-                        k.store(k.add(to, 1), kept_count)
-        for name in ("tokens", "values", "lists"):
-            fields.swap(name, f"next_{name}")
-        _set_next(fields, select, k.load_variable(kept_count, rows), rows)
-
-
-def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Record a sentence's candidates that end with the end symbol as finished hypotheses; return how many there are."""
-    k = fields.k
-    candidates = k.mul(fields.get("beam_size"), 2)
-    first, ended = k.mul(sentence, candidates), k.variable(k.int64(0))
-    with k.loop(first, k.add(first, candidates)) as candidate:
-        exists = k.build.fcmp_ordered(">", select.element("ended_totals", candidate), k.float32(_MINUS_INFINITY))
-        k.store(k.add(k.load_variable(ended, candidate), k.build.zext(exists, I64)), ended)
-        _record(fields, select, "ended", (sentence, index, candidate), ended=True)
-    return k.load_variable(ended, first)
-
-
-def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """Record a selected candidate as a finished hypothesis unless its total is minus infinity (an empty slot).
-
-    Samples are all recorded: minus infinity marks those that have ended.
-    """
-    k, (sentence, index, candidate) = fields.k, numbers
-    total = select.element(f"{kind}_totals", candidate)
-    exists = k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))
-    with k.when(k.build.or_(exists, _is_sampling(fields))):
-        parent = select.element(f"{kind}_parents", candidate, I64)
-        row = k.add(k.mul(sentence, fields.get("width")), parent)
-        token = select.element(f"{kind}_tokens", candidate, I64)
-        value = select.element(f"{kind}_scores", candidate)
-        own = k.build.sub(candidate, k.mul(sentence, fields.get("beam_size")))
-        k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)), own)
-
-
-def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return whether to continue a sentence: whether a live hypothesis can still improve on the finished ones.
-
-    In greedy search: whether none has ended.
-    """
-    k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
-    best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
-    with k.loop(first, k.add(first, beam_size)) as number:
-        total, best_so_far = select.element("live_totals", number), k.load_variable(best, k.float32(0.0))
-        k.store(k.maximum(total, best_so_far), best)
-    threshold, count = k.variable(k.float32(_MINUS_INFINITY)), fields.element("finished_counts", index, I64)
-    has_enough = k.build.and_(
-        k.build.icmp_signed(">=", count, certain_count), k.build.icmp_signed(">", certain_count, k.int64(0))
-    )
-    with k.when(has_enough):
-        base = k.mul(index, k.add(beam_size, 1))
-        slot = fields.element("order", k.add(base, certain_count, -1), I64)
-        score = fields.element("finished_scores", k.add(base, slot), F64)
-        k.store(k.build.fptrunc(score, F32), threshold)
-    live = k.load_variable(best, k.float32(0.0))
-    bound = k.build.fdiv(live, fields.element("greatest_penalties", sentence))
-    better = k.build.and_(
-        k.build.fcmp_ordered(">", live, k.float32(_MINUS_INFINITY)),
-        k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
-    )
-    better = k.build.select(
-        _has_generate_ranking(fields), _may_improve_as_in_generate(fields, sentence, index, live), better
-    )
-    none_ended = k.build.icmp_signed("==", count, k.int64(0))
-    return k.build.select(k.build.icmp_signed("==", certain_count, k.int64(0)), none_ended, better)
-
-
-def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
-    """Return whether `search.beam.GenerateSearch` waits for the best live hypothesis, whose total is `best`."""
-    k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
-    is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
-    length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(fields.get("length"), 1))
-    bound = k.build.fdiv(k.build.fpext(best, F64), fields.element("penalties", length, F64))
-    count, base = fields.element("finished_counts", index, I64), k.mul(index, k.add(beam_size, 1))
-    slot = fields.element("order", k.add(base, beam_size, -1), I64)  # of the worst of W finished hypotheses
-    beats_worst = k.build.fcmp_ordered(">", bound, fields.element("finished_scores", k.add(base, slot), F64))
-    is_full = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("full")))
-    exists = k.build.fcmp_ordered(">", best, k.float32(_MINUS_INFINITY))
-    beats_worst = k.build.and_(beats_worst, k.build.not_(is_full))
-    return k.build.select(k.build.icmp_signed("<", count, beam_size), exists, beats_worst)
-
-
-def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """Move the data of an unfinished sentence to its new index in the batch, which is not greater."""
-    k = fields.k
-    for name, kind in (("indices", I64), ("longest", I64), ("greatest_penalties", F32)):
-        k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
-    for part, more in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("is_ragged"))):
-        source = fields.element("sources", k.add(part, sentence), I64)
-        k.store(k.add(source, more), fields.at("sources", k.add(part, to), I64))
-
-
-def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
-    """Copy the tokens of a live hypothesis' parent, and append the selected token."""
-    k, (sentence, to) = fields.k, sentences
-    length, capacity = fields.get("length"), fields.get("capacity")
-    row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))
-    old, new = k.mul(row, capacity), k.mul(new_row, capacity)
-    k.copy(fields.at("tokens", old, I32), fields.at("next_tokens", new, I32), length)
-    k.copy(fields.at("values", old), fields.at("next_values", new), length)
-    token, end = select.element("live_tokens", chosen, I64), k.add(new, length)
-    k.store(k.build.trunc(token, I32), fields.at("next_tokens", end, I32))
-    k.store(select.element("live_scores", chosen), fields.at("next_values", end))
-    stride = fields.get("list_stride")
-    entries, new_entries = k.mul(row, stride), k.mul(new_row, stride)
-    own_count = k.add(fields.element("sources", k.add(fields.get("all_sentences"), to), I64), -1)
-    count = k.build.select(k.is_nonzero(fields.get("is_ragged")), own_count, k.add(length, 1))
-    k.copy(fields.at("lists", entries, I32), fields.at("next_lists", new_entries, I32), count)
-    k.store(token, fields.at("newest", new_row, I64))
-    k.store(select.element("live_totals", chosen), select.at("scores", new_row))
-    for start, of_row in ((k.int64(0), k.int64(0)), (fields.get("all_sentences"), fields.get("max_rows"))):
-        source = fields.element("sources", k.add(start, to), I64)
-        k.store(source, fields.at("row_sources", k.add(of_row, new_row), I64))
-
-
-def _set_next(fields: Fields, select: Fields, sentences: Value, old_rows: Value) -> None:
-    """Set the arguments of the next decoding step, and the flag that stops the search."""
-    k = fields.k
-    step = Fields(k, k.pointer(fields.get("step_arguments")), StepArguments._fields)
-    beam_size, length = fields.get("beam_size"), k.add(fields.get("length"), 1)
-    appended = k.build.select(k.is_nonzero(fields.get("is_read")), k.int64(0), old_rows)
-    rows, used = k.mul(sentences, beam_size), k.add(step.get("used"), appended)
-    fields.set("is_read", k.int64(0))
-    steps = k.add(fields.get("steps"), -1)
-    for name, value in (("sentences", sentences), ("width", beam_size), ("length", length), ("steps", steps)):
-        fields.set(name, value)
-    select.set("rows", rows)
-    select.set("beams", beam_size)
-    rules = Fields(k, k.pointer(fields.get("rule_arguments")), RuleArguments._fields)
-    rules.set("length", length)
-    rules.set("tokens", fields.get("tokens"))
-    with k.when(_is_sampling(fields)):
-        Fields(k, k.pointer(fields.get("draw_arguments")), DrawArguments._fields).set("length", length)
-    for name, value in (
-        ("rows", rows),
-        ("used", used),
-        ("length", k.add(length, 1)),
-        ("lists", fields.get("lists")),
-    ):
-        step.set(name, value)
-    ends = (
-        k.build.icmp_signed("==", sentences, k.int64(0)),
-        k.build.icmp_signed("<=", steps, k.int64(0)),
-        k.build.icmp_signed(">", k.add(used, rows), step.get("entries")),
-        k.build.icmp_signed(">=", k.add(length, fields.get("longest_prompt")), fields.get("positions")),
-    )
-    stop = ends[0]
-    for end in ends[1:]:
-        stop = k.build.or_(stop, end)
-    fields.set("stop", k.build.zext(stop, I64))
-
-
-# --- search of a batch ---
-
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
+_LARGE_STEP = 25_000_000  # multiplications of a row, as many as there are weights
 _MAX_TOKENS = 1 << 22  # tokens of all hypotheses: buffers are allocated for the greatest length up front
 
 
@@ -488,6 +88,7 @@ class NativeSearch:
             "newest": (torch.int64, by_row),
             "scores": (torch.float32, by_row),
             "indices": (torch.int64, by_sentence),
+            "joined": (torch.int64, by_sentence),
             "longest": (torch.int64, by_sentence),
             "greatest_penalties": (torch.float32, by_sentence),
             "never": (torch.int64, (len(self.bounds.forbidden_tokens),)),
@@ -585,11 +186,11 @@ class NativeSearch:
         """The number of tokens of every live hypothesis, t."""
         return self._numbers["length"]
 
-    def advance(self, steps: int) -> None:
-        """Run at most `steps` search steps; return early once all sentences are done."""
+    def advance(self, steps: int, *, least: int = 0) -> None:
+        """Run at most `steps` search steps; return early once at most `least` sentences are left."""
         search: CompiledKernel = search_kernel()
-        self._numbers["steps"] = steps
-        while self._numbers["sentences"] and self._numbers["steps"] > 0:
+        self._numbers["steps"], self._numbers["least"] = steps, least
+        while self._numbers["sentences"] > least and self._numbers["steps"] > 0:
             self._ensure_capacity()
             work = self._numbers["sentences"] * self.bounds.beam_size * self.state.compiled.step_multiplications
             run_timed(search, self._numbers.array, work, self.threads)
@@ -624,6 +225,83 @@ class NativeSearch:
             hypotheses.append(FoundHypothesis(tokens, values, ended=bool(ended)))
         return hypotheses
 
+    # --- sentences that join the batch ----------------------------------------------------------------------------
+
+    @property
+    def gains_by_joining(self) -> bool:
+        """Return whether a step of many rows takes much less time than as many steps of few rows.
+
+        That is so if the weights exceed the processor's cache, so that each step reads them from memory.
+        """
+        return self.state.compiled.step_multiplications >= _LARGE_STEP
+
+    def can_absorb(self, other: "NativeSearch") -> bool:
+        """Return whether the prompts of another search of the same model and settings fit into this one's buffers."""
+        is_kind = isinstance(self.state, NativePromptState) and self.state.compiled is other.state.compiled
+        return (
+            is_kind
+            and other.bounds.beam_size == self.bounds.beam_size
+            and other.list_stride <= self.list_stride
+            and other.capacity <= self.capacity
+            and other.before_stride <= self.before_stride
+            and not self.forced_count
+        )
+
+    def absorb(self, other: "NativeSearch", indices: Sequence[int]) -> None:
+        """Let the live sentences of another search, which has run its first step, join this batch.
+
+        Args:
+            other: a search for which `can_absorb` holds. It must not be used afterwards.
+            indices: the index in this batch of each of its live sentences; none of them may be in use.
+        """
+        count, width = other._numbers["sentences"], self.bounds.beam_size
+        old, new = self._numbers["sentences"], self._numbers["sentences"] + count
+        mine, its = self._zeroed.tensor, other._zeroed.tensor
+        self._take_entries(other, old * width, count * width)
+        numbers = its("indices")[:count]
+        slots = torch.tensor(indices, dtype=torch.int64)
+        for name in ("longest", "greatest_penalties"):
+            mine(name)[old:new] = its(name)[:count]
+        mine("indices")[old:new] = slots
+        mine("joined")[old:new] = self.length - other.length
+        mine("sources")[:, old:new] = its("sources")[:, :count]
+        rows = slice(old * width, new * width)
+        for name in ("newest", "scores"):
+            mine(name)[rows] = its(name)[: count * width]
+        mine("row_sources")[:, rows] = its("row_sources")[:, : count * width]
+        for history, its_history in zip(self._histories(), other._histories(), strict=True):
+            history[rows, : other.length] = its_history[: count * width, : other.length]
+        for name in ("finished_counts", "order", "finished_scores", "finished_lengths", "finished_ended"):
+            mine(name)[slots] = its(name)[numbers]
+        for name in ("finished_tokens", "finished_values"):
+            found = other._uninitialized.tensor(name)[numbers]
+            self._uninitialized.tensor(name)[slots, :, : other.capacity] = found
+        if self.before_stride:
+            mine("before_counts")[slots] = its("before_counts")[numbers]
+            mine("before")[slots, : other.before_stride] = its("before")[numbers]
+        if self.bounds.sampling is not None and other.bounds.sampling is not None:
+            uniform = other.bounds.sampling.uniform[numbers]
+            self.bounds.sampling.uniform[slots, : uniform.shape[1]] = uniform
+        self._numbers["sentences"], self._numbers["width"] = new, width
+        self._step["rows"] = self._select["rows"] = new * width
+        self._select["beams"] = width
+
+    def _take_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
+        """Copy the cache entries of another search's prompts, and the lists of its hypotheses."""
+        pool, count = self.state.pool, other._step["used"]
+        pool.used = self._step["used"]
+        if not pool.has_capacity(count) and first_row:
+            self._compact(first_row)
+        pool.reserve(count)
+        pool.entries[:, pool.used : pool.used + count] = other.state.pool.entries[:, :count]
+        listed = other._lists()[:rows]
+        self._lists()[first_row : first_row + rows, : listed.shape[1]] = listed + pool.used
+        pool.used += count
+        self._use_pool()
+        # Own lengths never exceed the capacity, so tables of this size suffice for any number of steps.
+        self._use_tables(self.longest_prompt + self.capacity + 1)
+        self._numbers["positions"] = 1 << 62
+
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _ensure_capacity(self) -> None:
@@ -632,19 +310,33 @@ class NativeSearch:
         pool = self.state.pool
         pool.used = self._step["used"]
         if not self._numbers["is_read"] and not pool.has_capacity(rows):
-            lists = self._lists()[:rows, :position]
-            if self.longest_prompt:  # elements behind the end of a list are undefined
-                counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
-                lists = torch.where(torch.arange(position) < counts, lists, lists[:, :1])
-            self._lists()[:rows, :position] = pool.compact(lists, rows)
-            self._step["used"] = pool.used
-            self._step["past"] = pool.entries.data_ptr()
-            self._step["entries"] = pool.entries.shape[1]
+            self._compact(rows)
         if position >= self._numbers["positions"]:
-            self.tables = self.state.compiled.step_positions.until(position)
-            self._numbers["positions"] = self.tables.length
-            for name, address in self.tables.addresses().items():
-                self._step[name] = address
+            self._use_tables(position)
+
+    def _compact(self, rows: int) -> None:
+        """Drop cache entries that none of the `rows` hypotheses has, and make capacity for more."""
+        position, pool = min(self.longest_prompt + self.length, self.list_stride), self.state.pool
+        lists = self._lists()[:rows, :position]
+        if self.longest_prompt:  # elements behind the end of a list are undefined
+            counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
+            lists = torch.where(torch.arange(position) < counts, lists, lists[:, :1])
+        self._lists()[:rows, :position] = pool.compact(lists, rows)
+        self._use_pool()
+
+    def _use_pool(self) -> None:
+        """Pass the address and the size of the pool of cache entries to the step."""
+        pool = self.state.pool
+        self._step["used"] = pool.used
+        self._step["past"] = pool.entries.data_ptr()
+        self._step["entries"] = pool.entries.shape[1]
+
+    def _use_tables(self, position: int) -> None:
+        """Pass position tables to the step that suffice for a position."""
+        self.tables = self.state.compiled.step_positions.until(position)
+        self._numbers["positions"] = self.tables.length
+        for name, address in self.tables.addresses().items():
+            self._step[name] = address
 
     def _is_swapped(self) -> bool:
         """Return whether the `next_…` buffers hold the current hypotheses; each step swaps both sets of buffers."""
@@ -665,7 +357,7 @@ class NativeSearch:
         sentences = torch.tensor(staying, dtype=torch.int64)
         rows = (sentences[:, None] * width + torch.arange(width)).flatten()
         count, tensor = batch * width, self._zeroed.tensor
-        for name in ("indices", "longest", "greatest_penalties"):
+        for name in ("indices", "joined", "longest", "greatest_penalties"):
             tensor(name)[:batch] = tensor(name)[sentences]
         tensor("sources")[:, :batch] = tensor("sources")[:, sentences]
         tensor("row_sources")[:, :count] = tensor("row_sources")[:, rows]
@@ -754,7 +446,6 @@ class NativeSearch:
         return {name: self._addresses[name] for name in DrawArguments._fields if name in self._addresses} | {
             "uniform": sampling.uniform.data_ptr(),
             "steps": sampling.uniform.shape[1],
-            "length": 0,
             "inverse_temperature": float_bits(1.0 / sampling.temperature),
             "top_k": min(sampling.top_k or vocabulary_size, vocabulary_size),
             "top_p": float_bits(sampling.top_p),
@@ -769,6 +460,7 @@ class NativeSearch:
         bounds = self.bounds
         return {name: self._addresses[name] for name in SearchArguments._fields if name in self._addresses} | {
             "steps": 0,
+            "least": 0,
             "stop": 0,
             "sentences": self.sentences,
             "width": 1,

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from transduce.kernels.cpu.attention import (
     AMX_KEYS,
+    BIAS_KEYS,
     AttentionArguments,
     AttentionEmitter,
     AttentionShape,
@@ -83,10 +84,13 @@ def attend(
     lengths: Tensor | None,
     num_heads: int,
     options: AttentionOptions = PLAIN_ATTENTION,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Apply scaled dot-product attention, equation (1), to all heads (implements `backend.TrainingKernels.attend`)."""
     _check(projected, memory, lengths, num_heads, options.shared)
-    context: Tensor = _Attend.apply(projected, memory, lengths, num_heads, options)  # type: ignore[no-untyped-call]
+    if bias is not None and (memory is not None or bias.shape != (num_heads, *[projected.shape[1]] * 2)):
+        raise ValueError(f"a bias of {tuple(bias.shape)} for {num_heads} heads and {projected.shape[1]} positions")
+    context: Tensor = _Attend.apply(projected, memory, lengths, bias, (num_heads, options))  # type: ignore[no-untyped-call]
     return context
 
 
@@ -118,10 +122,13 @@ class _Attend(torch.autograd.Function):
         projected: Tensor,
         memory: Tensor | None,
         lengths: Tensor | None,
-        num_heads: int,
-        options: AttentionOptions,
+        bias: Tensor | None,
+        heads: tuple[int, AttentionOptions],
     ) -> Tensor:
-        inputs = _Inputs(projected.contiguous(), None if memory is None else memory.contiguous(), lengths)
+        padded, (num_heads, options) = None, heads
+        if bias is not None:
+            padded = F.pad(bias.float(), (0, -bias.shape[2] % BIAS_KEYS)).contiguous()
+        inputs = _Inputs(projected.contiguous(), None if memory is None else memory.contiguous(), lengths, padded)
         batch, num_queries, width = projected.shape
         inner = width if memory is not None else width * options.shared // (options.shared + 2)
         context = projected.new_empty(batch, num_queries, inner)
@@ -134,14 +141,17 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *saved, sums = ctx.saved_tensors
         inputs = _Inputs(*saved)
         memory = None if inputs.memory is None else torch.empty_like(inputs.memory)
-        input_gradients = _Inputs(torch.empty_like(inputs.projected), memory)
+        by_bias = None if inputs.bias is None else torch.zeros_like(inputs.bias)
+        input_gradients = _Inputs(torch.empty_like(inputs.projected), memory, None, by_bias)
         how = (ctx.options, ctx.seed)
         _run_attention("attend_backward", inputs, gradients[0].contiguous(), sums, how, input_gradients)
-        return input_gradients.projected, input_gradients.memory, None, None, None
+        if by_bias is not None:
+            by_bias = by_bias[:, :, : by_bias.shape[1]].to(inputs.projected.dtype)
+        return input_gradients.projected, input_gradients.memory, None, by_bias, None
 
 
 class _Inputs(NamedTuple):
@@ -153,6 +163,8 @@ class _Inputs(NamedTuple):
     """Keys and values of the memory, (B, L, 2 × H × K)."""
     lengths: Tensor | None = None
     """The number of keys of each sentence, int64 (B,); None: a causal mask."""
+    bias: Tensor | None = None
+    """What is added to the scores of all sentences, float32, (H, Q, Q), its rows padded to `BIAS_KEYS`."""
 
     def starts(self, inner: int, shared: int) -> tuple[int, int, int]:
         """Return the addresses of the first query, key and value, for queries of `inner` columns."""
@@ -178,7 +190,7 @@ def _run_attention(
     batch, num_heads, num_queries, _ = sums.shape
     inner = context.shape[2]
     key_source = inputs.projected if inputs.memory is None else inputs.memory
-    shape = attention_shape(inner // num_heads, key_source.dtype, options)
+    shape = attention_shape(inner // num_heads, key_source.dtype, options, biased=inputs.bias is not None)
     scratch = torch.empty(
         torch.get_num_threads(), attention_scratch_size(shape, key_source.shape[1], num_queries), dtype=torch.float32
     )
@@ -206,17 +218,22 @@ def _run_attention(
         scratch_per_thread=scratch.shape[1],
         seed=seed,
         drop_256ths=options.drop_of_256,
+        bias=address_of(inputs.bias),
+        bias_gradient=0 if gradients is None else address_of(gradients.bias),
     )
     attention_kernels(shape)[name].run(*arguments)
 
 
-def attention_shape(width: int, dtype: torch.dtype, options: AttentionOptions) -> AttentionShape:
+def attention_shape(
+    width: int, dtype: torch.dtype, options: AttentionOptions, *, biased: bool = False
+) -> AttentionShape:
     """Return the shape for which attention kernels are compiled, for a head width and dtype on this processor."""
     lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_of_256 > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
-    by_amx = has_pairs and not drops and options.shared == 1 and require_gemm_tile(torch.bfloat16).amx
+    is_plain = not drops and not biased and options.shared == 1
+    by_amx = has_pairs and is_plain and require_gemm_tile(torch.bfloat16).amx
     scale = width**-0.5 if options.scale is None else options.scale
-    return AttentionShape(width, LLVM_TYPES[dtype], lanes, scale, options.shared, drops, by_amx)
+    return AttentionShape(width, LLVM_TYPES[dtype], lanes, scale, options.shared, drops, biased, by_amx)
 
 
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:

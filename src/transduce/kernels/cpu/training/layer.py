@@ -614,7 +614,8 @@ def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequenc
         return None
     memories = (None, memory)[: len(masks)]
     lengths = [kernel_lengths(x, attended, mask) for attended, mask in zip(memories, masks, strict=True)]
-    parts = None if None in lengths else parts_of(layer, lengths, _WHOLE_LAYERS)
+    is_known = all(each is not None and each.bias is None for each in lengths)
+    parts = parts_of(layer, lengths, _WHOLE_LAYERS) if is_known else None
     if parts is None or not all(_supports_part(part, x, memory) for part in parts):
         return None
     parameters = [each for part in parts for each in part.parameters()]
