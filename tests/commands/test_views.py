@@ -121,6 +121,19 @@ def test_align_learns_and_aligns(
     assert output.err == b"alignment error rate 0.0 %\n"
 
 
+def test_align_learns_from_pairs_alone(
+    trained: Path, toy_corpus: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    statistics = str(tmp_path / "statistics.json")
+    command = ["align", str(trained), *ONE_THREAD]
+    for side, language in (("source", "zh"), ("target", "en")):
+        command += [f"--{side}", str(toy_corpus / f"dev.{language}")]
+    assert main([*command, "--learn", statistics]) == 0
+    assert b"The word statistics of 50 pairs are in" in capfdbinary.readouterr().err
+    assert main([*command, "--heads", statistics]) == 0
+    assert len(capfdbinary.readouterr().out.decode().splitlines()) == 50
+
+
 def test_align_without_anything_known(
     trained: Path, texts: dict[str, Path], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -137,7 +150,7 @@ def test_align_refuses_what_does_not_fit(
     short = str(write_lines("short", ["0-0"]))
     command = ["align", str(trained), "--source", str(texts["source"]), "--target", str(texts["target"])]
     for extra, message in (
-        (["--learn", "heads.json"], "pass them with --known"),
+        (["--learn", "heads.json", "--heads", short], "`--learn` chooses heads, and --heads names chosen ones"),
         (["--known", short], "has 1 line for 12 pairs"),
         (["--source-words", short], "have the same number of lines, but"),
         (["--heads", short], "does not hold chosen heads"),

@@ -20,6 +20,10 @@ import pytest
 
 import transduce
 from transduce.commands.main import VERBS, build_parser, main
+from transduce.commands.paper import _RESULTS
+from transduce.demonstration import paper
+from transduce.demonstration.grammar import AlignedPair, DemoCorpus
+from transduce.text.files import read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -207,6 +211,47 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
         # Pronouns are asked of an English sentence, which this model cannot read.
         if kind == "python" and "pronoun_attention" not in code:
             exec(compile(re.sub('"▁(?:bought|ate)"', repr(known), code), "views.md", "exec"), namespace)
+
+
+def test_the_paper_is_reproduced_in_small(
+    demonstration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run each command of the page with tiny models, two steps, one row of Table 3 and some generated trees."""
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    text, sizes = demonstration / "models" / "demo-text", {"d_model": 16, "d_ff": 32, "num_heads": 2}
+    sides = [read_lines(text / f"train.{language}") for language in ("zh", "en")]
+    pairs = tuple(AlignedPair((one,), (other,), ()) for one, other in zip(*sides, strict=True))
+    corpus = DemoCorpus(pairs, pairs[:9], pairs[:9], frozenset())
+    for name, part in (("train.en", "train.en"), ("train.de", "train.zh"), ("dev.en", "dev.en"), ("dev.de", "dev.zh")):
+        shutil.copy(text / part, demonstration / name)
+    (demonstration / "text.en").write_text((text / "train.en").read_text("utf-8") * 20, "utf-8")  # for 1,024 tokens
+    tiny = {f"model.{name}": size for name, size in sizes.items()} | {"tokenizer.vocabulary_size": 400}
+    monkeypatch.setattr(paper, "SMALL_BASE", paper.SMALL_BASE | tiny)
+    monkeypatch.setattr(paper, "SMALLEST_BASE", paper.SMALLEST_BASE | tiny | {"tokenizer.vocabulary_size": 1_000})
+    monkeypatch.setattr(paper, "QUICK_VARIATIONS", ("base",))
+    monkeypatch.setattr(paper, "generate", lambda: corpus)
+    monkeypatch.setattr(paper, "_TREES", {"train": 60, "dev": 6, "test": 6})
+    monkeypatch.setattr(paper, "_PARSER", {"task": {"kind": "parsing"}, "model": sizes})
+    for name in ("train", "dev", "test"):
+        trees = "".join(f"{tree}\n" for tree in paper.generate_trees(60 if name == "train" else 6))
+        (demonstration / f"{name}.trees").write_text(trees, "utf-8")
+    layers = {"bert-base": ["encoder"], "gpt2": ["decoder"], "paper-base": ["encoder", "decoder"]}
+    page = (DOCS / "paper.md").read_text("utf-8")
+    commands = [words for block in code_blocks(page) for words in transduce_commands(block)]
+    assert {words[1] for words in commands if words[0] == "paper"} == set(_RESULTS)
+    for number, words in enumerate(commands):
+        if words[0] == "train":
+            preset = words[words.index("--preset") + 1]
+            small = tiny | {f"model.num_{side}_layers": 1 for side in layers[preset]} | {"training.batch_tokens": 512}
+            more = [*(word for name, value in small.items() for word in ("--set", f"{name}={value}")), "--steps", "2"]
+        elif words[1] in ("table3", "table4"):
+            rows = ["--rows", "base"] if words[1] == "table3" else []
+            more = [*rows, "--steps", "2", "--runs", str(demonstration / f"runs-{number}")]
+        else:
+            more = []
+        assert main([*words, *more, "--threads", "1"]) == 0, words
+    assert (demonstration / "figure3.png").is_file()
+    assert "The paper, layer 5 of 6" in capsys.readouterr().out
 
 
 def test_the_code_about_the_doctor_runs() -> None:

@@ -14,6 +14,7 @@ from transduce.inspection.alignment import (
     ReferenceAlignment,
     WordMaps,
     WordPair,
+    _expectation_maximization,
     align,
     align_pairs,
     alignment_error,
@@ -21,8 +22,10 @@ from transduce.inspection.alignment import (
     fit_logistic,
     head_errors,
     head_features,
+    learn_word_statistics,
     neighbour_features,
     probability,
+    read_heads,
     word_maps,
     word_pair,
 )
@@ -49,6 +52,41 @@ def known() -> list[ReferenceAlignment]:
                 )
                 found.append(ReferenceAlignment(pair, frozenset(links)))
     return found
+
+
+def test_word_statistics_align_better_than_attention_without_any_known_alignment(
+    translator: Translator, known: list[ReferenceAlignment], tmp_path: Path
+) -> None:
+    pairs, expected = [each.pair for each in known], [each.links for each in known]
+    statistics = learn_word_statistics(translator, pairs)
+    found = list(align_pairs(translator, pairs, statistics))
+    assert alignment_error(found, expected) < 0.5 * alignment_error(align_pairs(translator, pairs), expected)
+    best = {given: max(words, key=lambda word: words[word]) for given, words in statistics.targets.items()}
+    assert [best[word] for word in OBJECTS] == list(OBJECTS.values())
+    assert all(sum(words.values()) == pytest.approx(1.0, abs=1e-2) for words in statistics.sources.values())
+    assert len({layer for layer, _ in statistics.chosen}) == 1
+    path = tmp_path / "statistics.json"
+    path.write_bytes(msgspec.json.encode(statistics))
+    assert read_heads(path) == statistics
+    # A pair of words that were never seen is aligned by attention; an empty side has no links.
+    assert list(align_pairs(translator, [word_pair("今天", "x y"), word_pair("", "x")], statistics))[1] == frozenset()
+    with pytest.raises(TransduceError, match="at least 10 sentence pairs, but there are 3"):
+        learn_word_statistics(translator, pairs[:3])
+
+
+def test_expectation_maximization_of_two_pairs_by_hand() -> None:
+    """The book and the house: "das" occurs with "the" twice, so it takes "the", and leaves the other words apart."""
+    sources, targets = [["das", "haus"], ["das", "buch"]], [["the", "house"], ["the", "book"]]
+    uniform = [np.full((2, 3), 1 / 3)] * 2
+    table, posteriors = _expectation_maximization(sources, targets, uniform)
+    assert max(table["das"], key=lambda word: table["das"][word]) == "the"
+    assert table["haus"]["house"] > table["haus"]["the"]
+    assert table["buch"]["book"] > table["buch"]["the"]
+    assert posteriors[0].sum(axis=1) == pytest.approx([1.0, 1.0])
+    sure = [np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])] * 2  # attention that is certain decides alone
+    table, posteriors = _expectation_maximization(sources, targets, sure)
+    assert table["haus"] == {"the": 1.0}
+    assert np.array_equal(posteriors[1], sure[1])
 
 
 def test_chosen_heads_align_better_than_all_heads_and_than_any_one(

@@ -1,5 +1,7 @@
 """Presets: each setting of section 5 of the paper, the sizes of published models, and runs with them."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,14 @@ def test_the_settings_of_a_preset_read_back_and_give_way_to_the_users() -> None:
     complete = with_preset({"preset": "t5-small"})
     assert preset_settings(complete) == {}
     assert "t5-small" in to_toml(make_settings(complete))
+
+
+def test_the_page_about_the_paper_has_each_setting_of_the_preset() -> None:
+    for name in ("paper.md", "zh/paper.md"):
+        page = (Path(__file__).resolve().parents[2] / "docs" / name).read_text("utf-8")
+        listed = dict(re.findall(r"`([\w.]+)` = `([^`]+)`", page))
+        for setting, (value, _) in RECIPES["paper-base"].settings.items():
+            assert listed.get(setting) == json.dumps(value), setting
 
 
 def test_a_preset_for_other_tasks_is_refused() -> None:

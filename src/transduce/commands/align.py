@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     heads.add_argument(
         "--learn",
         metavar="FILE",
-        help="choose heads by the alignments of --known and write them here; a hundred lines suffice",
+        help="choose heads by the alignments of --known and write them here; a hundred lines suffice. Without --known: "
+        "learn from these lines alone which heads align and which words translate each other",
     )
     heads.add_argument(
         "--known",
@@ -54,11 +55,12 @@ def run(options: argparse.Namespace) -> int:
         align_pairs,
         alignment_error,
         choose_heads,
+        learn_word_statistics,
         read_heads,
     )
 
-    if options.learn is not None and options.known is None:
-        raise TransduceError("`--learn` chooses heads by reference alignments: pass them with --known.")
+    if options.learn is not None and options.heads is not None:
+        raise TransduceError("`--learn` chooses heads, and --heads names chosen ones: pass one of them.")
     read = [options.model, options.source, options.target, options.source_words, options.target_words]
     check_writable(options.learn, inputs=[*read, options.known])
     heads = None if options.heads is None else read_heads(Path(options.heads))
@@ -71,6 +73,10 @@ def run(options: argparse.Namespace) -> int:
             "lines."
         )
     translator = load_translator(options.model, options)
+    if options.learn is not None and references is None:
+        write_file(Path(options.learn), msgspec.json.encode(learn_word_statistics(translator, pairs)) + b"\n")
+        sys.stderr.write(localized(f"The word statistics of {len(pairs):,} pairs are in {options.learn}.\n"))
+        return 0
     if options.learn is not None and references is not None:
         examples = [ReferenceAlignment(*each) for each in zip(pairs, references, strict=True)]
         write_file(Path(options.learn), msgspec.json.encode(choose_heads(translator, examples)) + b"\n")

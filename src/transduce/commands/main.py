@@ -44,6 +44,7 @@ VERBS = {
     "inspect": "inspect one translation: attention, probabilities, the beam's tree",
     "align": "align the words of sentence pairs",
     "experiment": "train variants with several seeds, and report which are better",
+    "paper": 'reproduce tables and figures of "Attention Is All You Need" at a small scale',
     "plot": "plot positions, masks, schedules, attention, and the progress of a run",
     "check-install": "report versions, hardware and extras, and which backends train and decode here",
     "doctor": "check that a model is implemented correctly, and find problems of a corpus",

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from transduce.demonstration.grammar import AlignedPair, generate
+from transduce.demonstration.grammar import AlignedPair, DemoCorpus, generate
 from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
@@ -73,8 +73,7 @@ def demo(
         )
     settings = _settings(text, seed, steps, precision)
     make_settings(settings)  # fails on options out of range before anything is written
-    for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
-        _write_text(text, name, pairs)
+    write_corpus(text, corpus)
     console.print(
         localized(
             f"A hand-written grammar made {len(corpus.train):,} Chinese-English pairs (in {text}); "
@@ -127,6 +126,12 @@ def _text_folder(out: Path) -> Path:
 
 def _sources(text: Path) -> list[str]:
     return [str(text / "train.zh")]
+
+
+def write_corpus(folder: Path, corpus: DemoCorpus) -> None:
+    """Write the demonstration's pairs to a folder as train, dev and test files, `.zh` and `.en`."""
+    for name, pairs in (("train", corpus.train), ("dev", corpus.dev), ("test", corpus.test)):
+        _write_text(folder, name, pairs)
 
 
 def _write_text(folder: Path, name: str, pairs: Iterable[AlignedPair]) -> None:

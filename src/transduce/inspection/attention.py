@@ -208,11 +208,15 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
         rows = (targets, [[n] for n in range(num_tokens)]) if maps.target_of_tokens else group_words(targets)
         return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
     weights, tokens, _ = maps.of(maps.kinds[0])
-    is_text = [token not in maps.marks for token in tokens]
+    grouped = _words_without_marks(tokens, maps.marks)
+    return _between_words(weights, grouped, grouped)
+
+
+def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[tuple[str, ...], list[list[int]]]:
+    is_text = [token not in marks for token in tokens]
     words, groups = group_words([token for token, keep in zip(tokens, is_text, strict=True) if keep])
     positions = np.flatnonzero(is_text)
-    grouped = words, [positions[group].tolist() for group in groups]
-    return _between_words(weights, grouped, grouped)
+    return words, [positions[group].tolist() for group in groups]
 
 
 def _between_words(
@@ -226,6 +230,25 @@ def _between_words(
             for column, column_group in enumerate(columns[1]):
                 result[row, column] = mean_attention[np.ix_(row_group, column_group)].sum(axis=1).mean()
     return WordAttention(columns[0], rows[0], result)
+
+
+def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
+    """Return the words of a text and the self-attention between them by layer and head, (N, H, words, words).
+
+    It is the encoder's, or that of a model without an encoder. Attention is averaged over the tokens of the attending
+    word and summed over those of the other. Rows sum to less than 1 by what goes to special tokens.
+
+    Raises:
+        TransduceError: the model has no self-attention.
+    """
+    kind = next((kind for kind in ("encoder", "decoder") if kind in maps.kinds), None)
+    if kind is None:
+        raise TransduceError("The figure shows self-attention, but this model has none: name a Transformer.")
+    weights, tokens, _ = maps.of(kind)
+    ends = kind == "encoder" and maps.source_ended and not maps.marks
+    words, groups = _words_without_marks(tokens[: len(tokens) - ends], maps.marks)
+    columns = np.stack([weights[..., group].sum(axis=-1) for group in groups], axis=-1)  # (N, H, tokens, words)
+    return words, np.stack([columns[..., group, :].mean(axis=-2) for group in groups], axis=-2)
 
 
 def _average_heads(memory: Weights) -> Weights:

@@ -58,10 +58,24 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     column_names: tuple[str, ...] = ()
 
 
+class WordLines(msgspec.Struct, frozen=True, kw_only=True):
+    """A panel with words at the left and at the right, and lines between them: the darker, the higher the weight."""
+
+    title: str
+    left: tuple[str, ...]
+    """The words that attend."""
+    right: tuple[str, ...]
+    """The words that are attended to."""
+    weights: Numbers
+    """Weights from 0 to 1, (heads, left words, right words); each head has a color."""
+    head_names: tuple[str, ...] = ()
+    """Names of the heads in the legend; empty: no legend."""
+
+
 class Chart(msgspec.Struct, frozen=True):
     """A picture of one or more panels."""
 
-    panels: tuple[Curves | HeatMap, ...]
+    panels: tuple[Curves | HeatMap | WordLines, ...]
     columns: int = 3
     """Maximum number of panels in a row."""
 
@@ -75,6 +89,9 @@ def texts(chart: Chart) -> list[str]:
     """Return all titles, labels and names that a chart shows."""
     result: list[str] = []
     for panel in chart.panels:
+        if isinstance(panel, WordLines):
+            result += [panel.title, *panel.left, *panel.right, *panel.head_names]
+            continue
         result += [panel.title, panel.x_label, panel.y_label]
         if isinstance(panel, Curves):
             result += [item.name for item in panel.curves]
@@ -87,8 +104,12 @@ def localized_chart(chart: Chart) -> Chart:
     """Return a chart whose titles, labels and names of curves are in the user's language; words of texts stay."""
     if ui_language() == "en":
         return chart
-    panels = []
+    panels: list[Curves | HeatMap | WordLines] = []
     for panel in chart.panels:
+        if isinstance(panel, WordLines):
+            names = tuple(map(localized, panel.head_names))
+            panels.append(msgspec.structs.replace(panel, title=localized(panel.title), head_names=names))
+            continue
         changed: dict[str, Any] = {name: localized(getattr(panel, name)) for name in ("title", "x_label", "y_label")}
         if isinstance(panel, Curves):
             changed["curves"] = tuple(msgspec.structs.replace(each, name=localized(each.name)) for each in panel.curves)
@@ -193,6 +214,8 @@ def render_chart(chart: Chart, format: str) -> bytes:
             axes = figure.add_subplot(rows, columns, number)
             if isinstance(panel, Curves):
                 _plot_curves(axes, panel)
+            elif isinstance(panel, WordLines):
+                _plot_word_lines(axes, panel)
             else:
                 _plot_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
@@ -226,6 +249,29 @@ def _plot_curves(axes: Any, panel: Curves) -> None:
     if len(panel.curves) > 1:
         axes.legend(
             frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2 if _has_short_names(panel) else 1
+        )
+
+
+_FAINTEST = 0.02  # lines of less weight are not drawn
+
+
+def _plot_word_lines(axes: Any, panel: WordLines) -> None:
+    """Draw lines between two columns of words, as Figures 3 to 5 of "Attention Is All You Need" do."""
+    from matplotlib.lines import Line2D
+
+    axes.set(title=panel.title, xlim=(-0.1, 1.1), ylim=(max(len(panel.left), len(panel.right)) - 0.5, -0.5))
+    axes.axis("off")
+    for words, x, side in ((panel.left, -0.02, "right"), (panel.right, 1.02, "left")):
+        for row, word in enumerate(words):
+            axes.text(x, row, _visible(word), ha=side, va="center")
+    for head, weights in enumerate(panel.weights):
+        for row, column in np.argwhere(weights >= _FAINTEST):
+            weight = min(1.0, float(weights[row, column]))
+            axes.plot([0.0, 1.0], [row, column], color=f"C{head}", alpha=weight, linewidth=2.2, solid_capstyle="butt")
+    if panel.head_names:
+        handles = [Line2D([], [], color=f"C{head}") for head in range(len(panel.head_names))]
+        axes.legend(
+            handles, panel.head_names, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(handles)
         )
 
 
@@ -306,11 +352,31 @@ _MAX_ROWS = 40  # of a heat map
 
 def draw_chart(chart: Chart, *, columns: int = 80) -> str:
     """Return the panels of a chart as text, one below another, each at most `columns` wide."""
-    drawn = [
-        _draw_curves(each, columns) if isinstance(each, Curves) else _draw_heat_map(each, columns)
-        for each in localized_chart(chart).panels
-    ]
-    return "\n\n".join(drawn)
+    return "\n\n".join(_draw_panel(each, columns) for each in localized_chart(chart).panels)
+
+
+def _draw_panel(panel: Curves | HeatMap | WordLines, columns: int) -> str:
+    if isinstance(panel, WordLines):
+        return _draw_word_lines(panel)
+    return _draw_curves(panel, columns) if isinstance(panel, Curves) else _draw_heat_map(panel, columns)
+
+
+_LISTED = 3  # right words of a left word
+
+
+def _draw_word_lines(panel: WordLines) -> str:
+    """List, for each head and left word that has lines, the right words with the highest weights."""
+    lines, width = [panel.title], max(map(cell_len, panel.left), default=0)
+    for head, weights in enumerate(panel.weights):
+        lines += [panel.head_names[head]] if panel.head_names else []
+        for row, word in enumerate(panel.left):
+            best = [int(each) for each in np.argsort(-weights[row], kind="stable")[:_LISTED]]
+            shown = [
+                f"{panel.right[each]} {weights[row, each]:.2f}" for each in best if weights[row, each] >= _FAINTEST
+            ]
+            if shown:
+                lines.append(f"  {word}{' ' * (width - cell_len(word))} → {', '.join(shown)}")
+    return "\n".join(lines)
 
 
 def _draw_curves(panel: Curves, columns: int) -> str:

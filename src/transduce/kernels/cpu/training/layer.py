@@ -1,5 +1,6 @@
 """Train on a CPU with compiled kernels: whole layers as single calls, and the backend that offers all kernels."""
 
+import itertools
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
@@ -218,9 +219,13 @@ class LayerPlan:
         parts = [_Part(shape, number, kept) for number in range(len(shape.parts))]
         x = MemoryOffset(Base.X)
         for part in parts:
-            out = MemoryOffset(Base.OUT) if part is parts[-1] else kept.allocate(part.bytes)
+            block = kept if part.keeps_output else scratch
+            out = MemoryOffset(Base.OUT) if part is parts[-1] else block.allocate(part.bytes)
             part.emit_forward(_Writer(part, forward, scratch), x, out)
+            scratch.free([x])
             x = out
+        for part, following in itertools.pairwise(parts):
+            following.input_of = None if part.keeps_output else part
         gradient = MemoryOffset(Base.BY_OUT)
         for part in reversed(parts):
             by_x = MemoryOffset(Base.BY_X) if part is parts[0] else scratch_back.allocate(part.bytes)
@@ -248,6 +253,10 @@ class _Part:
         self.item_bytes = layer.dtype.itemsize  # bytes of an element
         self.bytes = self.rows * layer.width * self.item_bytes
         self.keeps_norm_output = self.bytes < _LARGE
+        self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
+        """False if the output, a post-norm, is recomputed in the backward pass."""
+        self.input_of: _Part | None = None
+        """The preceding sub-layer, if its output has to be recomputed."""
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
         """A bit array of the positive elements of a feed-forward network's inner layer, for ReLU."""
@@ -273,7 +282,8 @@ class _Part:
             w.norm(x, self.norm_sums, sublayer_input)
         self.before = sublayer_input
         (self._attend if shape.heads else self._feed_forward)(w, sublayer_input)
-        w.scratch.free([sublayer_input])
+        if shape.norm_is_before:
+            w.scratch.free([sublayer_input])
         added = w.scratch.allocate(self.bytes)
         w.gemm(self.inner, self.rows, self.last, added)
         w.scratch.free([self.inner])
@@ -346,6 +356,9 @@ class _Part:
         if shape.norm_is_before and not self.keeps_norm_output:
             sublayer_input = scratch.allocate(self.bytes)
             w.norm(self.x, self.norm_sums, sublayer_input)
+        if self.input_of is not None:
+            sublayer_input, before = scratch.allocate(self.bytes), self.input_of
+            _Writer(before, w.steps, scratch).norm(before.sum, before.norm_sums, sublayer_input)
         (self._attend_backward if shape.heads else self._feed_forward_backward)(w, sublayer_input, by_inner, by_before)
         scratch.free([sublayer_input])
         if shape.norm_is_before:

@@ -1,0 +1,186 @@
+"""`transduce paper table1`: reproduce a table or a figure of "Attention Is All You Need" at a small scale."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from transduce.commands.main import ListingFormatter
+from transduce.commands.options import (
+    add_computing,
+    check_folder,
+    check_writable,
+    load_translator,
+    read_aligned_lines,
+    write_report,
+)
+from transduce.errors import TransduceError
+from transduce.ui_language import localized
+
+_RESULTS = {
+    "table1": "complexity, sequential operations and path lengths of layers, measured",
+    "table2": "BLEU and training cost, and what this machine would need",
+    "table3": "variations of the model, small models trained here",
+    "table4": "constituency parsing, a small parser trained here",
+    "figure3": "attention to distant words",
+    "figure4": "attention from a pronoun",
+    "figure5": "two heads that differ",
+}
+# The options of each result, besides those that all have.
+_TAKES: dict[str, tuple[str, ...]] = {
+    "table1": ("lengths", "kernel", "radius"),
+    "table2": ("model", "source", "reference"),
+    "table3": ("rows", "steps", "warmup_steps", "source", "target", "dev_source", "dev_target", "runs", "jobs"),
+    "table4": ("steps", "trees", "runs"),
+    **dict.fromkeys(("figure3", "figure4"), ("model", "sentence", "layer", "word", "out")),
+    "figure5": ("model", "sentence", "layer", "out"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce paper`; an option that is not set is None, so that idle ones are refused."""
+    parser.formatter_class = ListingFormatter
+    parser.epilog = "results and their options:\n" + "\n".join(
+        f"  {name:8} {localized(purpose)}\n{' ' * 11}"
+        + " ".join(f"[--{option.replace('_', '-')}]" for option in _TAKES[name])
+        for name, purpose in _RESULTS.items()
+    )
+    parser.add_argument("result", choices=tuple(_RESULTS), metavar="RESULT", help=", ".join(_RESULTS))
+    parser.add_argument("--json", metavar="PATH", help="write the result as JSON; -: to standard output")
+    layers = parser.add_argument_group("table1").add_argument
+    layers("--lengths", type=int, nargs="+", metavar="N", help="numbers of positions (default: 16 32 64 128)")
+    layers("--kernel", type=int, metavar="K", help="positions that a convolution reads (default: 3)")
+    layers("--radius", type=int, metavar="R", help="positions to each side of restricted attention (default: 4)")
+    trained = parser.add_argument_group("table3 and table4: small models trained here").add_argument
+    trained("--rows", nargs="+", metavar="ROW", help='rows of Table 3, such as "A: 1 head", or all (default: four)')
+    trained("--steps", type=int, metavar="N", help="training steps (default: 300)")
+    trained("--warmup-steps", type=int, metavar="N", help="steps of the warm-up (default: 100)")
+    trained("--runs", metavar="DIR", help="folder of the models, which are not trained twice (default: models/paper)")
+    trained("--jobs", type=int, metavar="N", help="number of models trained at once (default: 1)")
+    trained(
+        "--trees",
+        nargs=3,
+        metavar=("TRAIN", "DEV", "TEST"),
+        help="treebanks of bracketed trees (default: generated sentences)",
+    )
+    texts = parser.add_argument_group("texts (default: the demonstration's)").add_argument
+    texts("--source", metavar="FILE", help="table3: training text; table2: source sentences of a test set")
+    texts("--target", metavar="FILE", help="table3: translations of --source, line by line")
+    texts("--dev-source", metavar="FILE", help="table3: source side of the dev set")
+    texts("--dev-target", metavar="FILE", help="table3: target side of the dev set")
+    texts("--reference", metavar="FILE", help="table2: human translations of --source, line by line")
+    figures = parser.add_argument_group("figures, and table2 with a model").add_argument
+    figures("--model", metavar="DIR", help="a model of any kind (default of the figures: models/demo)")
+    figures("--sentence", metavar="TEXT", help="a text that the model reads (default: one of the demonstration's)")
+    figures("--layer", type=int, metavar="N", help="layer, from 1 (default: the last but one)")
+    figures("--word", metavar="WORD", help="the word that attends (default: chosen by its attention)")
+    figures("--out", metavar="FILE", help="write a picture: .png, .svg or .pdf (default: draw in the terminal)")
+    add_computing(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compute the requested table or figure, and print it with what the paper says."""
+    allowed = _TAKES[options.result]
+    for name in {option for options_of in _TAKES.values() for option in options_of}:
+        if vars(options)[name] is not None and name not in allowed:
+            raise TransduceError(
+                f"`--{name.replace('_', '-')}` does not apply to `transduce paper {options.result}`: leave it out."
+            )
+    check_writable(options.out, report=options.json, inputs=[options.model, options.source, options.reference])
+    if options.result.startswith("figure"):
+        return _figure(options)
+    compute = {"table1": _table1, "table2": _table2, "table3": _table3, "table4": _table4}[options.result]
+    write_report(compute(options), options.json)
+    return 0
+
+
+def _set(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the options of these names that the user has set."""
+    return {name: vars(options)[name] for name in names if vars(options)[name] is not None}
+
+
+def _table1(options: argparse.Namespace) -> Any:
+    from transduce.inspection.complexity import compare_layers
+
+    return compare_layers(**_set(options, "lengths", "kernel", "radius"))
+
+
+def _table2(options: argparse.Namespace) -> Any:
+    from transduce.inspection.complexity import training_costs
+
+    given = _set(options, "model", "source", "reference")
+    if len(given) not in (0, 3):
+        raise TransduceError("`transduce paper table2` scores a model with --model, --source and --reference: set all.")
+    if not given:
+        return training_costs()
+    from transduce.inference.evaluate import evaluate
+
+    sources, references = read_aligned_lines(options.source, options.reference)
+    score = evaluate(load_translator(options.model, options), sources, references)
+    return training_costs(options.model, score.bleu.value, str(score).split("\n"))
+
+
+def _experiment(options: argparse.Namespace) -> Any:
+    from transduce.tasks.experiments import ExperimentOptions
+
+    precision = options.precision
+    if precision == "int8":
+        raise TransduceError("`--precision int8` is for models that are trained already: use fp32 or bf16.")
+    return ExperimentOptions(
+        jobs=options.jobs or 1, device=options.device, threads=options.threads, precision=precision
+    )
+
+
+def _table3(options: argparse.Namespace) -> Any:
+    import sys
+
+    from transduce.demonstration.paper import QUICK_VARIATIONS, VARIATIONS, compare_variations
+
+    files = _set(options, "source", "target", "dev_source", "dev_target")
+    if len(files) not in (0, 4):
+        raise TransduceError("Table 3 of your own text needs --source, --target, --dev-source and --dev-target.")
+    out = Path(options.runs or "models/paper") / "table3"
+    check_folder(str(out))
+    rows = tuple(VARIATIONS) if options.rows == ["all"] else options.rows or QUICK_VARIATIONS
+    return compare_variations(
+        {name: [path] for name, path in files.items()} or None,
+        out,
+        rows=rows,
+        options=_experiment(options),
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+        **_set(options, "steps", "warmup_steps"),
+    )
+
+
+def _table4(options: argparse.Namespace) -> Any:
+    from transduce.demonstration.paper import parse_treebank
+
+    out = Path(options.runs or "models/paper") / "table4"
+    check_folder(str(out))
+    treebank = None if options.trees is None else dict(zip(("train", "dev", "test"), options.trees, strict=True))
+    return parse_treebank(treebank, out, options=_experiment(options), **_set(options, "steps"))
+
+
+def _figure(options: argparse.Namespace) -> int:
+    import sys
+
+    from transduce.commands.inspect import load_reader
+    from transduce.demonstration.paper import draw_attention_figure
+    from transduce.inspection.plots import check_picture, draw_chart, save_chart
+
+    if options.out is not None:
+        check_picture(Path(options.out))
+    folder = options.model or "models/demo"
+    if options.model is None and not Path(folder).is_dir():
+        raise TransduceError(
+            f"The figures are drawn of the demonstration's model in {folder}, which does not exist: make it with "
+            "`transduce demo`, or name a model of yours with --model."
+        )
+    reader = load_reader(folder, options)
+    report, chart = draw_attention_figure(options.result, reader, **_set(options, "sentence", "layer", "word"))
+    if options.out is not None:
+        save_chart(chart, Path(options.out))
+    elif options.json != "-":
+        sys.stdout.buffer.write(f"{draw_chart(chart)}\n\n".encode())
+        sys.stdout.buffer.flush()
+    write_report(report, options.json)
+    return 0

@@ -1,0 +1,387 @@
+"""Measure what layers and training cost, beside Tables 1 and 2 of "Attention Is All You Need".
+
+Table 1 compares layers by operations, by sequential operations and by the longest path between two positions. Here, a
+path is measured with gradients, sequential operations by the longest chain in the recorded computation, and
+complexity by the processor time at several lengths and widths. Tensors: n positions, d width.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from rich.cells import cell_len
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transduce.errors import TransduceError
+from transduce.model.attention import Window, attend, attend_in_window
+from transduce.training.choices import PRESETS, count_multiplied_weights
+from transduce.ui_language import localized
+
+# --- reports ---
+
+
+Cell = str | int | float | None
+
+
+class PaperReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A table or figure of the paper, reproduced, with what the paper says beside it; `str` formats it as a table."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rows = [[localized(_shown(cell)) for cell in row] for row in (self.columns, *self.rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([self.title, "", *lines, *([""] if self.notes else []), *self.notes])
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None:
+        return "–"
+    if isinstance(cell, float):
+        return f"{cell:.1e}" if abs(cell) >= 1e6 else f"{cell:.2f}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+# --- Table 1: layers ---
+
+
+class LayerType(NamedTuple):
+    """A type of layer in Table 1: the paper's formulas, and functions that compute such a layer."""
+
+    name: str
+    complexity: str
+    sequential: str
+    path: str
+    run: Callable[[Tensor, int], Tensor]
+    """Computes one layer of a stack from x (n, d) and its index from 0; recurrent layers append their states."""
+    timed: Callable[[int, int], Callable[[], object]]
+    """Returns a function that computes one layer for n positions of width d, to be timed."""
+
+
+def compare_layers(
+    *,
+    lengths: Sequence[int] = (16, 32, 64, 128),
+    timed_lengths: Sequence[int] = (512, 1_024, 2_048),
+    timed_widths: Sequence[int] = (128, 256, 512),
+    kernel: int = 3,
+    radius: int = 4,
+) -> PaperReport:
+    """Return Table 1 of the paper with measured path lengths, sequential operations and times.
+
+    Args:
+        lengths: the numbers n of positions for paths and sequential operations.
+        timed_lengths: the numbers n of positions for times, at the smallest of the widths.
+        timed_widths: the widths d for times, at the smallest of the lengths.
+        kernel: the positions k that a convolution reads.
+        radius: the positions to each side that restricted self-attention reads; r of the table is 2 × radius + 1.
+
+    Raises:
+        TransduceError: a number is out of its range.
+    """
+    _check_sizes(lengths, timed_lengths, timed_widths, kernel, radius)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that processor time is the time of the computation
+    try:
+        rows = [_measure(each, lengths, timed_lengths, timed_widths) for each in layer_types(kernel, radius)]
+    finally:
+        torch.set_num_threads(before)
+    sizes = "/".join(map(str, lengths))
+    times = [f"{timed_lengths[-1]}×{timed_widths[0]}", f"{timed_lengths[0]}×{timed_widths[-1]}"]
+    return PaperReport(
+        title=f"Table 1: n positions of width d, kernel k = {kernel}, neighborhood r = {2 * radius + 1}",
+        columns=(
+            "layer",
+            "complexity",
+            "sequential",
+            "path",
+            f"path, n={sizes}",
+            "chain, the same n",
+            "time",
+            *times,
+        ),
+        rows=tuple(rows),
+        notes=(
+            "complexity, sequential, path: the paper's. Then, measured: how many layers (recurrent: steps) until the",
+            "last output depends on the first input, by its gradient; the longest chain of operations that wait for",
+            "one another; the time of one layer in one thread, without projections, as n^a · d^b and in ms at n×d.",
+        ),
+    )
+
+
+def _check_sizes(
+    lengths: Sequence[int], timed_lengths: Sequence[int], timed_widths: Sequence[int], kernel: int, radius: int
+) -> None:
+    if kernel < 2:
+        raise TransduceError(f"`kernel` must be at least 2, but is {kernel}.")
+    if radius < 1:
+        raise TransduceError(f"`radius` must be at least 1, but is {radius}.")
+    for name, values in (("lengths", lengths), ("timed_lengths", timed_lengths), ("timed_widths", timed_widths)):
+        if len(values) < 2 or min(values) < 2 or list(values) != sorted(set(values)):
+            raise TransduceError(f"`{name}` must be two or more rising numbers of at least 2, but is {list(values)}.")
+
+
+def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
+    """Return the layer types of Table 1, the attentions by the model's own functions.
+
+    transduce has no convolutional layer; here it is PyTorch's, over earlier positions as in ByteNet's decoder. Layer i
+    is dilated by k^i, so that a path has log_k(n) layers.
+    """
+    window = Window(radius, causal=False, present=None, relative=None)
+
+    def convolution(x: Tensor, layer: int) -> Tensor:
+        weight = _weights(x.shape[1], x.shape[1], kernel, seed=layer)
+        dilation = kernel**layer
+        padded = F.pad(x.T[None], ((kernel - 1) * dilation, 0))
+        return F.conv1d(padded, weight, dilation=dilation)[0].T
+
+    def restricted(query: Tensor) -> Tensor:
+        return attend_in_window(attend, query, query, query, window)
+
+    def in_heads(attention: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
+        return lambda x, _: attention(x[None, None])[0, 0]
+
+    return (
+        LayerType(
+            "Self-Attention",
+            "O(n² · d)",
+            "O(1)",
+            "O(1)",
+            in_heads(lambda query: attend(query, query, query)),
+            lambda n, d: _timed(lambda x: attend(x, x, x), 1, 1, n, d),
+        ),
+        LayerType("Recurrent", "O(n · d²)", "O(n)", "O(n)", run_recurrent, _timed_recurrence),
+        LayerType(
+            "Convolutional",
+            "O(k · n · d²)",
+            "O(1)",
+            "O(log_k(n))",
+            convolution,
+            lambda n, d: _timed(nn.Conv1d(d, d, kernel, padding=kernel // 2), 1, d, n),
+        ),
+        LayerType(
+            "Self-Attention (restricted)",
+            "O(r · n · d)",
+            "O(1)",
+            "O(n/r)",
+            in_heads(restricted),
+            lambda n, d: _timed(restricted, 1, 1, n, d),
+        ),
+    )
+
+
+def run_recurrent(x: Tensor, layer: int, states: list[Tensor] | None = None) -> Tensor:
+    """Compute a layer of plain recurrent cells from x (n, d), position by position; `states` receives each state."""
+    width = x.shape[1]
+    inner, outer = _weights(width, width, seed=layer), _weights(width, width, seed=layer + 1)
+    state, outputs = torch.zeros(width, dtype=x.dtype), list[Tensor]()
+    for row in x:
+        state = torch.tanh(row @ inner + state @ outer)
+        outputs.append(state)
+    if states is not None:
+        states += outputs
+    return torch.stack(outputs)
+
+
+def _weights(*shape: int, seed: int) -> Tensor:
+    weights = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return weights / math.sqrt(math.prod(shape[1:]))
+
+
+def _timed(compute: Callable[[Tensor], object], *shape: int) -> Callable[[], object]:
+    x = torch.randn(*shape)
+    return lambda: compute(x)
+
+
+def _timed_recurrence(n: int, d: int) -> Callable[[], object]:
+    return _timed(nn.RNN(d, d, batch_first=True), 1, n, d)
+
+
+_WIDTH = 8  # of layers whose paths are measured
+
+
+def path_length(layer: LayerType, n: int) -> int:
+    """Return the number of layers, or of recurrent steps, on the path from the first input to the last output.
+
+    Layers are stacked until the gradient of the last of n outputs by the first input is not zero. Within a recurrent
+    layer, the states that the gradient passes are counted.
+    """
+    x = torch.randn(n, _WIDTH, generator=torch.Generator().manual_seed(n), dtype=torch.float64, requires_grad=True)
+    if layer.run is run_recurrent:
+        states: list[Tensor] = []
+        run_recurrent(x, 0, states)
+        gradients = torch.autograd.grad(states[-1].sum(), states)
+        return sum(bool(gradient.any()) for gradient in gradients)
+    output = x
+    for depth in range(n):
+        output = layer.run(output, depth)
+        (gradient,) = torch.autograd.grad(output[-1].sum(), x, retain_graph=True)
+        if gradient[0].any():
+            return depth + 1
+    return n
+
+
+def chain_length(output: Tensor) -> int:
+    """Return the number of recorded operations on the longest chain that leads to a tensor."""
+    root: Any = output.grad_fn
+    lengths: dict[Any, int] = {}
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        before = [one for one, _ in node.next_functions if one is not None]
+        missing = [one for one in before if one not in lengths]
+        if missing:
+            waiting += missing
+            continue
+        lengths[node] = 1 + max((lengths[one] for one in before), default=0)
+        waiting.pop()
+    return lengths[root]
+
+
+def _chain_of(layer: LayerType, n: int) -> int:
+    return chain_length(layer.run(torch.randn(n, _WIDTH, dtype=torch.float64, requires_grad=True), 0))
+
+
+_REPETITIONS = 7
+
+
+def _milliseconds(run: Callable[[], object]) -> float:
+    """Return the median processor time of a computation in this thread, in milliseconds."""
+    run()
+    times = []
+    for _ in range(_REPETITIONS):
+        before = time.thread_time()
+        run()
+        times.append(time.thread_time() - before)
+    return 1e3 * statistics.median(times)
+
+
+def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
+    """Return the exponent of the power of the size that fits the times best."""
+    xs, ys = ([math.log(value) for value in values] for values in (sizes, times))
+    return statistics.linear_regression(xs, ys).slope
+
+
+@torch.no_grad()
+def _times(layer: LayerType, lengths: Sequence[int], widths: Sequence[int]) -> tuple[list[float], list[float]]:
+    by_length = [_milliseconds(layer.timed(n, widths[0])) for n in lengths]
+    return by_length, [by_length[0], *(_milliseconds(layer.timed(lengths[0], d)) for d in widths[1:])]
+
+
+def _measure(
+    layer: LayerType, lengths: Sequence[int], timed_lengths: Sequence[int], timed_widths: Sequence[int]
+) -> tuple[Cell, ...]:
+    by_length, by_width = _times(layer, timed_lengths, timed_widths)
+    exponents = _exponent(timed_lengths, by_length), _exponent(timed_widths, by_width)
+    return (
+        layer.name,
+        layer.complexity,
+        layer.sequential,
+        layer.path,
+        "/".join(str(path_length(layer, n)) for n in lengths),
+        "/".join(str(_chain_of(layer, n)) for n in lengths),
+        f"n^{exponents[0]:.1f} · d^{exponents[1]:.1f}",
+        by_length[-1],
+        by_width[-1],
+    )
+
+
+# --- Table 2: training cost ---
+
+
+class PublishedModel(NamedTuple):
+    """A row of Table 2: BLEU on newstest2014 and training cost in floating-point operations, as printed."""
+
+    name: str
+    en_de: float | None
+    en_fr: float | None
+    en_de_flops: float | None
+    en_fr_flops: float | None
+
+
+TABLE_2 = (
+    PublishedModel("ByteNet", 23.75, None, None, None),
+    PublishedModel("Deep-Att + PosUnk", None, 39.2, None, 1.0e20),
+    PublishedModel("GNMT + RL", 24.6, 39.92, 2.3e19, 1.4e20),
+    PublishedModel("ConvS2S", 25.16, 40.46, 9.6e18, 1.5e20),
+    PublishedModel("MoE", 26.03, 40.56, 2.0e19, 1.2e20),
+    PublishedModel("Deep-Att + PosUnk Ensemble", None, 40.4, None, 8.0e20),
+    PublishedModel("GNMT + RL Ensemble", 26.30, 41.16, 1.8e20, 1.1e21),
+    PublishedModel("ConvS2S Ensemble", 26.36, 41.29, 7.7e19, 1.2e21),
+    PublishedModel("Transformer (base model)", 27.3, 38.1, 3.3e18, 3.3e18),
+    PublishedModel("Transformer (big)", 28.4, 41.8, 2.3e19, 2.3e19),
+)
+_P100_FLOPS = 9.5e12  # sustained single precision, footnote 5 of the paper
+_GPUS = 8
+_HOURS = {"paper-base": 12.0, "paper-big": 3.5 * 24}
+_STEPS = {"paper-base": 100_000, "paper-big": 300_000}
+_STEP_TOKENS, _VOCABULARY = 25_000, 37_000
+
+
+def training_flops(preset: str) -> float:
+    """Return the floating-point operations of the matrix multiplications of a run of the paper.
+
+    They are 6 for each weight and token, forward and backward, with 25,000 tokens a side in each step. Attention scores
+    and attention's weighted sums, which depend on the lengths, are left out.
+    """
+    return 6.0 * count_multiplied_weights(PRESETS[preset], _VOCABULARY) * _STEP_TOKENS * _STEPS[preset]
+
+
+def measure_flops(size: int = 1_024) -> float:
+    """Return the float32 operations a second of a square matrix multiplication with PyTorch's threads.
+
+    Processor time is measured, so that other programs do not count.
+    """
+    one, other = torch.randn(size, size), torch.randn(size, size)
+    one @ other
+    times = []
+    for _ in range(_REPETITIONS):
+        before = time.process_time()
+        one @ other
+        times.append(time.process_time() - before)
+    return 2.0 * size**3 / statistics.median(times) * torch.get_num_threads()
+
+
+def training_costs(model: str | None = None, bleu: float | None = None, scores: Sequence[str] = ()) -> PaperReport:
+    """Return Table 2 of the paper, with the arithmetic of its training costs and the days that this machine would need.
+
+    The days are a lower limit: they assume matrix multiplications at full speed and nothing else.
+
+    Args:
+        model: the name of a model that was trained here; None: the paper's rows alone.
+        bleu: its BLEU on a test set of yours.
+        scores: lines that describe the score, with its signature.
+    """
+    speed = measure_flops()
+    notes = [f"This machine multiplies matrices with {speed / 1e9:,.0f} Gflop/s in float32."]
+    for preset, hours in _HOURS.items():
+        paper = hours * 3_600 * _GPUS * _P100_FLOPS
+        counted = training_flops(preset)
+        notes.append(
+            f"{preset}: the paper's {hours:g} hours × {_GPUS} GPUs × 9.5 Tflop/s = {paper:.1e}; its matrix "
+            f"multiplications have {counted:.1e} ({counted / paper:.0%}), here at least "
+            f"{counted / speed / 86_400:,.0f} days."
+        )
+    return PaperReport(
+        title="Table 2: BLEU on newstest2014 and training cost in floating-point operations, as the paper reports them",
+        columns=("model", "EN-DE", "EN-FR", "cost EN-DE", "cost EN-FR"),
+        rows=(
+            *(tuple(row) for row in TABLE_2),
+            *([] if model is None else [(f"{model}, here, on your test set", bleu, None, None, None)]),
+        ),
+        notes=(
+            *notes,
+            *([] if model is None else ["BLEU of another test set cannot be compared with the paper's.", *scores]),
+        ),
+    )
