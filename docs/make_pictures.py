@@ -23,7 +23,15 @@ from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.causal import ablate, patch_activations
 from transduce.inspection.plots import save_chart
-from transduce.inspection.plots_runs import plot_attention, plot_positions, plot_schedules
+from transduce.inspection.plots_runs import (
+    plot_activations,
+    plot_attention,
+    plot_masks,
+    plot_positions,
+    plot_rotation,
+    plot_schedules,
+    plot_training,
+)
 from transduce.inspection.sentence import inspect_sentence
 from transduce.search.settings import SearchSettings
 from transduce.serving.app import Application
@@ -59,9 +67,13 @@ def main() -> None:
         plot_attention(attention_maps(translator, SENTENCE), kind="memory", layer=None), PICTURES / "attention.png"
     )
     save_chart(plot_positions(length=100, d_model=128), PICTURES / "positions.png")
+    save_chart(plot_rotation(length=40, d_k=64), PICTURES / "rotation.png")
+    save_chart(plot_masks(length=12, padding=3), PICTURES / "masks.png")
+    save_chart(plot_activations(), PICTURES / "activations.png")
+    save_chart(plot_training([folder]), PICTURES / "training.png")
     schedules = plot_schedules(schedules=["inverse-sqrt"], warmups=[2000, 4000, 8000], widths=[512], steps=20_000)
     save_chart(schedules, PICTURES / "schedule.png")
-    longer = inspect_sentence(translator, LONGER_SENTENCE, search=SearchSettings())
+    longer = inspect_sentence(translator, LONGER_SENTENCE, search=SearchSettings(), attributions=True)
     take_screenshots(longer.to_html(), translator)
     for picture in sorted(PICTURES.glob("*.png")):
         size = picture.stat().st_size
@@ -127,7 +139,8 @@ def point_at_word(page: "Page") -> None:
 def try_another_word(page: "Page") -> None:
     """Translate a sentence, and show the translation with another verb."""
     page.locator("#text").fill(SENTENCE)
-    page.get_by_role("row", name="_bought").get_by_role("button").click()
+    page.locator(".piece").nth(1).click()
+    page.locator(".candidates tr").nth(1).get_by_role("button").click()
     page.locator(".comparison").wait_for()
     page.locator(".word").nth(2).hover()
 

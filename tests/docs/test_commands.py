@@ -213,6 +213,20 @@ def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> 
             exec(compile(re.sub('"▁(?:bought|ate)"', repr(known), code), "views.md", "exec"), namespace)
 
 
+def test_the_gallery_s_commands_draw_its_pictures(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    page, chinese = ((DOCS / name).read_text("utf-8") for name in ("gallery.md", "zh/gallery.md"))
+    lines = [line for block in code_blocks(page) for line in command_lines(block)]
+    assert lines == [line for block in code_blocks(chinese) for line in command_lines(block)]
+    for line in lines:
+        run_line(line, monkeypatch)
+    pictures = re.findall(r"pictures/(\w+\.png)", page)
+    assert len(pictures) == len(lines)
+    for picture in pictures:
+        assert (DOCS / "pictures" / picture).is_file()
+        assert (demonstration / picture).is_file()
+
+
 def test_the_paper_is_reproduced_in_small(
     demonstration: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,7 +241,7 @@ def test_the_paper_is_reproduced_in_small(
     (demonstration / "text.en").write_text((text / "train.en").read_text("utf-8") * 20, "utf-8")  # for 1,024 tokens
     tiny = {f"model.{name}": size for name, size in sizes.items()} | {"tokenizer.vocabulary_size": 400}
     monkeypatch.setattr(paper, "SMALL_BASE", paper.SMALL_BASE | tiny)
-    monkeypatch.setattr(paper, "SMALLEST_BASE", paper.SMALLEST_BASE | tiny | {"tokenizer.vocabulary_size": 1_000})
+    monkeypatch.setattr(paper, "SMALLEST_BASE", paper.SMALLEST_BASE | tiny)
     monkeypatch.setattr(paper, "QUICK_VARIATIONS", ("base",))
     monkeypatch.setattr(paper, "generate", lambda: corpus)
     monkeypatch.setattr(paper, "_TREES", {"train": 60, "dev": 6, "test": 6})

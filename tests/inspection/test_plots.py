@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps
-from transduce.inspection.plots import Chart, Curves, HeatMap, curve, draw_chart, render_chart, save_chart
+from transduce.inspection.plots import Chart, Curves, HeatMap, _upright, curve, draw_chart, render_chart, save_chart
 from transduce.inspection.plots_runs import (
     group_by_length,
     plot_activations,
@@ -93,9 +93,10 @@ def test_schedules_are_equation_3() -> None:
 def test_activations_and_their_slopes() -> None:
     values, slopes = curves(plot_activations()), curves(plot_activations(), 1)
     by_name = {each.name: each for each in values.curves}
-    assert np.allclose(by_name["relu"].y, np.maximum(by_name["relu"].x, 0.0))
-    exact = [x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in by_name["gelu"].x]
-    assert np.allclose(by_name["gelu"].y, exact)
+    relu, gelu = by_name["relu"], by_name["gelu"]
+    assert np.allclose(relu.y, np.maximum(relu.x, 0.0))
+    assert np.allclose(gelu.y, [x * 0.5 * (1 + math.erf(x / math.sqrt(2))) for x in gelu.x])
+    assert gelu.dashed != by_name["gelu-tanh"].dashed  # both visible, though they nearly coincide
     for value, slope in zip(values.curves, slopes.curves, strict=True):
         inner = slice(150, 190)  # away from the kink of relu
         assert np.allclose(np.gradient(value.y, value.x)[inner], slope.y[inner], atol=1e-3)
@@ -131,18 +132,24 @@ def test_losses_and_bleu_of_two_runs(tmp_path: Path) -> None:
         {"event": "validation", "step": 20, "loss": 3.0},
     )
     second = write_run(tmp_path / "b", {"event": "train", "step": 5, "loss": 6.0})
-    training, dev, bleu = (curves(plot_training([first, second]), number) for number in range(3))
-    assert [each.name for each in training.curves] == ["a", "b"]
-    assert [each.y.tolist() for each in training.curves] == [[5.0], [6.0]]
-    assert dev.curves[0].x.tolist() == [10.0, 20.0]
+    loss, bleu = (curves(plot_training([first, second]), number) for number in range(2))
+    assert [each.name for each in loss.curves] == ["a: training", "a: dev", "b: training"]
+    assert [each.y.tolist() for each in loss.curves] == [[5.0], [4.0, 3.0], [6.0]]
+    # The color is the run, and dashes are training.
+    assert [(each.color, each.dashed, each.marked) for each in loss.curves] == [
+        (0, True, False),
+        (0, False, True),
+        (1, True, False),
+    ]
     assert (bleu.curves[0].x.tolist(), bleu.curves[0].y.tolist()) == ([10.0], [3.5])
-    assert len(bleu.curves[1].x) == 0
+    assert [each.name for each in bleu.curves] == ["a"]
 
 
 def test_a_real_runs_metrics_are_read(trained: Path) -> None:
-    training, dev, bleu = (curves(plot_training([trained]), number) for number in range(3))
-    assert training.curves[0].x.tolist() == list(range(5, 81, 5))
-    assert dev.curves[0].x.tolist() == bleu.curves[0].x.tolist() == [20.0, 40.0, 60.0, 80.0]
+    loss, bleu = (curves(plot_training([trained]), number) for number in range(2))
+    assert [each.name for each in loss.curves] == ["training", "dev"]
+    assert loss.curves[0].x.tolist() == list(range(5, 81, 5))
+    assert loss.curves[1].x.tolist() == bleu.curves[0].x.tolist() == [20.0, 40.0, 60.0, 80.0]
 
 
 def test_a_report_of_steps_that_learnt_nothing_is_left_out(tmp_path: Path) -> None:
@@ -284,6 +291,20 @@ def test_chinese_characters_are_drawn_or_their_lack_is_said(tmp_path: Path) -> N
     with_glyph = (tmp_path / "a.svg").read_text("utf-8")
     # In an SVG each glyph is an outline under the name of its font and character.
     assert "CJK" in with_glyph or "-732b" in with_glyph.lower()
+
+
+def test_chinese_names_of_columns_stand_upright() -> None:
+    pytest.importorskip("matplotlib")
+    assert _upright("▁昨天") == "▁\n昨\n天"
+    assert _upright("▁apples$") == "▁apples\\$"
+
+
+def test_titles_are_in_the_language_of_messages() -> None:
+    with use_ui_language("zh"):
+        drawn = draw_chart(plot_positions(length=8, d_model=4))
+    assert "正弦位置编码" in drawn
+    assert "维度" in drawn
+    assert "Sinusoidal" in draw_chart(plot_positions(length=8, d_model=4))
 
 
 def test_without_a_font_for_chinese_the_picture_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

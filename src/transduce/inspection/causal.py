@@ -56,11 +56,11 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         cells = [[form.format(round(factor * value, digits) + 0.0) for value in row] for row in self.values]
         return f"{self.title}\n{draw_cells(self.rows, self.columns, cells)}"
 
-    def panel(self, least: float, most: float, title: str | None = None) -> HeatMap:
-        """Return the table as a heat map whose shades span the numbers from `least` to `most`."""
+    def panel(self, least: float, most: float, note: str = "") -> HeatMap:
+        """Return the table as a heat map whose shades span the numbers from `least` to `most`, with a note below."""
         return HeatMap(
-            title=title or self.title,
-            x_label="",
+            title=self.title,
+            x_label=note,
             y_label="",
             values=np.array(self.values, dtype=np.float64),
             least=least,
@@ -127,11 +127,11 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([head, *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps; the darkest shade of layers and that of heads are in the titles."""
+        """Return the tables as heat maps; the darkest shade of layers and that of heads are noted below."""
         panels = []
         for grids in (self.layers, self.heads):
             most = _largest(grids)
-            panels += [grid.panel(-most, most, f"{grid.title} (dark: {most:.2g} nats)") for grid in grids]
+            panels += [grid.panel(-most, most, f"dark: {most:.2g} nats") for grid in grids]
         return Chart(tuple(panels))
 
 

@@ -31,6 +31,12 @@ class Curve(msgspec.Struct, frozen=True):
     name: str
     x: Numbers
     y: Numbers
+    color: int | None = None
+    """Number of the color; None: the curve's number in its panel. Curves of one thing share a color."""
+    dashed: bool = False
+    """True to draw dashes, which also leave a curve below them visible."""
+    marked: bool = False
+    """True to mark each point, for curves with few points."""
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +47,7 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
     y_label: str
     curves: tuple[Curve, ...]
     marked: bool = False
-    """True to mark each point, for curves with few points."""
+    """True to mark each point of every curve."""
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +86,9 @@ class Chart(msgspec.Struct, frozen=True):
     """Maximum number of panels in a row."""
 
 
-def curve(name: str, x: Any, y: Any) -> Curve:
-    """Return a curve whose coordinates are anything that NumPy can convert to an array."""
-    return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
+    """Return a curve whose coordinates are anything that NumPy can convert to an array; `look` are its other fields."""
+    return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), **look)
 
 
 def texts(chart: Chart) -> list[str]:
@@ -241,9 +247,17 @@ def _metadata_without_date(format: str) -> dict[str, None]:
 
 def _plot_curves(axes: Any, panel: Curves) -> None:
     for number, each in enumerate(panel.curves):
-        # Later curves are thinner, so that an earlier curve under them remains visible on both sides.
-        width = max(1.2, 2.6 - 0.5 * number) if len(panel.curves) > 1 else 1.8
-        axes.plot(each.x, each.y, label=each.name, linewidth=width, marker="o" if panel.marked else None, markersize=4)
+        axes.plot(
+            each.x,
+            each.y,
+            label=each.name,
+            color=f"C{number if each.color is None else each.color}",
+            linewidth=1.8,
+            linestyle=(0, (4, 2.5)) if each.dashed else "-",
+            zorder=3 if each.dashed else 2,
+            marker="o" if panel.marked or each.marked else None,
+            markersize=4,
+        )
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     axes.grid(alpha=0.25)
     if len(panel.curves) > 1:
@@ -301,7 +315,11 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
     for spine in axes.spines.values():
         spine.set_visible(True)
     if panel.column_names and len(panel.column_names) <= _MAX_NAMES:
-        axes.set_xticks(range(len(panel.column_names)), map(_visible, panel.column_names), rotation=90)
+        axes.set_xticks(range(len(panel.column_names)), map(_upright, panel.column_names), rotation=90)
+        for label, name in zip(axes.get_xticklabels(), panel.column_names, strict=True):
+            if unspaced_characters(name):
+                label.set_rotation(0)
+                label.set_linespacing(1.0)
     if panel.row_names and len(panel.row_names) <= _MAX_NAMES:
         axes.set_yticks(range(len(panel.row_names)), map(_visible, panel.row_names))
     if with_bar:
@@ -309,8 +327,13 @@ def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) ->
 
 
 def _visible(token: str) -> str:
-    """Return a token in readable form: many fonts draw ▁ as a heavy block, and $ would start a formula."""
-    return token.replace("▁", "_").replace("$", r"\$")
+    """Return a token without the sign $, which would start a formula."""
+    return token.replace("$", r"\$")
+
+
+def _upright(token: str) -> str:
+    """Return the name of a column; characters of scripts without spaces stand one below another."""
+    return "\n".join(_visible(token)) if unspaced_characters(token) else _visible(token)
 
 
 def _font_families(chart: Chart) -> list[str]:

@@ -17,6 +17,7 @@ from transduce.model.masks import look_ahead_mask, padding_mask, target_mask
 from transduce.model.positions import RotaryPositions, sinusoids
 from transduce.text.word_spans import split_words
 from transduce.training.schedule import ScheduleName, learning_rate, paper_peak
+from transduce.ui_language import localized
 
 _MAX_GROUPS = 6
 _MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
@@ -39,31 +40,33 @@ def plot_training(runs: Sequence[Path]) -> Chart:
         TransduceError: a folder has no `metrics.jsonl`, or it is damaged.
     """
     lines = {name: _read_metrics(run) for name, run in zip(unique_suffixes(runs), runs, strict=True)}
+    losses, bleu = list[Curve](), list[Curve]()
+    for color, (name, run_lines) in enumerate(lines.items()):
+        prefix = f"{name}: " if len(lines) > 1 else ""
+        for event, label in (("train", localized("training")), ("validation", localized("dev"))):
+            is_dev = event == "validation"
+            found = _curve_of(f"{prefix}{label}", run_lines, event, "loss", color)
+            losses.append(msgspec.structs.replace(found, dashed=not is_dev, marked=is_dev))
+        bleu.append(_curve_of(name, run_lines, "validation", "bleu", color))
     panels = [
-        Curves(
-            title=title,
-            x_label="step",
-            y_label=label,
-            curves=tuple(_curve_of(name, run_lines, event, field) for name, run_lines in lines.items()),
-            marked=event == "validation",
-        )
-        for title, label, event, field in (
-            ("Training loss", "nats per token", "train", "loss"),
-            ("Dev loss", "nats per token", "validation", "loss"),
-            ("Dev BLEU", "BLEU", "validation", "bleu"),
-        )
+        Curves(title=localized("Loss"), x_label="step", y_label="nats per token", curves=tuple(losses)),
+        Curves(title="Dev BLEU", x_label="step", y_label="BLEU", curves=tuple(bleu), marked=True),
     ]
-    shown = [panel for panel in panels if any(len(run_lines.x) for run_lines in panel.curves)]
+    shown = [
+        msgspec.structs.replace(panel, curves=tuple(each for each in panel.curves if len(each.x)))
+        for panel in panels
+        if any(len(each.x) for each in panel.curves)
+    ]
     if not shown:
         raise TransduceError(f"{runs[0]} has no measurements yet: let the run go on until its first report.")
     return Chart(tuple(shown))
 
 
-def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str) -> Curve:
+def _curve_of(name: str, lines: Sequence[_Line], event: str, field: str, color: int) -> Curve:
     chosen = [line for line in lines if line.event == event]
     values = [(line.step, line.bleu if field == "bleu" else line.loss) for line in chosen]
     points = [(step, value) for step, value in values if value is not None]
-    return curve(name, [step for step, _ in points], [value for _, value in points])
+    return curve(name, [step for step, _ in points], [value for _, value in points], color=color)
 
 
 def _read_metrics(run: Path) -> list[_Line]:
@@ -355,15 +358,22 @@ def plot_schedules(
 def plot_activations() -> Chart:
     """Return a chart of the activation functions of feed-forward layers, and of their derivatives."""
     x = torch.linspace(-4.0, 4.0, _POINTS, dtype=torch.float64, requires_grad=True)
-    values, slopes = [], []
+    values, slopes = list[Curve](), list[Curve]()
     for name, function in ACTIVATIONS.items():
         y = function(x)
         (slope,) = torch.autograd.grad(y.sum(), x)
-        values.append(curve(name, x.detach().numpy(), y.detach().numpy()))
-        slopes.append(curve(name, x.detach().numpy(), slope.numpy()))
+        # Every second curve has dashes, which leave the one below visible: gelu and gelu-tanh differ by 0.0005.
+        look = {"dashed": len(values) % 2 == 1}
+        values.append(curve(name, x.detach().numpy(), y.detach().numpy(), **look))
+        slopes.append(curve(name, x.detach().numpy(), slope.numpy(), **look))
     return Chart(
         (
-            Curves(title="Activation functions", x_label="input", y_label="output", curves=tuple(values)),
+            Curves(
+                title="Activation functions",
+                x_label="input",
+                y_label="output",
+                curves=tuple(values),
+            ),
             Curves(title="Their slopes", x_label="input", y_label="slope", curves=tuple(slopes)),
         )
     )
