@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
     from transduce.training.lora import merge as merge_lora
-    from transduce.ui_language import set_ui_language
+    from transduce.ui_language_choice import set_ui_language
 
 __all__ = [
     "Ablation",
@@ -329,7 +329,7 @@ _DEFINED_IN = {
     "register": "transduce.model.build",
     "replace_word": "transduce.inspection.interventions",
     "save": "transduce.model_folder.write",
-    "set_ui_language": "transduce.ui_language",
+    "set_ui_language": "transduce.ui_language_choice",
     "score": "transduce.evaluation.scores",
     "train": "transduce.tasks.train",
     "translate_document": "transduce.documents.translate",

@@ -6,10 +6,8 @@ message with fields is found by its fixed parts; what stands between them are th
 Machine-readable output, exceptions' types and the server's answers stay English.
 """
 
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -27,53 +25,14 @@ _SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in thi
 _state = {"language": "en"}
 
 
-def set_ui_language(language: str) -> None:
-    """Set the language of messages: error messages, progress, reports, and titles of plots.
-
-    Commands take `--ui-language` instead. A notebook calls this function once, after `import transduce`.
-
-    Args:
-        language: "en", "zh", or "auto" for the language that the environment sets, as for a command.
-
-    Raises:
-        TransduceError: the language is none of these.
-    """
-    if language != "auto" and language not in LANGUAGES:
-        from transduce.errors import TransduceError
-
-        raise TransduceError(
-            f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}: choose one of these."
-        )
-    _state["language"] = language_of_environment(os.environ) if language == "auto" else language
-
-
 def ui_language() -> str:
     """Return the language of messages: "en", or "zh" after `set_ui_language` or in a command that sets it."""
     return _state["language"]
 
 
-def language_of_environment(environment: Mapping[str, str]) -> str:
-    """Return the language that the environment sets, in the order of POSIX; TRANSDUCE_LANGUAGE precedes the locale."""
-    for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
-        if environment.get(name):
-            code = environment[name].replace("-", "_").partition("_")[0].partition(".")[0].lower()
-            return code if code in LANGUAGES else "en"
-    return "en"
-
-
-@contextmanager
-def use_ui_language(language: str) -> Iterator[None]:
-    """Set the language of messages for a `with` block.
-
-    Raises:
-        TransduceError: there are no messages in the language.
-    """
-    before = ui_language()
-    set_ui_language(language)
-    try:
-        yield
-    finally:
-        _state["language"] = before
+def select_catalogue(language: str) -> None:
+    """Show messages in one of `LANGUAGES` from now on; `set_ui_language` checks what users pass."""
+    _state["language"] = language
 
 
 def localized(text: str) -> str:

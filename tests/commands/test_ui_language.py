@@ -16,7 +16,8 @@ import transduce
 from transduce import ui_language
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
-from transduce.ui_language import CATALOGUES, Catalogue, language_of_environment, localized, use_ui_language
+from transduce.ui_language import CATALOGUES, Catalogue, localized
+from transduce.ui_language_choice import language_of_environment, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
 _MOST_UNTRANSLATED = 100

@@ -28,7 +28,7 @@ from transduce.inspection.sentence_view import (
 )
 from transduce.model.build import build_model
 from transduce.search.settings import SamplingSettings, SearchSettings
-from transduce.ui_language import use_ui_language
+from transduce.ui_language_choice import use_ui_language
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

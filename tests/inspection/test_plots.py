@@ -26,7 +26,7 @@ from transduce.inspection.plots_runs import (
     plot_training,
     unique_suffixes,
 )
-from transduce.ui_language import use_ui_language
+from transduce.ui_language_choice import use_ui_language
 
 
 def heat_map(chart: Chart, number: int = 0) -> HeatMap:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from transduce.search.beam import Beam, BeamSearch
-from transduce.search.constraints import ConstrainedSelection, Edges, Phrase, PhraseMatcher, Progress, allocate
+from transduce.search.constraints import (
+    ConstrainedSelection,
+    Phrase,
+    PhraseMatcher,
+    Progress,
+    WordContinuations,
+    allocate,
+)
 from transduce.search.scorer import Bounds, Hypothesis, run
 
 START, END = 0, 1
@@ -67,7 +74,9 @@ def test_any_way_to_write_a_phrase_will_do() -> None:
 
 def test_a_phrase_whose_last_word_goes_on_is_not_met() -> None:
     """5 is `tea`, 6 `cher`, 7 `s`, 8 another word."""
-    matcher = PhraseMatcher([((5,), (5, 7))], Edges(continuing=frozenset((6, 7)), within=frozenset((5, 6, 7))))
+    matcher = PhraseMatcher(
+        [((5,), (5, 7))], WordContinuations(continuing=frozenset((6, 7)), within=frozenset((5, 6, 7)))
+    )
     unmet = {written: follow(matcher, list(written)).unmet for written in ((5,), (5, 8), (5, 6), (5, 7), (5, 7, 8))}
     assert unmet == {(5,): set(), (5, 8): set(), (5, 6): {0}, (5, 7): set(), (5, 7, 8): set()}
     assert follow(matcher, [5, 7, 6]).unmet == {0}

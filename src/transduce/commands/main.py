@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning
-from transduce.ui_language import LANGUAGES, localized, set_ui_language, ui_language, use_ui_language
+from transduce.ui_language import LANGUAGES, localized, ui_language
+from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
 """The time at which the command started, before it imported what it needs."""

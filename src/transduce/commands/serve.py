@@ -17,7 +17,8 @@ from transduce.inspection.page import render_live_page
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.languages import LanguageProfiles, merge_profiles
-from transduce.ui_language import localized, set_ui_language
+from transduce.ui_language import localized
+from transduce.ui_language_choice import set_ui_language
 
 if TYPE_CHECKING:
     from transduce.inference.translator import Translator

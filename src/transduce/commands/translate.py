@@ -99,8 +99,8 @@ def add_text(parser: argparse.ArgumentParser) -> None:
         "--split-sentences",
         choices=get_args(SplitSentences),
         default="auto",
-        help="translate each sentence of a line by itself (default: auto, unless the model was trained on lines with "
-        "several sentences)",
+        help="translate each sentence of a line by itself; auto: unless the model was trained on lines with several "
+        "sentences",
     )
     group.add_argument(
         "--join-lines",

@@ -128,8 +128,8 @@ class DocumentMemory:
         self._sources: list[list[int]] = []
         self._targets: list[list[int]] = []
 
-    def forget(self) -> None:
-        """Forget the sentences of the document, because another document begins."""
+    def clear(self) -> None:
+        """Remove the sentences of the document, because another document begins."""
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:
@@ -139,7 +139,7 @@ class DocumentMemory:
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
-    def remember(self, part: Part, translation: str = "") -> None:
+    def append(self, part: Part, translation: str = "") -> None:
         """Append a sentence to the document, and its translation if the model reads translations."""
         if part.is_empty:
             return

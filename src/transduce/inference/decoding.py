@@ -20,7 +20,7 @@ from transduce.inference.batch_invariance import (
     common_padded_length,
 )
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
-from transduce.inference.phrases import forbid_texts, word_edges
+from transduce.inference.phrases import forbid_texts, word_continuations
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
 from transduce.inference.scorers import ContinuingScorer, TransformerScorer
 from transduce.model.backend import (
@@ -640,8 +640,10 @@ def _selection(
 ) -> Selection:
     eos_id = vocabulary.eos_id
     if any(phrases):
-        edges = word_edges(vocabulary)
-        return ConstrainedSelection(phrases, max_lengths=longest, beam_size=width, eos_id=eos_id, edges=edges)
+        continuations = word_continuations(vocabulary)
+        return ConstrainedSelection(
+            phrases, max_lengths=longest, beam_size=width, eos_id=eos_id, continuations=continuations
+        )
     if search.diverse_groups == 1:
         return BestSelection(beam_size=width, eos_id=eos_id)
     return DiverseSelection(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.search.constraints import Edges, Phrase
+from transduce.search.constraints import Phrase, WordContinuations
 from transduce.search.rules import Forbid, Rule
 from transduce.text.glossary import is_spaced_word_character
 from transduce.text.vocabulary import Vocabulary
@@ -47,10 +47,10 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 
 @lru_cache(maxsize=16)
-def word_edges(vocabulary: Vocabulary) -> Edges:
+def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
     """Return the tokens that continue a word and those that end inside a word, which exist in scripts with spaces."""
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
-    return Edges(
+    return WordContinuations(
         continuing=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[0])),
         within=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[-1])),
     )

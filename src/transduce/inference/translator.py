@@ -94,9 +94,9 @@ class _Histories:
         result = []
         for is_first, part in self._in_order(parts):
             if is_first:
-                memory.forget()
+                memory.clear()
             result.append(memory.add_history(part))
-            memory.remember(part)
+            memory.append(part)
         return result
 
     def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
@@ -114,14 +114,14 @@ class _Histories:
             if is_first or not chains:
                 memory = copy.copy(self._memory)
                 if is_first:
-                    memory.forget()
+                    memory.clear()
                 chains.append((memory, []))
             chains[-1][1].append(part)
         for number in range(max((len(chain) for _, chain in chains), default=0)):
             active = [(memory, chain[number]) for memory, chain in chains if number < len(chain)]
             yield [memory.add_history(part) for memory, part in active]
             for memory, part in active:
-                memory.remember(part, translations[part.key].text if part.key in translations else "")
+                memory.append(part, translations[part.key].text if part.key in translations else "")
 
     def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
         """Yield the parts, and whether each begins a document."""
@@ -710,7 +710,7 @@ class Translator:
         earlier = documents.before[-self.context.before :] if documents is not None and continues[:1] == [True] else ()
         for text, translation in earlier:
             for part in encode_parts(self._segment([text], settings, None), self.tokenizer.source):
-                memory.remember(part, translation)
+                memory.append(part, translation)
         return _Histories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:

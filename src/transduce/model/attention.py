@@ -194,7 +194,7 @@ class MultiHeadAttention(Component):
         weights_out: list[Tensor] | None,
     ) -> Tensor:
         """Compute attention of each query head to its key/value head, by the configured score function."""
-        compute: Attend = attend if self.score is None else self.score
+        compute: AttentionFunction = attend if self.score is None else self.score
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
         return compute(query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
@@ -352,7 +352,7 @@ class DecoderCache:
 # --- other scores, and hard attention ---
 
 
-class Attend(Protocol):
+class AttentionFunction(Protocol):
     """A protocol for functions that compute attention: queries, keys and values to outputs (B, H, Q, V)."""
 
     def __call__(
@@ -489,7 +489,7 @@ def block_length(radius: int) -> int:
 
 
 def attend_in_window(
-    attend: Attend,
+    attend: AttentionFunction,
     query: Tensor,
     key: Tensor,
     value: Tensor,

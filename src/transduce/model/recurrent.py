@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from transduce.model.attention import Attend, AttentionTrace, attend, build_score
+from transduce.model.attention import AttentionFunction, AttentionTrace, attend, build_score
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import Dropout
@@ -52,7 +52,7 @@ class MemoryAttention(nn.Module):
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
         """Compute attention of states (B, Q, D) to the memory (B, S, D), (B, Q, D); the weights are (B, 1, Q, S)."""
-        compute: Attend = attend if self.score is None else self.score
+        compute: AttentionFunction = attend if self.score is None else self.score
         query = self.query(states)[:, None]  # (B, 1, Q, D)
         found = compute(
             query, keys[:, None], memory[:, None], mask, dropout=self.dropout, weights_out=weights_out
@@ -91,7 +91,7 @@ class PastAttention(nn.Module):
         Returns:
             (N, D or 2 D).
         """
-        compute: Attend = attend if self.score is None else self.score
+        compute: AttentionFunction = attend if self.score is None else self.score
         query = (self.from_input(x) + self.from_average(average))[:, None, None]  # (N, 1, 1, D)
         keys, values = self.key(states)[:, None], values[:, None]  # (N, 1, t, D or 2 D)
         return compute(query, keys, values, dropout=self.dropout, weights_out=weights_out)[:, 0, 0]

@@ -20,7 +20,7 @@ Phrase = tuple[tuple[int, ...], ...]
 """Alternative token sequences of one phrase; a hypothesis needs any one of them."""
 
 
-class Edges(NamedTuple):
+class WordContinuations(NamedTuple):
     """The tokens that continue a word or may be continued, in scripts with spaces.
 
     Search uses them to know whether a phrase ends at the end of a word.
@@ -46,9 +46,9 @@ class Progress(NamedTuple):
 class PhraseMatcher:
     """A matcher that tracks hypotheses of one sentence through its phrases, token by token."""
 
-    def __init__(self, phrases: Sequence[Phrase], edges: Edges | None = None) -> None:
+    def __init__(self, phrases: Sequence[Phrase], continuations: WordContinuations | None = None) -> None:
         self.phrases = list(dict.fromkeys(phrases))
-        self.edges = edges or Edges()
+        self.continuations = continuations or WordContinuations()
         self.start = Progress(frozenset(range(len(self.phrases))), ())
         self._next: dict[tuple[Progress, int], Progress] = {}
         self._missing: dict[Progress, int] = {}
@@ -62,9 +62,9 @@ class PhraseMatcher:
 
     def _follow(self, progress: Progress, token: int) -> Progress:
         read = (*progress.tail, token)
-        before = progress.unmet | (progress.closing if token in self.edges.continuing else frozenset())
+        before = progress.unmet | (progress.closing if token in self.continuations.continuing else frozenset())
         met = {n for n, spelling in self._spellings(before) if read[-len(spelling) :] == spelling}
-        unmet, closing = before - met, frozenset(met if token in self.edges.within else ())
+        unmet, closing = before - met, frozenset(met if token in self.continuations.within else ())
         candidates = [spelling for _, spelling in self._spellings(unmet | closing)]
         tails = (read[start:] for start in range(len(read) + 1))
         tail = next(tail for tail in tails if not tail or any(_is_proper_prefix(s, tail) for s in candidates))
@@ -123,11 +123,11 @@ class ConstrainedSelection(Selection):
         max_lengths: Sequence[int],
         beam_size: int,
         eos_id: int,
-        edges: Edges | None = None,
+        continuations: WordContinuations | None = None,
     ) -> None:
         """Create a selection for N sentences from their phrases and their maximum lengths, including the end symbol."""
         self.matchers = {
-            sentence: PhraseMatcher(sentence_phrases, edges)
+            sentence: PhraseMatcher(sentence_phrases, continuations)
             for sentence, sentence_phrases in enumerate(phrases)
             if sentence_phrases
         }

@@ -1,0 +1,50 @@
+"""Choose the language of messages: by a call, by a command's option, or by the environment."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from transduce.errors import TransduceError
+from transduce.ui_language import LANGUAGES, select_catalogue, ui_language
+
+
+def set_ui_language(language: str) -> None:
+    """Set the language of messages: error messages, progress, reports, and titles of plots.
+
+    Commands take `--ui-language` instead. A notebook calls this function once, after `import transduce`.
+
+    Args:
+        language: "en", "zh", or "auto" for the language that the environment sets, as for a command.
+
+    Raises:
+        TransduceError: the language is none of these.
+    """
+    if language != "auto" and language not in LANGUAGES:
+        raise TransduceError(
+            f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}: choose one of these."
+        )
+    select_catalogue(language_of_environment(os.environ) if language == "auto" else language)
+
+
+def language_of_environment(environment: Mapping[str, str]) -> str:
+    """Return the language that the environment sets, in the order of POSIX; TRANSDUCE_LANGUAGE precedes the locale."""
+    for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        if environment.get(name):
+            code = environment[name].replace("-", "_").partition("_")[0].partition(".")[0].lower()
+            return code if code in LANGUAGES else "en"
+    return "en"
+
+
+@contextmanager
+def use_ui_language(language: str) -> Iterator[None]:
+    """Set the language of messages for a `with` block.
+
+    Raises:
+        TransduceError: there are no messages in the language.
+    """
+    before = ui_language()
+    set_ui_language(language)
+    try:
+        yield
+    finally:
+        select_catalogue(before)
