@@ -70,9 +70,15 @@ def read_lines(path: Path) -> list[str]:
         (
             "huggingface",
             [
-                *("README.md", "config.json", "generation_config.json", "manifest.json", "model.safetensors"),
-                *("sentencepiece.model", "settings.toml", "special_tokens_map.json", "tokenizer.json"),
-                *("tokenizer_config.json", "tokenizer_settings.json"),
+                *("README.md", "config.json", "generation_config.json", "language_profiles.json", "manifest.json"),
+                *(
+                    "model.safetensors",
+                    "sentencepiece.model",
+                    "settings.toml",
+                    "special_tokens_map.json",
+                    "tokenizer.json",
+                ),
+                *("tokenizer_config.json", "tokenizer_settings.json", "training_lines.json"),
             ],
         ),
     ],

@@ -1,11 +1,18 @@
 """Test default settings chosen from the corpus and the machine: values computed by hand, and their monotonicity."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+import transduce
 from transduce.machine import Machine, Precision
 from transduce.model.config import ModelConfig
+from transduce.search.settings import SearchSettings
+from transduce.tasks.kinds import translation
 from transduce.tasks.run.resolving import explain_decoding, predict_epochs
 from transduce.tasks.settings.reading import make_settings
 from transduce.training.choices import (
@@ -333,3 +340,43 @@ def test_the_account_tells_what_will_decode_the_model(changes: dict[str, Any], b
     (line,) = account.lines
     assert (line.name, line.value) == ("decoding kernels", backend)
     assert reason in line.reason
+
+
+@pytest.mark.parametrize(
+    ("short", "covering", "chosen"),
+    [
+        ((3.2, 31.9, 0.82), (4.4, 34.5, 1.0), True),
+        ((3.7, 22.1, 0.70), (3.4, 26.8, 1.0), True),
+        ((3.7, 22.1, 0.70), (3.1, 26.8, 1.0), False),  # BLEU falls too much
+        ((3.7, 22.1, 0.70), (4.1, 22.4, 0.8), False),  # chrF hardly rises
+        ((3.7, 22.1, 0.97), (4.1, 26.4, 1.0), False),  # translations are not too short
+    ],
+)
+def test_a_coverage_penalty_is_chosen_if_translations_are_too_short_without(
+    short: tuple[float, ...], covering: tuple[float, ...], chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report(values: tuple[float, ...]) -> dict[str, Any]:
+        bleu, chrf, brevity = values
+        return {"a": SimpleNamespace(bleu=Mock(value=bleu), chrf=Mock(value=chrf), brevity_penalty=brevity)}
+
+    monkeypatch.setattr(
+        translation, "score_dev", lambda _, __, search: report(covering if search.coverage_penalty else short)
+    )
+    search, reports, reason = translation.choose_search(Mock(), Mock(), SearchSettings(), report(short))
+    assert (search.coverage_penalty, bool(reason)) == ((0.2, True) if chosen else (0.0, False))
+    assert reports["a"].chrf.value == (covering if chosen else short)[1]
+
+
+def test_the_chosen_search_is_stored_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translation, "_FULL_LENGTH", 2.0)
+    monkeypatch.setattr(translation, "_MIN_CHRF_GAIN", -100.0)
+    monkeypatch.setattr(translation, "_MAX_BLEU_LOSS", 100.0)
+    lines = [f"{one} {other}" for one in "abcdefghijkl" for other in "abcdefghijkl"]
+    settings = {"model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2}}
+    options: dict[str, Any] = {"steps": 2, "threads": 1, "precision": "fp32", "languages": ("de", "en")}
+    pairs = list(zip(lines, lines[::-1], strict=True))
+    for name, search, penalty in (("default", {}, 0.2), ("set", {"search": {"beam_size": 2}}, 0.0)):
+        transduce.train(pairs=pairs, dev_pairs=pairs, **options, out=tmp_path / name, settings=settings | search)
+        assert transduce.load(tmp_path / name, task="translation").search.coverage_penalty == penalty
+        scores = json.loads((tmp_path / name / "dev_score.json").read_text("utf-8"))
+        assert scores["decoding"].get("coverage_penalty", 0.0) == penalty

@@ -199,6 +199,35 @@ def test_wrong_experiments_are_refused(tmp_path: Path, changes: dict[str, Any], 
         expand(make_experiment({"out": str(tmp_path), "variants": [{"name": "a"}]} | changes))
 
 
+def test_a_dry_run_names_missing_files_and_wrong_settings_of_every_variant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "train.de"
+    text.write_text("eins\n", "utf-8")
+    experiment = tmp_path / "experiment.toml"
+    here = f'data.source = ["{text}"]\ndata.target = ["{text}"]\nmodel.d_model = 16\nmodel.num_heads = 2\n'
+    experiment.write_text(
+        f'out = "{tmp_path / "out"}"\nseeds = [1, 2]\n[settings]\n{here}'
+        '[[variants]]\nname = "plain"\n'
+        '[[variants]]\nname = "heads"\nsettings.model.num_heads = 3\n'
+        '[[variants]]\nname = "typo"\nsettings.model.num_hedas = 3\n'
+        '[[variants]]\nname = "dev"\nsettings.data.dev_source = ["no.de"]\nsettings.data.dev_target = ["no.en"]\n'
+        '[[variants]]\nname = "base"\nsettings.init_from = "nowhere"\n'
+        '[test]\nsource = "test.de"\ntarget = "test.en"\n',
+        "utf-8",
+    )
+    assert main(["experiment", str(experiment), "--dry-run", "--device", "cpu"]) == 1
+    printed = capsys.readouterr()
+    assert "plain, seed 2: new" in printed.out
+    problems = printed.err.splitlines()
+    assert len(problems) == 7
+    assert problems[0].startswith("Variant `typo`: There is no setting `model.num_hedas`")
+    assert problems[1].startswith("Variant `heads`: `model.d_model` ")
+    assert problems[2] == "Variant `dev`: `data.dev_source` names no.de, which does not exist."
+    assert problems[4] == "Variant `base`: `init_from` names nowhere, which does not exist."
+    assert problems[5] == "`test.source` names test.de, which does not exist."
+
+
 # --- statistics -------------------------------------------------------------------------------------------------
 
 

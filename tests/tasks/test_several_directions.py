@@ -283,11 +283,56 @@ def test_the_server_offers_every_direction_of_a_model(trained: Path) -> None:
     assert one.translator("sun").text == models[1].translator("sun").text
 
 
+@pytest.mark.parametrize("to", ["huggingface", "ctranslate2", "onnx"])
+def test_an_export_translates_to_the_language_that_is_named(trained: Path, tmp_path: Path, to: str) -> None:
+    pytest.importorskip({"huggingface": "transformers", "ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[to])
+    out = tmp_path / "out"
+    lines = sentences(20, first=940)
+    report = transduce.export(
+        trained,
+        out,
+        to=to,
+        target_language="cs",
+        sources=lines,
+        references=translate_words(lines, IN_CZECH),
+        threads=1,
+    )
+    assert report.export_scores is not None
+    assert report.export_scores.chrf.value > 90
+    if to == "huggingface":
+        original = transduce.load(trained, task="translation", target_language="cs")
+        assert transduce.load(out, task="translation")("sun moon star").text == original("sun moon star").text
+    else:
+        assert ">>cs<<" in (out / "README.md").read_text("utf-8")
+
+
+def test_hugging_face_chooses_the_language_by_its_token(trained: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "out"
+    transduce.export(trained, out, to="huggingface", threads=1)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(out)
+    for language in ("de", "cs"):
+        translator = transduce.load(out, task="translation", target_language=language, threads=1)
+        texts = sentences(5, first=940)
+        for text in texts:
+            assert tokenizer(f">>{language}<< {text}")["input_ids"] == translator.tokenizer.source.with_special_tokens(
+                translator.tokenizer.source.encode(text)
+            )
+            ids = model.generate(
+                **tokenizer(f">>{language}<< {text}", return_tensors="pt"), num_beams=1, do_sample=False
+            )
+            ours = translator.translate([text], transduce.SearchSettings(beam_size=1))[0].text
+            assert tokenizer.decode(ids[0], skip_special_tokens=True) == ours
+
+
 def test_what_would_lose_the_token_of_the_target_language_is_refused(
     trained: Path, corpora: list[dict[str, list[str]]], tmp_path: Path
 ) -> None:
-    with pytest.raises(TransduceError, match="would not add the token of the target language"):
+    with pytest.raises(TransduceError, match="translates to de, cs: choose one by `target_language`"):
         transduce.export(trained, tmp_path / "out", to="onnx")
+    with pytest.raises(TransduceError, match="References are in one language"):
+        transduce.export(trained, tmp_path / "out", to="huggingface", sources=["sun"], references=["sonne"])
     with pytest.raises(TransduceError, match="A corpus of several language pairs is prepared when training starts"):
         transduce.prepare(
             source=[table["source"][0] for table in corpora],

@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
         help=f"how CTranslate2 stores weights: {', '.join(QUANTIZATIONS)}; int8 is smallest (default: float32)",
     )
+    add(
+        "--target-language",
+        metavar="CODE",
+        help="target language of a model of several; --to huggingface takes all of them if none is named",
+    )
     add("--json", metavar="PATH", help="write the comparison as JSON; -: to standard output")
     texts = parser.add_argument_group("texts of the comparison")
     texts.add_argument(
@@ -63,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
         quantization=options.quantization,
         sources=sources,
         references=references,
+        target_language=options.target_language,
         threads=options.threads,
     )
     write_report(report, options.json)

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import cycle, dropwhile, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +144,7 @@ class Original:
         self.config: ModelConfig = content.model.config
         self.tokenizer: Tokenizer = content.tokenizer
         self.languages = (content.manifest.source_language, content.manifest.target_language)
+        self.directions = content.directions
         self.folder = folder
         self.threads = threads
 
@@ -151,6 +152,17 @@ class Original:
     def longest(self) -> int:
         """The maximum length of a text in tokens, for the original and the export."""
         return longest_sequence(self.config)
+
+    @cached_property
+    def source_vocabularies(self) -> list[Vocabulary]:
+        """The source vocabulary for each target language that the export chooses between, or the only one.
+
+        Their sentences start with the token of the language.
+        """
+        source = self.tokenizer.source
+        if not self.directions or source.before:
+            return [source]
+        return [source.for_target(language) for language in dict.fromkeys(target for _, target in self.directions)]
 
     @cached_property
     def translator(self) -> Translator | None:
@@ -522,7 +534,10 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
         most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
         return Trial(texts, origin, rows, [], ordinary, most)
-    rows = _with_special_tokens(vocabulary, encoded, original.longest)
+    rows = [
+        _with_special_tokens(directed, [ids], original.longest)[0]
+        for directed, ids in zip(cycle(original.source_vocabularies), encoded, strict=False)
+    ]
     most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
     return Trial(texts, origin, rows, [], ordinary, most)
 
@@ -542,22 +557,35 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
         return [[marks.cls, *encode_masked(vocabulary, text), marks.sep] for text in texts]
     if config.kind == "decoder":
         return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
-    return [vocabulary.with_special_tokens(ids) for ids in vocabulary.encode_batch(texts)]
+    encoded = vocabulary.encode_batch(texts)
+    directed = cycle(original.source_vocabularies)
+    return [each.with_special_tokens(ids) for each, ids in zip(directed, encoded, strict=False)]
+
+
+def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
+    """Return texts as the exported tokenizer reads them: after the target language's token if there are several."""
+    if len(original.source_vocabularies) == 1:
+        return list(texts)
+    tokens = ["".join(each.pieces(each.before)) for each in original.source_vocabularies]
+    return [f"{token} {text}" for token, text in zip(cycle(tokens), texts, strict=False)]
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     """Return the texts that the exported tokenizer must split as the model's own tokenizer does.
 
     Some tokenizers read the spelling of a special token in a text as that token; all may do so if the text has unknown
-    characters. Such texts are left out.
+    characters. Such texts are left out, and so are those with a token of a language within.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
     silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
     names = {*map(vocabulary.piece, silent), *vocabulary.special_token_names[:2]} - {""}
+    prefixes = vocabulary.pieces(vocabulary.prefix_ids)
 
     def is_alike(text: str) -> bool:
         is_spelt = any(name in text for name in names)
+        if any(name in text for name in prefixes):
+            return False
         return not is_spelt or not (reads or vocabulary.unk_id in vocabulary.encode(text))
 
     return list(filter(is_alike, texts))
@@ -628,7 +656,9 @@ def _stored_texts(original: Original, name: str) -> list[str]:
         run, _ = corpus.read(0, min(corpus.pairs, _READ_TEXTS))
     except (TransduceError, OSError):
         return []
-    return [tokenizer.source.decode(run.ids[first:end].tolist()) for first, end in pairwise(run.offsets)]
+    prefixes = frozenset(tokenizer.source.prefix_ids)
+    rows = (run.ids[first:end].tolist() for first, end in pairwise(run.offsets))
+    return [tokenizer.source.decode(dropwhile(prefixes.__contains__, row)) for row in rows]
 
 
 def _random_texts(vocabulary: Vocabulary) -> list[str]:

@@ -28,8 +28,9 @@ from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.machine import detect_machine
-from transduce.model_folder.load import load_model_at
-from transduce.model_folder.read import read_any_model_folder, read_directions
+from transduce.model.build import Model
+from transduce.model_folder.load import load_model_at, with_languages
+from transduce.model_folder.read import ModelFolder, read_any_model_folder, read_directions
 
 __all__ = ["FORMATS", "ExportReport", "export"]
 
@@ -82,6 +83,7 @@ def export(
     quantization: str | None = None,
     sources: Sequence[str] | None = None,
     references: Sequence[str] | None = None,
+    target_language: str | None = None,
     threads: int | None = None,
 ) -> ExportReport:
     """Export a model to another format and compare it with the original before the new folder gets its name.
@@ -93,6 +95,8 @@ def export(
         quantization: storage type of the weights, for CTranslate2: None (float32), "int8", "float16", …
         sources: texts to compare on; None: the run's dev set or training text, or random tokens.
         references: human translations of `sources`; with them, both models are scored.
+        target_language: the language that the export translates to, for a model of several target languages; None:
+            all of them, which only Hugging Face's tokenizer can choose between, by a token such as `>>cs<<`.
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
     Returns:
@@ -110,17 +114,15 @@ def export(
         raise TransduceError(f"An export makes a new folder, but {out} exists: name another, or remove it.")
     threads = detect_machine("cpu", threads).threads
     content = load_model_at(read_any_model_folder, folder, precision="fp32", device="cpu", threads=threads)
-    if read_directions(folder):
-        raise TransduceError(
-            f"{folder} translates between several languages, and an export would not add the token of the target "
-            "language to its input: use the folder with `transduce translate --target-language`."
-        )
+    content = _select_directions(content, folder, to, target_language)
     original = Original(content, folder, threads)
     if references is not None and original.translator is None:
         raise TransduceError(
             f"References are translations, but the model in {folder} is of the kind `{original.config.kind}` and "
             "translates nothing: leave them out."
         )
+    if references is not None and len(original.source_vocabularies) > 1:
+        raise TransduceError("References are in one language: name it by `target_language` (--target-language).")
     exporter = exporter_for(to, original)
     if quantization not in exporter.quantizations:
         raise TransduceError(
@@ -128,6 +130,31 @@ def export(
         )
     with _folder_aside(out) as temporary:
         return _Export(exporter, original, temporary, sources, references).make(to, quantization, out)
+
+
+def _select_directions(
+    content: ModelFolder[Model], folder: Path, to: str, target_language: str | None
+) -> ModelFolder[Model]:
+    """Return a model with the directions that its export has, and with a tokenizer for the only target language.
+
+    The tokenizer is unchanged if the model has one pair of languages, or if all target languages are exported.
+
+    Raises:
+        TransduceError: the model does not translate to the target language, or the format needs one.
+    """
+    content = msgspec.structs.replace(content, directions=read_directions(folder))
+    if not content.directions:
+        if target_language is not None:
+            raise TransduceError(
+                f"`target_language` is {target_language}, but the model in {folder} was not trained here on several "
+                "language pairs: leave it out."
+            )
+        return content
+    if target_language is None and to == "huggingface" and len({target for _, target in content.directions}) > 1:
+        return content
+    content = with_languages(content, None, target_language)
+    chosen = tuple(pair for pair in content.directions if pair[1] == content.manifest.target_language)
+    return msgspec.structs.replace(content, directions=chosen)
 
 
 class _Export:

@@ -1,5 +1,6 @@
 """Write a model in another toolkit's format, and load it again so that the export can be checked."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids
+from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
 from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
 from transduce.interop.ctranslate2 import (
     QUANTIZATIONS,
@@ -28,7 +29,7 @@ from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
-from transduce.model_folder.read import VOCABULARIES
+from transduce.model_folder.read import CONTEXT, DIRECTIONS, VOCABULARIES, directions_text
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
     has_original_tokenizer,
@@ -48,7 +49,7 @@ _CTRANSLATE2 = """\
     source = sentencepiece.SentencePieceProcessor(model_file="{source}")
     target = sentencepiece.SentencePieceProcessor(model_file="{target}")
     translator = ctranslate2.Translator(".")
-    pieces = [source.encode(line, out_type=str) for line in lines]
+    pieces = [{before}source.encode(line, out_type=str) for line in lines]
     results = translator.translate_batch(pieces, beam_size=4, suppress_sequences=[["{pad}"]])
     for result in results:
         print(target.decode(result.hypotheses[0]))
@@ -136,7 +137,7 @@ _IMPORTED_USES: dict[tuple[str, Kind], str] = {
 }
 _TOKENIZATION = """\
 Texts are tokenized by
-sentencepiece with `{source}`, and detokenized with `{target}`."""
+sentencepiece with `{source}`, and detokenized with `{target}`.{prefix}"""
 _IMPORTED_TOKENIZATION = """\
 The tokenizer is `foreign_tokenizer.json`:
 `transduce.interop.hugging_face.imported_tokenizer.ImportedTokenizer.load(".")` opens it. Its
@@ -175,6 +176,11 @@ def readme(
     words["start"] = "the tokens that the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
     words["begin"], words["separator"], _ = vocabulary.special_token_names
     forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
+    before = tokenizer.source.pieces(tokenizer.source.before)
+    words["before"] = f"{json.dumps(before)} + " if before else ""
+    words["prefix"] = (
+        f" Before the ids of each text stands that of `{before[0]}`, the target language." if before else ""
+    )
     words["beginning"] = _FORCED.format(forced=forced) if forced else ""
     cutting = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
     templates = _USES | _IMPORTED_USES if is_imported else _USES
@@ -192,7 +198,7 @@ def readme(
 
 
 # Files that a run wrote for people to read.
-_DOCUMENTS = ("README.md", "settings.toml")
+_DOCUMENTS = ("README.md", "settings.toml", CONTEXT)
 
 
 class Exporter(Protocol):
@@ -309,14 +315,20 @@ class HuggingFaceExporter:
         _check_fits("huggingface", "Hugging Face's classes", original.config)
         check_components(HUGGING_FACE, original.model)
         self._check_tokenizer()
-        documents = (file_inside(original.folder, name) for name in _DOCUMENTS if (original.folder / name).is_file())
+        documents = {
+            name: file_inside(original.folder, name).read_text("utf-8")
+            for name in _DOCUMENTS
+            if (original.folder / name).is_file()
+        }
+        if original.directions:
+            documents[DIRECTIONS] = directions_text(original.directions)
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
             config=original.config,
             tokenizer=tokenizer,
             languages=original.languages,
-            documents={path.name: path.read_text("utf-8") for path in documents} | kept_documents(original.folder),
+            documents=documents | kept_documents(original.folder),
         )
         if isinstance(tokenizer, ImportedTokenizer):
             write_original_tokenizer(folder, read_original_tokenizer(original.folder, original.languages))
@@ -366,7 +378,8 @@ class HuggingFaceExporter:
             vocabulary = self.original.tokenizer.target
             model.use_greedy_search(vocabulary.unk_id, vocabulary.forced)
         texts = comparable_texts(self.original, texts)
-        for text, left, right in zip(texts, expected_token_ids(self.original, texts), model.ids_of(texts), strict=True):
+        found = model.ids_of(exported_texts(self.original, texts))
+        for text, left, right in zip(texts, expected_token_ids(self.original, texts), found, strict=True):
             if left != right:
                 raise TransduceError(
                     "The export to Hugging Face was checked and is wrong, so nothing was written: its tokenizer splits "

@@ -72,7 +72,8 @@ class Filler:
     @property
     def text_tokens(self) -> list[int]:
         """The ids of the tokens that may replace a mask: those that stand for text."""
-        return self._ordinary.tolist()  # type: ignore[no-any-return]
+        ids: list[int] = self._ordinary.tolist()
+        return ids
 
     def __repr__(self) -> str:
         return summary("Filler", self.model, f"{self.length} tokens at most")

@@ -20,13 +20,16 @@ import msgspec
 
 from transduce.atomic_io import exclusive_lock, file_sha256, write_file
 from transduce.errors import TransduceError
-from transduce.machine import usable_cores
+from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
+from transduce.tasks.kinds.all_kinds import kind_of
+from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
 from transduce.text.tagged import COLUMN_SUFFIXES
+from transduce.training.choices import ChoiceLog
 from transduce.training.loop import TrainResult
 
 # --- settings of an experiment ---
@@ -173,8 +176,13 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return None if result.reason.startswith("SIG") else result
 
 
-def expand(experiment: ExperimentSettings) -> list[ExperimentRun]:
+def expand(experiment: ExperimentSettings, problems: list[str] | None = None) -> list[ExperimentRun]:
     """Return all runs of an experiment, seed by seed, so that all variants have results early.
+
+    Args:
+        experiment: the experiment.
+        problems: receives a sentence for each variant with a wrong setting, whose runs are then left out; None: the
+            first wrong setting is raised.
 
     Raises:
         TransduceError: a setting of a variant is wrong, or two variants are equal.
@@ -198,7 +206,14 @@ def expand(experiment: ExperimentSettings) -> list[ExperimentRun]:
         found[name] = dict(_flat(variant.settings, "")) | chosen
     if len(found) * len(experiment.seeds) > MAX_RUNS:
         raise TransduceError(f"An experiment has at most {MAX_RUNS:,} runs, but this one has {len(found):,} variants.")
-    contents = {name: _content(experiment, name, changes) for name, changes in found.items()}
+    contents = {}
+    for name, changes in found.items():
+        try:
+            contents[name] = _content(experiment, name, changes)
+        except TransduceError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
     for one, other in itertools.combinations(contents, 2):
         if contents[one] == contents[other]:
             raise TransduceError(f"The variants `{one}` and `{other}` have the same settings: change one of them.")
@@ -229,6 +244,58 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
     except TransduceError as error:
         raise TransduceError(f"Variant `{name}`: {error}") from None
     return content
+
+
+def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
+    """Return a sentence for each obstacle that keeps a variant from being trained or tested, without reading any text.
+
+    Args:
+        experiment: the experiment.
+        runs: its runs, as `expand` returns them.
+        device: the device that trains.
+    """
+    problems = []
+    machine = detect_machine(device)
+    for run in {run.variant: run for run in runs}.values():
+        settings = make_settings(run.content)
+        missing = [f"`{name}` names {path}, which does not exist." for name, path in _missing_files(settings)]
+        try:
+            preflight(kind_of(settings.task.kind), settings, machine, ChoiceLog())
+            test_set(experiment, run)
+        except TransduceError as error:
+            # A missing base model is among the missing files already.
+            missing += [] if settings.init_from and not Path(settings.init_from).exists() else [str(error)]
+        problems += [f"Variant `{run.variant}`: {problem}" for problem in missing]
+    for name in ("source", "target"):
+        path = experiment.test and getattr(experiment.test, name)
+        if path and not Path(path).exists():
+            problems.append(f"`test.{name}` names {path}, which does not exist.")
+    return problems
+
+
+def _missing_files(settings: Settings) -> list[tuple[str, str]]:
+    """Return the setting and the path of each file and folder that settings name and that does not exist."""
+    data, named = settings.data, list[tuple[str, str]]()
+    for name in (
+        *("source", "target", "dev_source", "dev_target"),
+        *("prepared", "monolingual", "back_translated", "distill_from"),
+    ):
+        named += [(f"data.{name}", path) for path in _as_paths(getattr(data, name))]
+    for corpus in data.corpora:
+        for name in ("source", "target", "dev_source", "dev_target", "run"):
+            named += [(f"data.corpora.{name}", path) for path in _as_paths(getattr(corpus, name))]
+    named += [("data.mix", part.rpartition(":")[0]) for part in data.mix]
+    for name in ("vocabulary", "text"):
+        named += [(f"tokenizer.{name}", path) for path in _as_paths(getattr(settings.tokenizer, name))]
+    named += [("init_from", path) for path in _as_paths(settings.init_from)]
+    if settings.word_vectors is not None:
+        for name in ("source", "target"):
+            named += [(f"word_vectors.{name}", path) for path in _as_paths(getattr(settings.word_vectors, name))]
+    return [(name, path) for name, path in dict.fromkeys(named) if path != "-" and not Path(path).exists()]
+
+
+def _as_paths(value: str | Sequence[str] | None) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
 
 
 # --- running ---

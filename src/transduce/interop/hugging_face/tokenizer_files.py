@@ -16,7 +16,7 @@ from transduce.text.sentencepiece_model import is_plain
 from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, Symbol, find_special_tokens
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, language_token, tag_token
 
 _SPACE = "▁"
 # "</s>" in a text is plain characters, as in this package. Not for encoders and prompts, which contain special tokens.
@@ -43,7 +43,7 @@ def tokenizer_files(
         return _encoder_files(tokenizer.source, config) if find_special_tokens(tokenizer.source) is not None else {}
     card = _config_content(tokenizer.source, config, ("input_ids", "attention_mask"))
     if config.kind != "decoder":
-        return {"tokenizer_config.json": card | _SPLIT_SPECIAL}
+        return {"tokenizer_config.json": card | _SPLIT_SPECIAL} | _files_with_prefix(tokenizer.source)
     vocabulary = tokenizer.source
     start = vocabulary.piece(config.start_id)
     return {
@@ -109,6 +109,32 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:
     longest = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
     return tokenizer_config(vocabulary, longest) | {"model_input_names": list(inputs)}
+
+
+def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the tokenizer.json of a vocabulary with tokens of target languages or tags; nothing for other ones.
+
+    A vocabulary that is directed to a language adds its token to each text. With another one, a text may start with
+    `>>cs<< `, which is then the token, whose following space is not part of the text.
+    """
+    if vocabulary.before:
+        before = [vocabulary.piece(id) for id in vocabulary.before]
+        end = (vocabulary.piece(vocabulary.eos_id),)
+        return {
+            "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}
+        }
+    names = (*map(language_token, vocabulary.target_languages), *map(tag_token, vocabulary.tags))
+    if not names:
+        return {}
+    content: dict[str, Any] = tokenizer_json(vocabulary)
+    # Special tokens would be split (`split_special_tokens`), so these are ordinary added tokens.
+    added = [
+        {"id": vocabulary.id(name), "content": name, **_FLAGS, "special": False} | {"rstrip": True} for name in names
+    ]
+    return {
+        "tokenizer.json": content
+        | {"added_tokens": sorted([*content["added_tokens"], *added], key=lambda token: int(token["id"]))}
+    }
 
 
 # --- an encoder alone -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
+from transduce.search.settings import SearchSettings
 from transduce.tasks.conversion import write_pairs
 from transduce.tasks.corpus import (
     RunCorpus,
@@ -182,6 +183,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A hint on how to use the model."""
     files: Mapping[str, bytes]
     """Files of the model folder by name; README.md is the model card."""
+    search: SearchSettings | None = None
+    """Search settings that were chosen by the dev set, for the run's settings; None: unchanged ones."""
 
     @classmethod
     def of(

@@ -385,7 +385,8 @@ def _train_run(request: RunRequest) -> TrainResult | None:
         if run.processes.is_first:
             if result.time_plan and not result.reason.startswith("SIG"):
                 training = msgspec.structs.replace(resolved.training, time_plan=result.time_plan)
-                write_settings(request.out, msgspec.structs.replace(resolved, training=training))
+                resolved = msgspec.structs.replace(resolved, training=training)
+                write_settings(request.out, resolved)
             _finish(run, resolved, corpus, result)
     run.processes.leave()
     return result
@@ -620,5 +621,7 @@ def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: Tra
     outcome = run.kind.finish(corpus, resolved, _place(run), result.best_step)
     for name, content in outcome.files.items():
         write_file(out / name, content)
+    if outcome.search is not None:
+        write_settings(out, msgspec.structs.replace(resolved, search=outcome.search))
     display.say(outcome.measured)
     display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
