@@ -10,6 +10,8 @@ import pytest
 from transduce.commands.align import format_links, parse_links
 from transduce.commands.main import main
 from transduce.errors import TransduceError
+from transduce.inference.load import load
+from transduce.inspection.causal import ablate
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 ONE_THREAD = ("--threads", "1", "--precision", "fp32")
@@ -230,3 +232,30 @@ def test_plot_refuses_what_it_cannot_draw(
 ) -> None:
     assert main(["plot", *arguments]) == 2
     assert message in capfdbinary.readouterr().err.decode()
+
+
+def test_causal_tools_compute_in_float32(trained: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["inspect", str(trained), "我吃鱼。", "--ablate", "zero", "--json", "-", "--threads", "1"]) == 0
+    found = json.loads(capfdbinary.readouterr().out)
+    expected = ablate(load(trained, precision="fp32", device="cpu", threads=1), "我吃鱼。")
+    assert found["log_probability"] == expected.log_probability
+    assert [tuple(map(tuple, grid["values"])) for grid in found["heads"]] == [grid.values for grid in expected.heads]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["", "--ablate", "zero"], "The sentence is empty"),
+        (["我", "--ablate", "zero", "--reference", "texts"], "pass --ablate mean"),
+    ],
+)
+def test_a_causal_tool_without_something_to_measure_is_refused(
+    arguments: list[str], message: str, trained: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(trained), *arguments]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_inspect_warns_of_letters_that_the_vocabulary_lacks(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(trained), "我吃ž。", *ONE_THREAD]) == 0
+    assert "letters that the vocabulary lacks (ž)" in capfd.readouterr().err

@@ -14,6 +14,7 @@ from transduce.commands.options import add_computing, check_writable, file_or_st
 from transduce.commands.translate import stdin_lines
 from transduce.errors import TransduceError
 from transduce.text.files import read_lines
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,9 +76,11 @@ def run(options: argparse.Namespace) -> int:
         if partial != path:
             partial.unlink(missing_ok=True)
         raise
-    sys.stderr.write(f"{path}: {count:,} vectors of {embedder.model.config.d_model} numbers\n")
+    sys.stderr.write(localized(f"{path}: {count:,} vectors of {embedder.model.config.d_model} numbers\n"))
     if cut:
-        sys.stderr.write(f"{cut:,} texts were cut after {embedder.length:,} tokens, the most that the model reads\n")
+        sys.stderr.write(
+            localized(f"texts of which the model reads only the first {embedder.length:,} tokens: {cut:,}\n")
+        )
     return 0
 
 

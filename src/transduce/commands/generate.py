@@ -79,8 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="P",
-        help="greater than 1: tokens of the prompt and the text so far become less likely, as in transformers "
-        "(default: 1, no effect)",
+        help="greater than 1: tokens of the prompt and the text so far become less likely, as in transformers; "
+        "1: no effect",
     )
     add(
         "--forbid",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
+_CAUSAL = ("ablate", "patch_from", "logit_lens", "probe")
 _BELONG_TO = {
     "antecedent": "pronoun",
     "among": "pronoun",
@@ -134,6 +135,8 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.html, options.picture, report=options.json, inputs=inputs)
     tool = _check_options(options)
     search_settings(options, options.model)  # check the options before a model is loaded
+    if tool in _CAUSAL and options.precision == "auto":
+        options.precision = "fp32"  # the tools print differences that are smaller than the rounding of bf16
     reader = load_reader(options.model, options)
     if tool == "pronoun":
         return _show_pronoun(options, reader)
@@ -201,14 +204,24 @@ def _check_options(options: argparse.Namespace) -> str | None:
             if chosen == ["probe"]
             else "There is no sentence to inspect: pass one after the model."
         )
-    return chosen[0] if chosen else None
+    tool = chosen[0] if chosen else None
+    _check_tool(options, tool)
+    return tool
+
+
+def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
+    """Refuse an empty sentence, which leaves a tool nothing to measure, and reference texts that have no use."""
+    if tool not in (None, "probe") and not options.sentence.strip():
+        raise TransduceError("The sentence is empty, so there is nothing to measure: pass one after the model.")
+    if options.reference is not None and options.ablate != "mean":
+        raise TransduceError("`--reference` has the texts whose mean replaces a part: pass --ablate mean.")
 
 
 def _show_translation(options: argparse.Namespace, translator: "Translator") -> int:
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import draw_inspection
 
-    _report_sentences(translator, options.sentence)
+    _report_input(translator, options.sentence)
     inspection = inspect_sentence(translator, options.sentence, search=search_settings(options, options.model))
     title = ""
     if options.attribution is not None:
@@ -217,8 +230,18 @@ def _show_translation(options: argparse.Namespace, translator: "Translator") -> 
     return _show(options, inspection, draw_inspection(inspection, _attention(inspection), title))
 
 
-def _report_sentences(translator: "Translator", text: str) -> None:
-    """Report a text with several sentences, which are inspected as one input, but which translation would divide."""
+def _report_input(translator: "Translator", text: str) -> None:
+    """Warn about a text with letters that the vocabulary lacks, or with sentences that translation would divide."""
+    from transduce.inference.line_warnings import LineWarnings, unknown_letters
+
+    warnings = LineWarnings(
+        translator.source_language,
+        translator.target_language,
+        unknown_characters=unknown_letters(translator.tokenizer.source),
+        noun="sentence",
+    )
+    warnings.add(1, text, None)
+    sys.stderr.write(localized(str(warnings)))
     sentences = len(find_sentences(text, translator.source_language))
     if sentences > 1 and not translator.is_plain_sentence(text):
         warning = (

@@ -6,6 +6,7 @@ Legend: C copies of a text in one batch, H heads, Q positions of queries, V widt
 D model width.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -22,6 +23,7 @@ from transduce.inspection.plots import Chart, HeatMap
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
 from transduce.inspection.sentence_view import Candidate
+from transduce.ui_language import localized
 
 Fill = Literal["zero", "mean"]
 """What replaces an ablated activation: zeros, or its mean over the positions of reference texts."""
@@ -54,7 +56,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         # Adding zero after rounding turns -0 into 0.
         factor, digits = (100.0, 0) if as_percent else (1.0, 3)
         cells = [[form.format(round(factor * value, digits) + 0.0) for value in row] for row in self.values]
-        return f"{self.title}\n{draw_cells(self.rows, self.columns, cells)}"
+        return f"{localized(self.title)}\n{draw_cells(self.rows, self.columns, cells)}"
 
     def panel(self, least: float, most: float, note: str = "") -> HeatMap:
         """Return the table as a heat map whose shades span the numbers from `least` to `most`, with a note below."""
@@ -71,7 +73,11 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts, in which Chinese characters are two columns wide; all but row names align right."""
+    """Return a table of texts, in which Chinese characters are two columns wide; all but row names align right.
+
+    Names of layers, heads and sub-layers are shown in the user's language; other names may be tokens.
+    """
+    rows, columns = ([_part_name(name) for name in names] for names in (rows, columns))
     widths = [
         max(map(cell_len, (name, *column))) for name, column in zip(columns, zip(*cells, strict=True), strict=True)
     ]
@@ -81,6 +87,11 @@ def draw_cells(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequ
         drawn = "".join(f"  {_right(text, width)}" for text, width in zip(texts, widths, strict=True))
         lines.append(row + " " * (margin - cell_len(row)) + drawn)
     return "\n".join(lines)
+
+
+def _part_name(name: str) -> str:
+    is_part = re.fullmatch(r"(?:layer|head) \d+|embedding|whole layer", name) or name in _SUBLAYERS.values()
+    return localized(name) if is_part else name
 
 
 def _right(text: str, width: int) -> str:
@@ -124,7 +135,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.text}  →  {self.answer}\nlog-probability {self.log_probability:.3f} nats; below, how much it drops "
             f"when a part is replaced by {'zeros' if self.fill == 'zero' else 'its mean'} (negative: it rises)"
         )
-        return "\n\n".join([head, *(grid.draw() for grid in (*self.layers, *self.heads))])
+        return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
         """Return the tables as heat maps; the darkest shade of layers and that of heads are noted below."""
@@ -301,7 +312,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
             f"logit of {one} less that of {other}: {self.clean_difference:.2f} and {self.corrupted_difference:.2f}; "
             "below, the share that returns with an activation of the clean sentence"
         )
-        return "\n\n".join([head, *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
+        return "\n\n".join([localized(head), *(grid.draw(as_percent=True) for grid in (*self.residual, *self.heads))])
 
     def chart(self) -> Chart:
         """Return the tables as heat maps."""
@@ -537,7 +548,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
             for row in range(len(self.outputs))
         ]
         title = f"{self.text}  →  {self.answer}\nmost probable after each layer of the {self.stack}, in per cent"
-        return f"{title}\n\n{draw_cells(self.outputs, self.layers, cells)}"
+        return f"{localized(title)}\n\n{draw_cells(self.outputs, self.layers, cells)}"
 
     def chart(self) -> Chart:
         """Return a heat map of the probability of the model's output, predictions × layers."""

@@ -19,7 +19,7 @@ from transduce.training.settings import BestBy, Kernels, OptimizerName
 
 T = TypeVar("T")
 
-_ASCENDING = ("tiny", "small", "base", "big")
+CHOSEN_PRESETS = ("tiny", "small", "base", "big")
 _TOKENS_PER_PARAMETER = 3
 _LARGE_BATCH = 4_096  # target tokens
 _PAPER_WARMUP_STEPS = 4_000
@@ -136,7 +136,7 @@ def choose_preset_in_time(
     number for the kind of machine, not a measurement, so that the same command always chooses the same model.
     """
     read = {}
-    for name in reversed(_ASCENDING[: _ASCENDING.index(suited.value) + 1]):
+    for name in reversed(CHOSEN_PRESETS[: CHOSEN_PRESETS.index(suited.value) + 1]):
         parameters = count_multiplied_weights(PRESETS[name], vocabulary_size)
         read[name] = tokens_in_time(parameters, minutes=minutes, operations_per_second=operations_per_second)
         if read[name] >= _TOKENS_PER_PARAMETER * parameters:
@@ -267,7 +267,7 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
     """
     usual, least = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
     share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
-    if preset not in _ASCENDING or share >= 1.0 or usual <= least:
+    if preset not in CHOSEN_PRESETS or share >= 1.0 or usual <= least:
         return Choice(usual, f"preset {preset}")
     of_epochs = f"{usual:g} × √({epochs:.1f} / {_EPOCHS_OF_USUAL_DROPOUT} epochs)"
     if usual * share < least:

@@ -36,6 +36,7 @@ from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import EOS_ID, PAD_ID, TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
+    CHOSEN_PRESETS,
     PRESETS,
     Choice,
     ChoiceLog,
@@ -691,7 +692,7 @@ def _trial_model(settings: Settings) -> ModelConfig:
         VocabularyProperties(_PLACEHOLDER_SIZE, _PLACEHOLDER_SIZE, PAD_ID, EOS_ID, joint=True) if reads_text else None
     )
     refusals = []
-    for preset in PRESETS if settings.preset is None else (settings.preset,):
+    for preset in CHOSEN_PRESETS if settings.preset is None else (settings.preset,):
         try:
             return resolve_model(settings, preset, properties, ChoiceLog())
         except TransduceError as refusal:
