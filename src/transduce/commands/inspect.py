@@ -204,9 +204,9 @@ def _check_options(options: argparse.Namespace) -> str | None:
             if chosen == ["probe"]
             else "There is no sentence to inspect: pass one after the model."
         )
-    tool = chosen[0] if chosen else None
-    _check_tool(options, tool)
-    return tool
+    shows = chosen[0] if chosen else None
+    _check_tool(options, shows)
+    return shows
 
 
 def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
