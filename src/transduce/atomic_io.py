@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from transduce.errors import TransduceError
 
@@ -17,17 +18,28 @@ from transduce.errors import TransduceError
 
 def write_file(path: Path, content: bytes) -> None:
     """Write or replace a file atomically; devices, pipes and symbolic links are written to directly."""
-    with name_path_in_errors(path):
-        if path.is_symlink() or is_special_file(path):
-            path.write_bytes(content)
-            return
-        partial = path.with_name(f".partial-{path.name}")
-        try:
-            partial.write_bytes(content)
-            replace_file(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)  # frees space on a full disk
-            raise
+    with name_path_in_errors(path), open_atomically(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def open_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that gets its path, or replaces the file there, once the `with` block ends without an exception.
+
+    Devices, pipes and symbolic links are written to directly.
+    """
+    if path.is_symlink() or is_special_file(path):
+        with path.open("wb") as file:
+            yield file
+        return
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        replace_file(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)  # frees space on a full disk
+        raise
 
 
 @contextmanager

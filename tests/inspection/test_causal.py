@@ -17,7 +17,7 @@ from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps, word_attention
 from transduce.inspection.attribution import Method, attribute, attributions
-from transduce.inspection.causal import ablate, logit_lens, patch_activations
+from transduce.inspection.causal import Grid, ablate, logit_lens, patch_activations
 from transduce.inspection.interventions import Head, heads_off
 from transduce.inspection.plots_runs import plot_attention
 from transduce.inspection.probing import probe
@@ -29,6 +29,7 @@ from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.special_tokens import SPECIAL_TOKENS
 from transduce.text.tokenizer import Tokenizer
+from transduce.ui_language_choice import use_ui_language
 
 LINES = ["the cat sat on the mat.", "the dog ran to the bank.", "a cat saw a dog.", "the river has a bank."]
 TEXT = "the cat saw a bank."
@@ -401,3 +402,13 @@ def test_what_cannot_be_probed_is_refused(build: Callable[..., Any]) -> None:
         probe(reader, texts, [["x"] * 5, *[["y"] * 4] * (len(texts) - 1)])
     with pytest.raises(TransduceError, match="all are `x`"):
         probe(reader, texts, ["x"] * len(texts))
+
+
+def test_a_table_names_parts_in_the_language_of_messages_and_leaves_tokens() -> None:
+    grid = Grid(
+        title="encoder self-attention, heads", rows=("layer 1", "head"), columns=("head 1",), values=((1,), (2,))
+    )
+    with use_ui_language("zh"):
+        title, columns, *rows = grid.draw().split("\n")
+    assert (title, columns.strip()) == ("编码器自注意力，各个头", "第 1 个头")
+    assert [row.split("  ")[0] for row in rows] == ["第 1 层", "head"]

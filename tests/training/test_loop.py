@@ -208,7 +208,7 @@ def test_a_signal_between_micro_batches_gives_up_the_step(tmp_path: Path, make_s
 def test_the_mean_of_the_last_checkpoints_is_kept_and_a_signal_does_not_change_it(
     tmp_path: Path, make_settings: Make
 ) -> None:
-    """Of 8 steps, checkpoints at 2, 4 and 6 and the last weights are averaged; one of step 5 is a signal's."""
+    """The mean is that of steps 2, 4, 6 and 8; a signal writes one more checkpoint at step 5, which does not count."""
 
     def stop(number: int) -> None:
         if number == 5:

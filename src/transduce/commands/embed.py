@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from transduce.atomic_io import is_special_file, name_path_in_errors, replace_file
+from transduce.atomic_io import name_path_in_errors, open_atomically
 from transduce.commands.options import add_computing, check_writable, file_or_stream
 from transduce.commands.translate import stdin_lines
 from transduce.errors import TransduceError
@@ -62,20 +62,9 @@ def run(options: argparse.Namespace) -> int:
         normalizes=options.normalize,
     )
     lines = read_lines(options.text) if options.text else stdin_lines()
-    # A device is written directly; a file gets its name once it is complete.
-    partial = path if is_special_file(path) else path.with_name(f".partial-{path.name}")
-    try:
-        with name_path_in_errors(path), partial.open("wb") as file:
-            blocks = _embedded(embedder, lines)
-            count, cut = (_write_npy if kind == "npy" else _write_json_lines)(
-                file, blocks, embedder.model.config.d_model
-            )
-        if partial != path:
-            replace_file(partial, path)
-    except BaseException:
-        if partial != path:
-            partial.unlink(missing_ok=True)
-        raise
+    write = _write_npy if kind == "npy" else _write_json_lines
+    with name_path_in_errors(path), open_atomically(path) as file:
+        count, cut = write(file, _embedded(embedder, lines), embedder.model.config.d_model)
     sys.stderr.write(localized(f"{path}: {count:,} vectors of {embedder.model.config.d_model} numbers\n"))
     if cut:
         sys.stderr.write(

@@ -156,7 +156,8 @@ def ablate(
     the text's tokens and one more, and a masked language model the masks, or all tokens if there is no mask.
 
     Args:
-        reader: a loaded model with Transformer layers, as `transduce.load` returns it.
+        reader: a loaded model with Transformer layers, as `transduce.load` returns it; in fp32, because
+            bfloat16 changes the third digit of the results.
         text: the text.
         target: for a translator, a translation of it; None: the model's own.
         fill: `zero`, or `mean`: the mean of the activation over all positions of the reference texts.
@@ -334,7 +335,8 @@ def patch_activations(
     the next token, and encoders with their first prediction that differs.
 
     Args:
-        reader: a loaded model with Transformer layers, as `transduce.load` returns it.
+        reader: a loaded model with Transformer layers, as `transduce.load` returns it; in fp32, because
+            bfloat16 changes the third digit of the results.
         clean: a text.
         corrupted: another text of as many tokens, usually with one word replaced.
         answers: the two answers: tokens as the vocabulary spells them, classes or tags; None: the model's own.
@@ -565,7 +567,8 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
     or the head of classes or tags.
 
     Args:
-        reader: a loaded model with Transformer layers, as `transduce.load` returns it.
+        reader: a loaded model with Transformer layers, as `transduce.load` returns it; in fp32, because
+            bfloat16 changes the third digit of the results.
         text: the text.
         target: for a translator, a translation of it; None: the model's own.
         candidates: the number of candidates for each prediction.

@@ -97,7 +97,8 @@ def probe(
     separate, and characters in scripts without spaces. A quarter of the texts is held out, at random.
 
     Args:
-        reader: a loaded model that reads texts, as `transduce.load` returns it.
+        reader: a loaded model that reads texts, as `transduce.load` returns it; in fp32, because
+            bfloat16 changes the third digit of the results.
         texts: at least ten texts.
         labels: a label for each text, or for each text a list with a label for each word.
         seed: random seed of the division of the texts and of the control task.

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from transduce.atomic_io import replace_file
+from transduce.atomic_io import open_atomically
 from transduce.errors import TransduceError
 from transduce.tasks.settings.structs import DataSettings
 from transduce.text.corpus import Format, format_of, is_header
@@ -137,17 +137,12 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
 
 def _write(pairs: Iterable[PairRow], out: Path) -> None:
     encoder = msgspec.json.Encoder()
-    partial = out.with_name(f".partial-{out.name}")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial.open("wb") as file:
-            for pair in pairs:
-                record = {**pair.more, "source": pair.source, "target": pair.target}
-                try:
-                    line = encoder.encode(record)
-                except UnicodeEncodeError:  # a lone surrogate, which the filters count
-                    line = json.dumps(record).encode()
-                file.write(line + b"\n")
-        replace_file(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open_atomically(out) as file:
+        for pair in pairs:
+            record = {**pair.more, "source": pair.source, "target": pair.target}
+            try:
+                line = encoder.encode(record)
+            except UnicodeEncodeError:  # a lone surrogate, which the filters count
+                line = json.dumps(record).encode()
+            file.write(line + b"\n")

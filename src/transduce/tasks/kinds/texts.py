@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from transduce.atomic_io import replace_file
+from transduce.atomic_io import open_atomically
 from transduce.data.batches import Batch, non_padding_id, permutation
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -64,14 +64,8 @@ def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -
 
 
 def _write(texts: Iterable[str], out: Path) -> None:
-    partial = out.with_name(f".partial-{out.name}")
-    try:
-        with partial.open("wb") as file:
-            file.writelines(text.removesuffix("\n").encode() + b"\n" for text in texts)
-        replace_file(partial, out)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with open_atomically(out) as file:
+        file.writelines(text.removesuffix("\n").encode() + b"\n" for text in texts)
 
 
 # --- windows of a token stream ---
