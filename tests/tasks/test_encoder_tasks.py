@@ -124,7 +124,7 @@ def test_embed_command_writes_the_vectors_of_the_embedder(
     vectors = expected(texts)
     for name in ("v.npy", "v.jsonl"):
         assert main(["embed", str(pretrained), str(tmp_path / "texts"), "--out", str(tmp_path / name), *options]) == 0
-        assert "1 texts were cut after" in capsys.readouterr().err
+        assert "texts of which the model reads only the first 24 tokens: 1\n" in capsys.readouterr().err
     assert np.array_equal(np.load(tmp_path / "v.npy"), vectors.numpy())
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == texts
