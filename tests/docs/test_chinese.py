@@ -13,7 +13,15 @@ PAGES = sorted((DOCS / "zh").glob("*.md"))
 _FENCED = re.compile(r"^```\w*\n.*?^```$", re.DOTALL | re.MULTILINE)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
 # Both pages of these change together; of the others, the English one may be ahead.
-EQUAL = {"questions.md", "errata.md", "start.md", "serving_start.md", "glossary.md", "common_tasks.md"}
+EQUAL = {
+    "questions.md",
+    "more_questions.md",
+    "errata.md",
+    "start.md",
+    "serving_start.md",
+    "glossary.md",
+    "common_tasks.md",
+}
 # Words that a Chinese reader of the field would not use, and what to write.
 WORDS = {r"令牌|代币": "词元", r"遮罩|掩膜": "掩码", r"关注力": "注意力", r"检验点": "检查点", r"编码者": "编码器"}
 # No page of the documentation addresses its reader formally.
