@@ -77,7 +77,8 @@ def run_all(
         write_ids(shape, folder / "ids.json")
         is_generator = shape in LANGUAGE_MODELS
         longest = LONGEST_CONTINUATION if is_generator else LONGEST_TRANSLATION
-        plan = Plan(str(folder / "hugging-face"), str(folder / "ids.json"), "", args.threads, "cpu", longest, 1.0, shortest=longest - 1)
+        shared = str(folder / "hugging-face"), str(folder / "ids.json"), "", args.threads, "cpu"
+        plan = Plan(*shared, longest, length_penalty=1.0, shortest=longest - 1)
         rounds = 1 if args.quick else args.rounds
         opened = measure_opening(shape, plan, python, environment, rounds)
         workers = start_workers(stack, contenders(shape), plan, folder / "ctranslate2", python, environment)
