@@ -11,8 +11,8 @@ from transduce.atomic_io import write_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
-from transduce.text.files import read_lines, uncompressed_name
-from transduce.text.tagged import COLUMN_SUFFIXES, JSON_SUFFIXES, read_tagged
+from transduce.text.files import read_lines
+from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
     """Return the sentences of the input, each as a list of words."""
     if not options.text:
         return (line.split() for line in stdin_lines())
-    suffix = uncompressed_name(options.text).suffix.lower()
-    if options.columns or suffix in (*COLUMN_SUFFIXES, *JSON_SUFFIXES):
+    if options.columns or is_tagged_file(options.text):
         return [sentence.words for sentence in read_tagged(options.text, options.columns, needs_tags=False)]
     return (line.split() for line in read_lines(options.text))
 
