@@ -317,6 +317,8 @@ def test_a_deleted_folder_is_trained_and_tested_again(
 def test_another_training_text_is_refused(files: dict[str, Path], started: tuple[Any, list[list[str]]]) -> None:
     start, _ = started
     start(files["dev"])
+    files["dev"].write_text("a\tA\n", "utf-8")  # tested again
+    assert start(files["dev"]).output_path.read_text("utf-8") == "a\tA\n"
     files["train"].write_text("a\tA\n", "utf-8")
     with pytest.raises(TransduceError, match=r"train\.conll has changed since .*seed-1 was trained on it, .* restore"):
         start(files["dev"])
@@ -334,6 +336,10 @@ def test_an_interrupted_translation_of_the_test_set_is_resumed(
     start(test, "translation")
     assert commands == [["translate", "--resume", "--format", "txt"]]
     assert partial.exists()
+    run.output_path.with_name("seed-1.test.progress").write_text("{}", "utf-8")  # which does not advance
+    start(test, "translation")
+    assert not partial.exists()
+    start(test, "translation")
     test.write_text("go\n", "utf-8")  # another text does not continue the translation of the first one
     start(test, "translation")
     assert not partial.exists()

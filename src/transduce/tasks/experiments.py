@@ -190,6 +190,11 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return None if result.reason.startswith("SIG") else result
 
+    def test_progress(self) -> bytes:
+        """Return the record of how far an interrupted translation of the test set is; empty without one."""
+        path = self.output_path.with_name(f"{self.output_path.name}.progress")
+        return path.read_bytes() if path.exists() else b""
+
     def remove_output(self) -> None:
         """Delete the output of the test set, finished or not, with what describes it."""
         for suffix in ("", ".partial", ".progress"):  # the last two are files of an interrupted `translate`
@@ -364,6 +369,8 @@ def run_all(
         with exclusive_lock(Path(experiment.out) / ".lock"):
             for run in runs:
                 _write_settings(run, experiment.plugins)
+                for change in StoredTextFiles(run.folder).changes(make_settings(run.content).data):  # of the dev set
+                    say(f"{run.variant}, seed {run.seed}: {change}")
             return _Runner(experiment, runs, options, say).run()
     except BlockingIOError:
         raise TransduceError(f"Another process runs the experiment in {experiment.out}: wait for it.") from None
@@ -385,7 +392,7 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
                 f"The settings of variant `{run.variant}`, or the plugin that its model needs, have changed since "
                 f"{run.folder} was started: delete that folder, or set another `out`."
             )
-        if changed := StoredTextFiles(run.folder).changed_training_files():
+        if changed := StoredTextFiles(run.folder).changed_training_files(make_settings(run.content).data):
             raise TransduceError(
                 f"{changed[0]} has changed since {run.folder} was trained on it, but variants are compared by the same "
                 "text: restore the file, delete that folder, or set another `out`."
@@ -468,7 +475,11 @@ class _Runner:
             if not is_same or "--resume" not in command:
                 run.remove_output()
                 write_file(run.tested_path, made_from)
-        return self._execute(run, [*command, *options], label)
+        before = run.test_progress()
+        succeeds = self._execute(run, [*command, *options], label)
+        if not succeeds and not self._is_stopping and before and run.test_progress() == before:
+            run.remove_output()  # cannot be resumed, such as after an update
+        return succeeds
 
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
         """Run a transduce command in a process of its own, and return whether it succeeded."""

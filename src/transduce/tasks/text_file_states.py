@@ -133,9 +133,10 @@ class StoredTextFiles:
                 else ", which continues with the text as it was then."
             )
 
-    def changed_training_files(self) -> list[str]:
-        """Return the paths of the training files whose content has changed since the run started."""
-        return [file.path for file in self._files.values() if not file.is_dev and _has_changed(file)]
+    def changed_training_files(self, data: DataSettings) -> list[str]:
+        """Return the files whose content has changed since the run started, without the dev set that `data` names."""
+        dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
+        return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
