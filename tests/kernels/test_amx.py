@@ -86,8 +86,7 @@ def _compare_products() -> None:
 @torch.inference_mode()
 def _compare_models() -> None:
     from transduce.kernels.cpu.decoding.state import NativeState
-    from transduce.kernels.prepacked import quantize
-    from transduce.kernels.select import int8_linear_maker, start_fast
+    from transduce.kernels.select import quantize, start_fast
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
 
@@ -99,7 +98,7 @@ def _compare_models() -> None:
     found = []
     for amx in (False, True):
         setattr(decode, "find_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
-        state = start_fast(quantize(copy.deepcopy(model), make=int8_linear_maker()), sources)
+        state = start_fast(quantize(copy.deepcopy(model)), sources)
         assert isinstance(state, NativeState)
         assert state.output.tile.amx is amx
         found.append([state.step(newest).clone() for newest in pieces])

@@ -14,18 +14,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from transduce.errors import TransduceError
 from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.eager import EAGER, EagerState, why_not_eager
 from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
     InferenceCopy,
     InferenceModel,
-    Int8Linear,
+    LinearUse,
     MakeLinear,
+    PackedModel,
     PrepackedDecoder,
     PrepackedEncoder,
     PrepackedTransformer,
+    prepack,
 )
 from transduce.machine import usable_memory
 from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
@@ -33,7 +35,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.encoder import Encoder
-from transduce.model.layer_graph import Unsupported, description_of, graph_of, refusal
+from transduce.model.layer_graph import Unsupported, description_of, graph_of
 from transduce.model.transformer import DecodingState, Transformer
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_Quantizable = TypeVar("_Quantizable", Transformer, Decoder, Encoder)
 _MIN_LLVMLITE = (0, 50)
 _COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
 
@@ -70,13 +73,38 @@ def why_no_kernels(threads: int) -> str | None:
     return None
 
 
-def int8_linear_maker() -> MakeLinear:
-    """Return the function that makes linear layers with 8-bit weights: compiled kernels if available, else FBGEMM."""
-    if not has_kernels():
-        return Int8Linear
+def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lambda: None) -> _Quantizable:
+    """Return a model with 8-bit weights, of a prepacked subclass, made from a float32 model that is used up.
+
+    Args:
+        model: in float32, on a CPU, or on the meta device to find out which layers the result has.
+        after_each_layer: called after each layer is quantized, for example to release the memory of its weights.
+
+    Raises:
+        TransduceError: no compiled kernels run here, or they do not support a component or a size of the model.
+    """
+    if (reason := why_no_kernels(torch.get_num_threads())) is not None:
+        raise TransduceError(f"Precision `int8` needs compiled kernels, but {reason}: use `fp32` or `bf16`.")
     from transduce.kernels.cpu.gemm.decode import make_int8_linear
 
-    return make_int8_linear
+    def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
+        layer = make_int8_linear(weight, bias, use)
+        after_each_layer()
+        return layer
+
+    return cast(_Quantizable, prepack(model, make))
+
+
+def outline_quantized(model: nn.Module) -> PackedModel | None:
+    """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
+
+    `model` is on the meta device and is used up.
+    """
+    originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    try:
+        return PackedModel(quantize(model), originals) if isinstance(model, InferenceModel) else None
+    except TransduceError:
+        return None
 
 
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
@@ -143,7 +171,7 @@ class Selection(NamedTuple):
     """The implementation that decodes a model, and why faster ones do not."""
 
     backend: str
-    """`compiled`, `triton`, `eager` or `reference`."""
+    """`compiled`, `triton` or `reference`."""
     refused: dict[str, str]
     """For each faster backend, a clause with the reason why it does not decode the model."""
 
@@ -170,8 +198,6 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         prepacked, programs = compiled
         assert isinstance(prepacked, PrepackedTransformer)
         return NativeState(prepacked, programs, source_ids)
-    if why_not_eager(model) is None:
-        return EagerState(cast(Transformer, model), source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -222,8 +248,7 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
 def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | str":
     """Return a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
     prepacked = decoded_model(model)
-    output = getattr(prepacked, "prepacked_output", None)
-    if not isinstance(prepacked, AnyPrepacked) or isinstance(output, Int8Linear):
+    if not isinstance(prepacked, AnyPrepacked):
         return _why_not_packed(model) or "its weights were not prepacked"
     from transduce.kernels.cpu.decoding.compiled_steps import find_compiled_model
 
@@ -258,19 +283,15 @@ def _why_not_compilable(model: nn.Module) -> str | None:
 
 def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
     """Return which backend will decode a model once it is loaded on a device; the model may be on the meta device."""
-    refused: dict[str, str] = {}
     if device == "cpu":
         if (reason := _why_not_compilable(model)) is None:
-            return Selection("compiled", refused)
-        refused["compiled"] = reason
-        if (reason := refusal(EAGER, model)) is None:
-            return Selection("eager", refused)
-        return Selection("reference", refused | {"eager": reason})
+            return Selection("compiled", {})
+        return Selection("reference", {"compiled": reason})
     if (reason := why_no_triton(device)) is None:
         from transduce.kernels.cuda.decode_graph import why_not_triton
 
         reason = why_not_triton(model)
-    return Selection("triton", refused) if reason is None else Selection("reference", {"triton": reason})
+    return Selection("triton", {}) if reason is None else Selection("reference", {"triton": reason})
 
 
 def _why_not_triton(model: nn.Module) -> str | None:
@@ -287,7 +308,6 @@ def _why_not_triton(model: nn.Module) -> str | None:
 
 _DECODERS: dict[str, Callable[[nn.Module], str | None]] = {
     "compiled": _why_not_compiled,
-    "eager": why_not_eager,
     "triton": _why_not_triton,
 }
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 import torch
 
-from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, packed_layers, quantize
+from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
@@ -108,8 +108,8 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
         files: the files that the weights are mapped from; their memory is released while other weights are quantized.
 
     Raises:
-        TransduceError: the device is a GPU, the model is not a Transformer of tokens, or PyTorch has no 8-bit matrix
-            multiplication here.
+        TransduceError: the device is a GPU, the model is not a Transformer of tokens, or no compiled kernels support it
+            here.
     """
     if device != "cpu":
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
@@ -118,21 +118,14 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
             "Precision `int8` is for Transformers that read or write text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
-    quantized = quantize(model, make=_releasing(int8_linear_maker(), files))
-    release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
-    return quantized
 
-
-def _releasing(make: Any, files: Sequence[MappedTensors]) -> Any:
-    """Wrap a maker of linear layers so that it releases the memory of mapped weight files after each layer."""
-
-    def make_and_release(*arguments: Any) -> Any:
-        layer = make(*arguments)
+    def release_files() -> None:
         for file in files:
             file.release()
-        return layer
 
-    return make_and_release if files else make
+    quantized = quantize(model, after_each_layer=release_files)
+    release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
+    return quantized
 
 
 # --- loading to a device ---

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import int8_linear_maker, outline_quantized
+from transduce.acceleration import outline_quantized
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.export import StoredParameter, places, redundant_names
 from transduce.interop.hugging_face.import_settings import check_sizes
@@ -338,7 +338,7 @@ def _read_prepacked(
     """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
-    outlined = outline_quantized(outline, int8_linear_maker())
+    outlined = outline_quantized(outline)
     prepacked = None if outlined is None else cache.load(outlined)
     if outlined is None or prepacked is None:
         return None
