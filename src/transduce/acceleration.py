@@ -52,7 +52,6 @@ __all__ = [
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
 
 try:
-    from transduce.kernels.cuda.available import why_no_triton
     from transduce.kernels.cuda.graphs import is_recording
     from transduce.kernels.prepacked import (
         PackedModel,
@@ -77,6 +76,7 @@ try:
         start_prompts,
         temporary_inference_copy,
         why_no_kernels,
+        why_no_triton,
     )
 except ModuleNotFoundError as missing:
     if missing.name != "transduce.kernels":

@@ -37,11 +37,11 @@ def test_a_refused_fast_path_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", without_llvmlite)
-    select._why_no_kernels.cache_clear()
+    select.why_no_kernels.cache_clear()
     try:
         report = check_install(device="cpu", threads=1)
     finally:
-        select._why_no_kernels.cache_clear()
+        select.why_no_kernels.cache_clear()
     reason = "llvmlite is not installed (pip install 'transduce[fast]')"
     assert (report.training.backend, report.training.reason) == ("torch", reason)
     assert report.decoding.refused["compiled"] == reason

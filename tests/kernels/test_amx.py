@@ -55,7 +55,7 @@ def test_sums_are_those_of_vectors(emulator: Path, case: str) -> None:
 
 def test_a_machine_whose_amx_differs_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BEST is not None
-    monkeypatch.setattr(decode, "find_integer_tile", lambda: BEST._replace(amx=True))
+    monkeypatch.setattr(decode, "require_integer_tile", lambda: BEST._replace(amx=True))
     weight = torch.randn(64, 64)
     for agrees in (True, False):
         monkeypatch.setattr(decode, "amx_matches_vectors", lambda _, agrees=agrees: agrees)
@@ -97,7 +97,7 @@ def _compare_models() -> None:
     sources, pieces = torch.randint(2, 300, (9, 12)), torch.randint(2, 300, (5, 9, 1))
     found = []
     for amx in (False, True):
-        setattr(decode, "find_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
+        setattr(decode, "require_integer_tile", lambda amx=amx: BEST._replace(amx=amx))  # noqa: B010
         state = start_fast(quantize(copy.deepcopy(model)), sources)
         assert isinstance(state, NativeState)
         assert state.output.tile.amx is amx

@@ -5,7 +5,6 @@ Legend: B texts, L tokens of a text, D model width.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
 
 import msgspec
 import torch
@@ -72,10 +71,6 @@ class Embedder:
     def __repr__(self) -> str:
         return summary("Embedder", self.model, f"{self.pooling} pooling", f"{self.length} tokens at most")
 
-    @overload
-    def __call__(self, text: str) -> Tensor: ...
-    @overload
-    def __call__(self, text: list[str] | tuple[str, ...]) -> Tensor: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Tensor:
         """Return the vector of a text, (D,), or of each text in a list, (B, D); float32 on the CPU."""
         vectors = self.vectors(self.encode(as_texts(text)))

@@ -4,18 +4,23 @@ Legend: B sentences, W hypotheses of each, S source length, P prompt length, V v
 """
 
 import importlib.metadata
+import importlib.util
+import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transduce.errors import TransduceError
-from transduce.kernels.cuda.available import why_no_triton
 from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model", bound=nn.Module)
 _Quantizable = TypeVar("_Quantizable", Transformer, Decoder, Encoder)
 _MIN_LLVMLITE = (0, 50)
+_MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
 _COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
 
 
@@ -53,6 +59,7 @@ def has_kernels() -> bool:
     return why_no_kernels(torch.get_num_threads()) is None
 
 
+@cache
 def why_no_kernels(threads: int) -> str | None:
     """Return a clause that says why compiled kernels do not run on this number of threads, or None if they do."""
     try:
@@ -71,6 +78,39 @@ def why_no_kernels(threads: int) -> str | None:
     if threads > 1 and find_openmp() is None:
         return "the kernels run on one thread only on this system"
     return None
+
+
+def why_triton_fails(device: str) -> str | None:
+    """Return why Triton does not work on a device, as a phrase for a message; None if it works."""
+    # The kernels are imported only for the trial, once everything else is present.
+    from transduce.kernels.cuda.rows import add_and_norm
+
+    x = torch.linspace(-1.0, 1.0, 96, device=device).view(2, 48)
+    weight, bias = x[0] + 2.0, x[1]
+    try:
+        with torch.cuda.device_of(x):
+            total, normed = add_and_norm(x, x * x, weight, bias, 1e-5)
+    except Exception as error:  # noqa: BLE001  (its compiler, the C compiler and the driver have errors of their own)
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"triton fails on it: {reason}"
+    expected = F.layer_norm(x + x * x, (48,), weight, bias, 1e-5)
+    right = torch.allclose(total, x + x * x) and torch.allclose(normed, expected, rtol=1e-4, atol=1e-4)
+    return None if right else "triton's kernels give wrong results on it"
+
+
+@cache
+def why_no_triton(device: str) -> str | None:
+    """Return why Triton kernels do not work on a GPU, as a phrase for a message; None if they do."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if sys.platform == "linux":  # Triton for other systems ships a compiler
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            return "there is no C compiler for triton: install gcc"
+        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+            return "there is no Python.h for triton: install Python's headers"
+    if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
+        return "the kernels need an NVIDIA GPU of the Ampere generation or later"
+    return why_triton_fails(device)
 
 
 def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lambda: None) -> _Quantizable:
@@ -116,17 +156,11 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
         return model.project
-    if _why_no_kernels(torch.get_num_threads()) is not None:
+    if why_no_kernels(torch.get_num_threads()) is not None:
         return model.project
     from transduce.kernels.cpu.gemm.decode import INPUT_MULTIPLE, BFloat16Vocabulary
 
     return model.project if weight.shape[1] % INPUT_MULTIPLE else BFloat16Vocabulary(weight, bias)
-
-
-@cache
-def _why_no_kernels(threads: int) -> str | None:
-    """Return `why_no_kernels(threads)`, cached: reading the installed packages is too slow for every batch."""
-    return why_no_kernels(threads)
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
@@ -274,7 +308,7 @@ def _why_not_packed(model: nn.Module) -> str | None:
 
 def _why_not_compilable(model: nn.Module) -> str | None:
     """Return a clause that says why compiled kernels here could not decode a model, or None if they could."""
-    if (reason := _why_no_kernels(torch.get_num_threads())) is not None:
+    if (reason := why_no_kernels(torch.get_num_threads())) is not None:
         return reason
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
 
