@@ -7,7 +7,7 @@ the prepacked matrices, and shares all other float32 tensors.
 import copy
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -197,7 +197,9 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
     with torch.no_grad(), torch.device("meta"):
-        made = _PREPACKED_CLASSES[_kind_of(model)](model.config)
+        made = next(prepacked for kind, prepacked in _PREPACKED_CLASSES.items() if isinstance(model, kind))(
+            model.config
+        )
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
     has_rotary = model.config.positions.startswith("rotary")
@@ -219,11 +221,6 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     if not isinstance(made, PrepackedEncoder):
         made.own_output_weight = made.output_bias = None
     return made.eval()
-
-
-def _kind_of(model: InferenceModel) -> type[InferenceModel]:
-    """Return the base class, among those that can be prepacked, to which a model belongs."""
-    return next(kind for kind in _PREPACKED_CLASSES if isinstance(model, kind))
 
 
 def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
@@ -250,7 +247,7 @@ class PackedModel:
             originals: the parameters and buffers of the model that it was made of, by name.
         """
         self.model = model
-        self._layers = {name: part for name, part in model.named_modules() if _is_packed(part)}
+        self._layers: dict[str, Any] = {name: part for name, part in model.named_modules() if hasattr(part, "layout")}
         used = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self.needed = [name for name, tensor in originals.items() if id(tensor) in used]
         """The names of the original parameters and buffers that the prepacked model needs besides its layers."""
@@ -289,11 +286,6 @@ class PackedModel:
         return self.model
 
 
-def _is_packed(module: nn.Module) -> TypeGuard[Any]:
-    """Return whether a module is a prepacked linear layer whose tensors can be stored."""
-    return isinstance(getattr(module, "layout", None), str)
-
-
 def packed_layers(model: nn.Module) -> PackedModel | None:
     """Return the prepacked layers of a model, or None if it has none."""
     return PackedModel(model, {}) if isinstance(model, AnyPrepacked) else None
@@ -309,7 +301,7 @@ class InferenceCopy:
         """Make the inference copy of a model: prepack the weights, converted to float32."""
         self._make = make
         self._prepacked = prepack(_in_float32(model), make)
-        self._record_weights(model)
+        self.record_weights(model)
 
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
@@ -322,18 +314,13 @@ class InferenceCopy:
             for holder, name, parameter, version in weights
         ):
             self._prepacked = prepack(_in_float32(model), self._make)
-            self._record_weights(model)
+            self.record_weights(model)
         return self._prepacked
 
-    def accept_new_precision(self, model: nn.Module) -> None:
-        """Record that the model's parameters changed only their dtype, so that nothing is prepacked again."""
-        self._record_weights(model)
-
-    def _record_weights(self, model: nn.Module) -> None:
-        # The copy must not keep the model alive.
+    def record_weights(self, model: nn.Module) -> None:
         """Record the layer graph, the parameters and the parameters' versions, to detect later changes."""
         self._graph = graph_of(model)
-        self._weights = [
+        self._weights = [  # the copy must not keep the model alive
             (holder._parameters, name, parameter, _version(parameter))
             for holder in model.modules()
             for name, parameter in holder._parameters.items()

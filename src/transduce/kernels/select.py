@@ -365,7 +365,7 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
     inference_copy = _make_copy(model, dtype)
     model.to(dtype)
     if inference_copy is not None:
-        inference_copy.accept_new_precision(model)
+        inference_copy.record_weights(model)  # which changed its dtype only, so that nothing is prepacked again
         _INFERENCE_COPIES[model] = inference_copy
 
 

@@ -131,23 +131,20 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
 # --- loading to a device ---
 
 
-Placed = TypeVar("Placed", bound=Model)
-
-
-class ReadFolder(Protocol[Placed]):
+class ReadFolder(Protocol[_Model]):
     """A function of `read.py` that reads model folders, such as `read_decoder_folder`."""
 
-    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[Placed]: ...
+    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
 
 
 def load_model_at(
-    read: ReadFolder[Placed],
+    read: ReadFolder[_Model],
     folder: Path,
     *,
     precision: Precision | str,
     device: str,
     threads: int | None,
-) -> ModelFolder[Placed]:
+) -> ModelFolder[_Model]:
     """Read a model folder with a reader of `read.py`, move the model to a device, and set the process's thread count.
 
     Args:
@@ -167,8 +164,8 @@ def load_model_at(
 
 
 def read_at_precision(
-    read: ReadFolder[Placed], folder: Path, precision: str, machine: Machine, *, always_store: bool = False
-) -> ModelFolder[Placed]:
+    read: ReadFolder[_Model], folder: Path, precision: str, machine: Machine, *, always_store: bool = False
+) -> ModelFolder[_Model]:
     """Read a model folder with a reader of `read.py`, and convert the model to a precision on the machine's device.
 
     With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time. With "auto"
@@ -232,10 +229,7 @@ def load_encoder_at(
 # For models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
 
 
-M = TypeVar("M", bound=Model)
-
-
-def with_languages(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
+def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return a model that translates between these languages; None keeps a side's default.
 
     Raises:
@@ -262,7 +256,7 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
     return msgspec.structs.replace(content, tokenizer=tokenizer.for_languages(source, target), manifest=manifest)
 
 
-def _with_direction(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
+def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Select the languages of a model that was trained on several language pairs, and return the model.
 
     The pair may be new if the model knows the source language and the target language from other pairs.
