@@ -196,10 +196,9 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     """
     if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
+    prepacked_class = next(prepacked for kind, prepacked in _PREPACKED_CLASSES.items() if isinstance(model, kind))
     with torch.no_grad(), torch.device("meta"):
-        made = next(prepacked for kind, prepacked in _PREPACKED_CLASSES.items() if isinstance(model, kind))(
-            model.config
-        )
+        made = prepacked_class(model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
     has_rotary = model.config.positions.startswith("rotary")
