@@ -190,13 +190,13 @@ def test_activations_have_few_bits_for_the_vocabulary_and_for_long_sums_alone() 
 
 @torch.inference_mode()
 def test_layers_that_kernels_cannot_multiply_are_refused() -> None:
-    """Weights that differ are far from the sums that 8,208 equal ones could have."""
-    wide, x = torch.randn(16, 8208), torch.randn(3, 8208)
+    """Weights that differ are far from the sums that 8,272 equal ones could have."""
+    wide, x = torch.randn(16, 8272), torch.randn(3, 8272)
     expected = x @ wide.T
     error = make_int8_linear(wide, None, "memory")(x) - expected
     assert float(error.norm() / expected.norm()) < 0.02
     with pytest.raises(TransduceError, match="whose weights are almost equal, because sums would exceed 32 bits"):
-        make_int8_linear(torch.ones(16, 8208), None, "memory")
+        make_int8_linear(torch.ones(16, 8272), None, "memory")
     with pytest.raises(TransduceError, match="must be a multiple of 16, but one has 120: use `fp32` or `bf16`"):
         make_int8_linear(torch.ones(16, 120), None)
 
