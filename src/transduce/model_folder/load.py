@@ -15,11 +15,10 @@ from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.model_folder.read import ModelFolder
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
-from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
 # float32, bfloat16, or 8-bit integer weights that are quantized on loading.
@@ -206,23 +205,6 @@ def read_at_precision(
                 release_freed_memory()  # the stored model's weights are mapped
                 return stored
     return msgspec.structs.replace(content, model=model)
-
-
-def load_encoder_at(
-    folder: Path, *, precision: Precision | str, device: str, threads: int | None
-) -> tuple[Encoder, Tokenizer]:
-    """Load an encoder-only model and its tokenizer at a precision and on a device.
-
-    Raises:
-        TransduceError: the model is of another kind, the folder cannot be read, or an option is invalid.
-    """
-    content = load_model_at(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
-    if not isinstance(content.model, Encoder):
-        raise TransduceError(
-            f"An encoder-only model is needed here, but the model in {folder} is of the kind "
-            f"`{content.model.config.kind}`: name another folder."
-        )
-    return content.model, content.tokenizer
 
 
 # --- languages ---
