@@ -215,12 +215,9 @@ def select_decoder(model: nn.Module) -> Selection:
 
     Hooks and replaced modules take effect at the next call.
     """
-    refused: dict[str, str] = {}
-    for backend, why in _DECODERS.items():
-        if (reason := why(model)) is None:
-            return Selection(backend, refused)
-        refused[backend] = reason
-    return Selection("reference", refused)
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    backend, reason = ("triton", _why_not_triton(model)) if on_gpu else ("compiled", _why_not_compiled(model))
+    return Selection(backend, {}) if reason is None else Selection("reference", {backend: reason})
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
@@ -338,12 +335,6 @@ def _why_not_triton(model: nn.Module) -> str | None:
     from transduce.kernels.cuda.decode_graph import why_not_triton
 
     return why_not_triton(model)
-
-
-_DECODERS: dict[str, Callable[[nn.Module], str | None]] = {
-    "compiled": _why_not_compiled,
-    "triton": _why_not_triton,
-}
 
 
 def _can_be_prepacked(model: nn.Module) -> TypeGuard[InferenceModel]:
