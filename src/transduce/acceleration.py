@@ -32,7 +32,6 @@ __all__ = [
     "exact_projection",
     "find_batch_search",
     "forecast_decoder",
-    "has_compiled_steps",
     "has_kernels",
     "is_recording",
     "kernels_for_training",
@@ -65,7 +64,6 @@ try:
         exact_projection,
         find_batch_search,
         forecast_decoder,
-        has_compiled_steps,
         has_kernels,
         kernels_for_training,
         make_inference_copy,
@@ -182,10 +180,6 @@ except ModuleNotFoundError as missing:
     def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
         """Return the state of each token, (B, S) to (B, S, D), by the model's PyTorch modules."""
         return model.encode(ids, token_types=token_types)[0]
-
-    def has_compiled_steps(model: EncoderDecoder) -> bool:  # noqa: ARG001
-        """Return False, since no compiled steps exist without the kernels package."""
-        return False
 
     def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
         """Return None, since no compiled steps exist without the kernels package."""

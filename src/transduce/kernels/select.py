@@ -259,11 +259,6 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
     return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
 
 
-def has_compiled_steps(model: EncoderDecoder) -> bool:
-    """Return whether compiled kernels decode a model, encoder included, so that threads may decode one batch each."""
-    return not isinstance(_find_compiled(model), str)
-
-
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
     """Process prompt_ids (B, P) of lengths (B,), and return the fastest decoding state that supports the model."""
     compiled = _find_compiled(model)
