@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument(
         "--activation",
         choices=("relu", "gelu", "gelu-tanh"),
-        help="of karpathy's feed-forward networks; default: relu for the lecture, gelu-tanh for minGPT, gelu for nanoGPT",
+        help="of karpathy's feed-forward networks; default: nanoGPT's gelu, minGPT's gelu-tanh, the lecture's relu",
     )
     listing.add_argument("--unscaled", action="store_true", help="embeddings are not multiplied by √d_model")
 
@@ -167,8 +167,8 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
     record = tokenizer.record.source
     if not rows <= max(rows, record.size) <= rows + _MOST_ADDED:
         raise TransduceError(
-            f"{file} has {len(record.ids):,} tokens, but the embeddings have {rows:,} rows: pass the list that the model "
-            "was trained with."
+            f"{file} has {len(record.ids):,} tokens, but the embeddings have {rows:,} rows: pass the list that the "
+            "model was trained with."
         )
     source = msgspec.structs.replace(record, size=max(rows, record.size), keeps_line_feeds=True)
     return ImportedTokenizer(msgspec.structs.replace(tokenizer.record, source=source))

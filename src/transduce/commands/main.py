@@ -254,7 +254,7 @@ def _explained(arguments: list[str]) -> int:
             warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run(arguments)
     except TransduceError as error:
-        sys.stderr.write("transduce: " + _with_options(str(error), arguments) + "\n")
+        sys.stderr.write(f"transduce: {_with_options(error, arguments)}\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -285,11 +285,12 @@ def _explained(arguments: list[str]) -> int:
         return 2
 
 
-def _with_options(message: str, arguments: Sequence[str]) -> str:
-    """Return an error message in which options replace the names of Python arguments that they set.
+def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
+    """Return an error's message in which options replace the names of Python arguments that they set.
 
     A message that names none of the options passed is returned as it is: its names may be those of a settings file.
     """
+    message = str(error)
     verb = current_command(arguments[0]) if arguments else ""
     options = {f"`{name}`": f"--{name.replace('_', '-')}" for name in re.findall(r"`([a-z_]+)`", message)}
     passed = {argument.partition("=")[0] for argument in arguments}

@@ -428,8 +428,8 @@ def _neutral(
     """
     added = {}
     for name, (parts, shape) in expected.items():
-        is_norm = "_residual.norm_" in name
-        if style == "annotated" or (is_norm and style not in ("separate", "karpathy")) or not (is_norm or name.endswith(".bias")):
+        is_norm, may_lack_norms = "_residual.norm_" in name, style in ("separate", "karpathy")
+        if style == "annotated" or (is_norm and not may_lack_norms) or not (is_norm or name.endswith(".bias")):
             continue
         for part in parts:
             kind = re.sub(r"\d+", "0", part)  # a weight that some layers have must not be missing in others
