@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -515,6 +516,8 @@ class Conv1D(nn.Module):
 class NanoGPT(nn.Module):
     """A GPT with the module names of nanoGPT and minGPT; `linear` makes its four matrices."""
 
+    transformer: Any
+
     def __init__(self, linear: Callable[[int, int], nn.Module], gelu: str, *, bias: bool, tied: bool) -> None:
         super().__init__()
         self.transformer = nn.ModuleDict({"wte": nn.Embedding(V, D), "wpe": nn.Embedding(T, D)})
@@ -550,6 +553,8 @@ class NanoGPT(nn.Module):
 
 class LectureGPT(nn.Module):
     """The GPT of the lecture that starts from an empty file: a module for each head, ReLU, a bias on the logits."""
+
+    blocks: Any
 
     def __init__(self) -> None:
         super().__init__()

@@ -105,13 +105,15 @@ function alignmentView(words, languages, help) {
 
 // --- probabilities -----------------------------------------------------------------------------------------------
 
-// `differs` marks tokens that the other one of two translations lacks.
-function piecesView(steps, chosen, onchoose, differs = []) {
+// `differs` marks tokens that the other one of two translations lacks; `outputs` names what each step predicts, such as
+// the word that a tag belongs to.
+function piecesView(steps, chosen, onchoose, differs = [], outputs = []) {
+  const nameOf = ({piece}, place) => [outputs[place], piece].filter((name, at) => name && (at || name !== piece)).map(visible).join(" → ");
   const buttons = steps.map((step, place) => {
     const sureness = step.probability < 0.2 ? " doubtful" : step.probability < 0.6 ? " unsure" : "";
     return make("button", {
       class: `piece${sureness}${differs[place] ? " differs" : ""}`, type: "button", "aria-pressed": place === chosen, onclick: () => onchoose(place),
-    }, make("span", {}, visible(step.piece)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
+    }, make("span", {}, nameOf(step, place)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
     make("small", {}, percent(step.probability)));
   });
   const pieces = make("div", {class: "pieces"}, ...buttons);
