@@ -187,7 +187,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
 class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
     """Inspections for one page: translations, of which any two are shown side by side, or texts of other models."""
 
-    inspections: tuple[Inspection, ...] | tuple[TextInspection, ...]
+    inspections: tuple[Inspection | TextInspection, ...]
     language: Literal["en", "zh"] | None = None
     """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
 

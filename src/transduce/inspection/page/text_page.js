@@ -32,8 +32,15 @@ function chances(inspection, words) {
   return inspection.steps.length ? [probabilitiesSection(inspection, words, chosen, choose)] : [];
 }
 
+// The words of a language model's predictions are tokens, with ▁ for spaces.
+function readable(inspection) {
+  const of = words => ({...words, source_words: words.source_words.map(visible), target_words: words.target_words.map(visible)});
+  return {...inspection, answer: visible(inspection.answer), words: of(inspection.words),
+    attributions: inspection.attributions.map(each => ({...each, words: of(each.words)}))};
+}
+
 function render() {
-  const all = WORDS[chosen.language], inspection = inspections[chosen.number];
+  const all = WORDS[chosen.language], inspection = readable(inspections[chosen.number]);
   const words = {...all, ...all.ofText, alignmentHelp: all.ofText.readsHelp[inspection.attention]};
   const {text, answer} = inspection;
   appear(chosen);

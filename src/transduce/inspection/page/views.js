@@ -255,7 +255,7 @@ function heatMapView(attention, chosen, from, to, words) {
   const stacked = to.map(piece => isWide(piece) ? [...piece] : null);
   const lengthOf = (piece, key) => stacked[key] ? 15 * stacked[key].length : widthOf(piece);
   const left = Math.max(30, ...from.map(widthOf)) + 10, top = Math.max(20, ...to.map(lengthOf)) + 10;
-  const available = Math.min(560, window.innerWidth - left - 80);
+  const available = Math.min(565, window.innerWidth - 80) - left; // of a card's wider column, or of a narrow window
   const size = Math.max(10, Math.min(34, Math.floor(available / Math.max(from.length, to.length))));
   const font = `${Math.max(10, Math.min(14, size - 2))}px system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif`;
   const width = left + size * to.length + 2, height = top + size * from.length + 2, scale = window.devicePixelRatio || 1;
