@@ -276,13 +276,13 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
     """Write the page of all texts of a model of another kind; print what it shows of the first one."""
     from transduce.inspection.sentence import inspect_text
-    from transduce.inspection.sentence_view import InspectionPage
+    from transduce.inspection.sentence_view import TextInspectionPage
 
     if options.beside is not None:
         raise TransduceError("`--beside` compares Transformers that translate, and this model is none: leave it out.")
     texts = [sentence_or_table(reader, each) for each in _sentences(options)]
     found = tuple(inspect_text(reader, text, attributions=True) for text in texts)
-    write_file(Path(options.html), InspectionPage(inspections=found).to_html().encode())
+    write_file(Path(options.html), TextInspectionPage(inspections=found).to_html().encode())
     return _show(options, found[0], found[0].draw())
 
 

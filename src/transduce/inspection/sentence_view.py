@@ -148,7 +148,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
-        return InspectionPage(inspections=(self,)).to_html()
+        return TextInspectionPage(inspections=(self,)).to_html()
 
     def _repr_html_(self) -> str:
         return page_in_iframe(self.to_html())
@@ -185,9 +185,9 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Inspections for one page: translations, of which any two are shown side by side, or texts of other models."""
+    """Inspections of several sentences or models for one page, which shows any two of them side by side."""
 
-    inspections: tuple[Inspection | TextInspection, ...]
+    inspections: tuple[Inspection, ...]
     language: Literal["en", "zh"] | None = None
     """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
 
@@ -195,21 +195,42 @@ class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
         """Return a self-contained HTML page that shows the inspections without further files or network access.
 
         Raises:
-            TransduceError: there is no inspection, or they are of both kinds.
+            TransduceError: there is no inspection.
         """
-        if not self.inspections:
-            raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
-        if len({type(each) for each in self.inspections}) > 1:
-            raise TransduceError("A page shows translations or texts of other models: make a page for each.")
-        first = self.inspections[0]
-        language = self.language or ("zh" if ui_language() == "zh" else None)
-        content = msgspec.json.encode(msgspec.structs.replace(self, language=language)).decode()
-        if isinstance(first, TextInspection):
-            return render_text_page(" → ".join(filter(None, (first.text, first.answer))), content)
-        return render_page(f"{first.source} → {first.translation}", content)
+        content = _page_content(self)
+        return render_page(f"{self.inspections[0].source} → {self.inspections[0].translation}", content)
 
     def _repr_html_(self) -> str:
         return page_in_iframe(self.to_html())
+
+
+class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Inspections of several texts by models of any kind for one page, which shows one of them at a time."""
+
+    inspections: tuple[TextInspection, ...]
+    language: Literal["en", "zh"] | None = None
+    """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page that shows the inspections without further files or network access.
+
+        Raises:
+            TransduceError: there is no inspection.
+        """
+        content = _page_content(self)
+        first = self.inspections[0]
+        return render_text_page(" → ".join(filter(None, (first.text, first.answer))), content)
+
+    def _repr_html_(self) -> str:
+        return page_in_iframe(self.to_html())
+
+
+def _page_content(page: InspectionPage | TextInspectionPage) -> str:
+    """Return the content of a page as JSON, with the language in which the page opens."""
+    if not page.inspections:
+        raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
+    language = page.language or ("zh" if ui_language() == "zh" else None)
+    return msgspec.json.encode(msgspec.structs.replace(page, language=language)).decode()
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:

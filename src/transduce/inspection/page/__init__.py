@@ -23,7 +23,7 @@ def render_page(title: str, payload: str) -> str:
 
     Args:
         title: the page's title.
-        payload: an `inspection.sentence_view.Inspection` as JSON.
+        payload: an `inspection.sentence_view.InspectionPage` as JSON.
     """
     return _render(title, payload, _ALONE, styles=("page.css",), connect="'none'")
 
@@ -33,7 +33,7 @@ def render_text_page(title: str, payload: str) -> str:
 
     Args:
         title: the page's title.
-        payload: an `inspection.sentence_view.InspectionPage` of `TextInspection`s as JSON.
+        payload: an `inspection.sentence_view.TextInspectionPage` as JSON.
     """
     return _render(title, payload, _TEXT, styles=("page.css",), connect="'none'")
 
