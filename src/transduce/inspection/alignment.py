@@ -617,8 +617,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
     """
     try:
         content = path.read_bytes()
-        is_statistics = b'"targets":' in content
-        if is_statistics:
+        if "targets" in msgspec.json.decode(content, type=dict[str, msgspec.Raw]):
             return msgspec.json.decode(content, type=WordStatistics)
         return msgspec.json.decode(content, type=HeadWeights)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
