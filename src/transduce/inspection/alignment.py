@@ -98,7 +98,7 @@ _Counts = dict[str, tuple[int, int]]
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often words are linked in known alignments."""
+    """Counts of linked words in known alignments."""
 
     sources: _Counts
     """Source words that have any link."""
