@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.generator import Generator
+from transduce.inference.generator import ContinuousGeneration, Generation, Generator
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.select import decoded_model, make_inference_copy
 from transduce.model.config import ModelConfig
@@ -248,6 +248,41 @@ def test_several_prompts_are_continued_as_each_alone(generator: Generator, searc
     for prompt, each in zip(prompts, found, strict=True):
         alone = generator(prompt, search=search)
         assert [one.text for one in each.continuations] == [one.text for one in alone.continuations]
+
+
+def test_prompts_that_join_later_are_continued_as_each_alone(generator: Generator) -> None:
+    """They have different settings, and some fill the context."""
+    samples = SearchSettings(n_best=2, max_length=6, sampling=SamplingSettings(temperature=0.9, top_k=4, seed=5))
+    beam = SearchSettings(beam_size=2, n_best=2, max_length=5)
+    orders = [
+        ("abc", GREEDY),
+        ("d", msgspec.structs.replace(GREEDY, max_length=5)),
+        ("hi d", samples),
+        ("d e f g h i a b c", samples),
+        ("", beam),
+        ("ab", msgspec.structs.replace(samples, max_length=1)),
+        ("g", msgspec.structs.replace(samples, max_length=3)),
+    ]
+    running = ContinuousGeneration(generator)
+    found = dict[int, Generation]()
+    for prompt, search in orders:
+        running.join([prompt], [search])
+        running.step()
+        found |= running.take_finished()
+    assert 0 in running.texts()
+    running.abandon([0])
+    for _ in range(6):
+        running.step()
+        found |= running.take_finished()
+    assert running.texts() == {}
+    assert running.free_texts == 64
+    for number, (prompt, search) in enumerate(orders):
+        alone = generator.generate(prompt, search)
+        texts, expected = ([one.text for one in each.continuations] for each in (found[number], alone))
+        if number:
+            assert texts == expected
+        else:
+            assert expected[0].startswith(texts[0])
 
 
 def test_samples_of_a_prompt_do_not_depend_on_other_prompts(generator: Generator) -> None:
