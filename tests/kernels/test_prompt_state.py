@@ -203,18 +203,19 @@ def test_prompts_that_join_a_batch_are_continued_as_alone(
     alone = [run(begin([number]))[0] for number in range(len(prompts))]
     assert found == alone
     assert {hypothesis.ended for own in found or [] for hypothesis in own} == {True, False}
-    later, given_up = join_over_time(begin, alone)
-    assert later == {number: own for number, own in enumerate(alone) if number != 7}
-    assert kind == "beam" or [each.ids for each in given_up] == [each.ids[:4] for each in alone[7]]
+    chosen = max(range(1, len(alone)), key=lambda number: min(len(each.ids) for each in alone[number]))
+    later, given_up = join_over_time(begin, alone, chosen)
+    assert later == {number: own for number, own in enumerate(alone) if number != chosen}
+    assert kind == "beam" or [each.ids for each in given_up] == [each.ids[:2] for each in alone[chosen]]
 
 
 def join_over_time(
-    begin: Callable[..., CompiledSearch], alone: Sequence[Sequence[Hypothesis]]
+    begin: Callable[..., CompiledSearch], alone: Sequence[Sequence[Hypothesis]], chosen: int
 ) -> tuple[dict[int, list[Hypothesis]], list[Hypothesis]]:
-    """Continue prompts of which one joins the batch after each step; prompt 7 is given up after four tokens.
+    """Continue prompts of which one joins the batch after each step; a chosen one is given up after two tokens.
 
     Returns:
-        The hypotheses of the others by number, and those of prompt 7.
+        The hypotheses of the others by number, and those of the chosen one.
     """
     main = begin([0], ReservedCapacity(3, 90, 110))
     assert isinstance(main.search, JoinableSearch)
@@ -224,12 +225,11 @@ def join_over_time(
         main.advance()
         active = main.rows.tolist()
         found |= {numbers.pop(index): main.take(index) for index in list(numbers) if index not in active}
-        lengths = dict(zip(active, main.own_lengths(), strict=True))
-        if lengths.get(next((index for index, number in numbers.items() if number == 7), -1)) == 4:
-            (index,) = (index for index, number in numbers.items() if number == 7)
-            main.abandon([index])
-            given_up = main.take(index)
-            del numbers[index]
+        for index, length in zip(active, main.own_lengths(), strict=True):
+            if (numbers[index], length) == (chosen, 2):
+                main.abandon([index])
+                given_up = main.take(index)
+                del numbers[index]
         if waiting and len(numbers) < 3:
             number = waiting.pop(0)
             new = begin([number])
