@@ -154,7 +154,7 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
     proof = prove_int8(folder, lines.splitlines(), lines.splitlines())
     shown = capsys.readouterr().out
     assert "greedily" in shown
-    assert "at beam 4" in shown  # the folder's own search
+    assert "with 4 hypotheses" in shown  # the folder's own search
     assert proof.sentences == 120
     assert [each.beam_size for each in proof.comparisons] == [1, 4]
     assert all(each.bleu_difference is not None for each in proof.comparisons)

@@ -537,13 +537,15 @@ class ContinuousGeneration:
 
     def texts(self) -> dict[int, list[list[int]]]:
         """Return the new tokens so far of each prompt's texts, by the prompt's number."""
-        return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
+        with torch.inference_mode():
+            return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
 
     def abandon(self, numbers: Collection[int]) -> None:
         """End the continuations of prompts; their texts so far become results."""
         for batch in list(self._batches):
             if indices := [index for index, number in batch.numbers.items() if number in numbers]:
-                batch.search.abandon(indices)
+                with torch.inference_mode():
+                    batch.search.abandon(indices)
                 self._collect(batch)
 
     def take_finished(self) -> dict[int, Generation]:

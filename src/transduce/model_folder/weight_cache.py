@@ -319,7 +319,7 @@ class Int8Comparison(msgspec.Struct, frozen=True):
         return (
             f"{self.equal:,} greedily{bleu}"
             if self.beam_size == 1
-            else f"{self.equal:,} at beam {self.beam_size}{bleu}"
+            else f"{self.equal:,} with {self.beam_size} hypotheses{bleu}"
         )
 
 
