@@ -221,6 +221,7 @@ def join_over_time(
     assert isinstance(main.search, JoinableSearch)
     main.advance()
     numbers, waiting, found = {0: 0}, [*range(1, len(alone))], dict[int, list[Hypothesis]]()
+    given_up: list[Hypothesis] = []
     while numbers or waiting:
         main.advance()
         active = main.rows.tolist()

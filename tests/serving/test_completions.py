@@ -356,8 +356,8 @@ def test_requests_join_those_that_are_running_and_get_what_they_would_get_alone(
             batcher.submit(job)
             job.future.result(60)
     first, *others = together
-    for number, job in enumerate(together):
-        job.future.add_done_callback(lambda _, number=number: ended.append(number))
+    for job in together:
+        job.future.add_done_callback(lambda future: ended.append([job.future for job in together].index(future)))
 
     def begin_others(text: str) -> None:  # noqa: ARG001
         first.report = None
@@ -376,7 +376,12 @@ def test_a_request_that_nobody_waits_for_leaves_the_others(generator: ServedGene
     requests = [CompletionRequest("letters", ["ab"], max_tokens=most, sampling={"seed": 1}) for most in (500, 40, 40)]
     jobs = [GenerationJob(generator, request, ServingSettings()) for request in requests]
     with working() as batcher:
-        jobs[0].report = lambda text: batcher.abandon(jobs[0]) if len(text) > 5 else None
+
+        def give_up(text: str) -> None:
+            if len(text) > 5:
+                batcher.abandon(jobs[0])
+
+        jobs[0].report = give_up
         batcher.submit(*jobs)
         assert jobs[1].future.result(60) == jobs[2].future.result(60)
         batcher.close()

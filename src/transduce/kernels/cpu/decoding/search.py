@@ -345,14 +345,13 @@ class NativeSearch:
 
     def _compact(self, rows: int) -> None:
         """Drop cache entries that none of the `rows` hypotheses has, and make capacity for more."""
-        position, pool = min(self.length, self.list_stride), self.state.pool
+        pool, position, lists = self.state.pool, min(self.length, self.list_stride), self._lists()[:rows]
         if self.longest_prompt:
             counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
             position = int(counts.max())
-        lists = self._lists()[:rows, :position]
-        if self.longest_prompt:  # elements behind the end of a list are undefined
-            lists = torch.where(torch.arange(position) < counts, lists, lists[:, :1])
-        self._lists()[:rows, :position] = pool.compact(lists, rows)
+            # Elements behind the end of a list are undefined.
+            lists = torch.where(torch.arange(position) < counts, lists[:, :position], lists[:, :1])
+        self._lists()[:rows, :position] = pool.compact(lists[:, :position], rows)
         self._use_pool()
 
     def _use_pool(self) -> None:
