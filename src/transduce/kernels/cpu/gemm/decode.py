@@ -24,6 +24,7 @@ from transduce.kernels.cpu.jit.compiler import (
     require_integer_tile,
 )
 from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.jit.threads import useful_threads
 from transduce.kernels.cpu.jit.tile import (
     HALF_BITS,
@@ -417,12 +418,13 @@ class NativeVocabulary(NativeLinear):
         logits = super().forward(x)
         if not self.recomputes_likeliest:
             return logits
-        rows = x.reshape(-1, self.width).contiguous()
+        rows, file = x.reshape(-1, self.width).contiguous(), file_rows(self.exact_weight)
         _refining_kernel(self.tile).run(
             rows.data_ptr(),
             len(rows),
             self.width,
             self.exact_weight.data_ptr(),
+            file.data_ptr(),
             self.bias.data_ptr(),
             logits.data_ptr(),
             self.padded_outputs,
@@ -546,12 +548,12 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _refining_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `logits.emit_refinement`."""
+    """Compile `refine_rows(x, N, D, weights, file rows, bias, logits, P)`, which runs `logits.emit_refinement`."""
     k = new_builder("refining", tile)
     emit_refinement(k, tile.vectors)
-    with kernel(k, "refine_rows", 7) as (numbers, thread, threads):
-        x, rows, width, weights, bias, logits, stride = numbers
-        parameters = [k.pointer(each) for each in (weights, bias, logits)]
+    with kernel(k, "refine_rows", 8) as (numbers, thread, threads):
+        x, rows, width, weights, file, bias, logits, stride = numbers
+        parameters = [k.pointer(each) for each in (weights, file, bias, logits)]
         k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
     return compile_kernels(k, ("refine_rows",))["refine_rows"]
 
