@@ -475,6 +475,7 @@ class _Runner:
             if not is_same or "--resume" not in command:
                 run.remove_output()
                 write_file(run.tested_path, made_from)
+        self._say(f"{label}: testing on {test.source}")
         before = run.test_progress()
         succeeds = self._execute(run, [*command, *options], label)
         if not succeeds and not self._is_stopping and before and run.test_progress() == before:
