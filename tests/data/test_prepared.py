@@ -99,7 +99,7 @@ def test_the_filters_are_applied_and_reported(write_lines: WriteLines, tokenizer
     source = write_lines("s.de", ["der hund", "", "gleich", "der \x00hund", "hund " * 30, "der hund", "ein hund\r"])
     target = write_lines("t.en", ["the dog", "the", "gleich", "the dog", "dog", "the dog", "a dog\r"])
     files = CorpusFiles(source=(str(source),), target=(str(target),))
-    settings = FilterSettings(max_pieces=100, drop_duplicates=True)
+    settings = FilterSettings(max_tokens=100, drop_duplicates=True)
     report = prepare(files, tokenizer, settings, tmp_path / "corpus").filters
     assert (report.read, report.kept, report.carriage_returns) == (7, 2, 2)
     assert {reason: count for reason, count in report.dropped.items() if count} == {
@@ -110,8 +110,8 @@ def test_the_filters_are_applied_and_reported(write_lines: WriteLines, tokenizer
         "lengths too unequal": 1,
     }
     assert report.examples["lengths too unequal"] == f"{source}:5"
-    short = prepare(files, tokenizer, FilterSettings(max_pieces=20), tmp_path / "corpus").filters
-    assert short.dropped["too many pieces"] == 1
+    short = prepare(files, tokenizer, FilterSettings(max_tokens=20), tmp_path / "corpus").filters
+    assert short.dropped["too many tokens"] == 1
 
 
 @pytest.mark.parametrize("kept", [1, 2, 5])

@@ -37,7 +37,7 @@ def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
         ({"phrases": [["tea"]]}, "Pass one list of phrases for each sentence: there are 2 sentences, but 1 of these"),
         ({"phrases": [["tea"]] * 3}, "there are 2 sentences, but 3 of these"),
         ({"phrases": ["tea", "tea"]}, "Phrases are a list of texts, but `tea` is one text"),
-        ({"places": [7]}, "Pass one place for each sentence: there are 2 sentences, but 1 of these"),
+        ({"indices": [7]}, "Pass one index for each sentence: there are 2 sentences, but 1 of these"),
         ({"search": None}, "`search` must be a `SearchSettings`, but is None"),
         ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),
     ],

@@ -75,7 +75,7 @@ def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Ge
             logits[[generator.vocabulary.pad_id, generator.vocabulary.unk_id]] = float("-inf")
             ids.append(int(logits.argmax()))
             values.append(float(logits.log_softmax(dim=-1).max()))
-    assert list(found.tokens) == generator.vocabulary.pieces(ids[prompt:])
+    assert list(found.tokens) == generator.vocabulary.tokens(ids[prompt:])
     assert found.token_log_probabilities == pytest.approx(values, abs=1e-4)
     assert not found.ended
 

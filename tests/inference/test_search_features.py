@@ -201,7 +201,7 @@ def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: T
     vocabulary = translator.tokenizer.target  # a joint one
     with_space, *joined = tokenize_phrase("苹果", vocabulary)
     assert vocabulary.decode(with_space) == "苹果"
-    assert all(vocabulary.piece(spelling[0])[0] != "▁" for spelling in joined)
+    assert all(vocabulary.token(spelling[0])[0] != "▁" for spelling in joined)
     assert [vocabulary.decode(spelling) for spelling in joined] == ["苹果"]
     assert len(tokenize_phrase("apples", vocabulary)) == 1
 
@@ -461,7 +461,7 @@ def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -
         search = SearchSettings(beam_size=beam_size, generate=GenerateSettings(forced_first_id=first))
         (found,) = translator.translate(["我爱你"], search, prefix="we eat")
         assert list(found.alternatives[0].tokens)[: len(prefix) + 1] == [
-            vocabulary.piece(id) for id in (first, *prefix)
+            vocabulary.token(id) for id in (first, *prefix)
         ]
 
 

@@ -37,7 +37,7 @@ class Opinions:
         values, pieces = [], []
         for word in target.split():
             cause = self.causes.get(word.lower().strip("“”.,!"))
-            own = self.vocabulary.pieces(self.vocabulary.encode(word))
+            own = self.vocabulary.tokens(self.vocabulary.encode(word))
             nats = -self.nats if cause is not None and cause not in source else -0.1
             values += [nats / len(own)] * len(own)
             pieces += own

@@ -65,7 +65,7 @@ def test_greedy_search_takes_the_models_best_piece_at_every_step(translator: Tra
         longest = len(translator.tokenizer.source.encode(sentence)) + 1 + 50
         pieces, values = greedy_by_hand(translator, sentence, longest)
         best = translation.alternatives[0]
-        assert list(best.tokens) == translator.tokenizer.target.pieces(pieces)
+        assert list(best.tokens) == translator.tokenizer.target.tokens(pieces)
         assert best.token_log_probabilities == pytest.approx(values, abs=1e-4)
         assert best.score == pytest.approx(sum(values), abs=1e-3)
         assert best.text == translator.tokenizer.target.decode(pieces)

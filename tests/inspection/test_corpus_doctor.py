@@ -181,7 +181,7 @@ def examine(
 
 
 def places(finding: Finding) -> list[str]:
-    return [example.place.rpartition("/")[2] for example in finding.examples]
+    return [example.location.rpartition("/")[2] for example in finding.examples]
 
 
 SOURCE = [f"这是第{number}个句子，我们很喜欢。" for number in range(60)]
@@ -320,7 +320,7 @@ def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLin
     report = examine(write_lines, sources, targets, tokenizer=Tokenizer.load(trained))
     assert report.finding("long lines").count == 2
     assert report.finding("unequal lengths").count >= 1
-    unknown = report.finding("unknown pieces")
+    unknown = report.finding("unknown tokens")
     assert unknown.severity == "problem"
     assert "by the model's vocabulary" in unknown.message
 
@@ -328,7 +328,7 @@ def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLin
 def test_rare_characters_are_no_fault_where_training_would_learn_the_same(write_lines: WriteLines) -> None:
     rare = [chr(0x4E00 + n) * 5 for n in range(len(SOURCE))]
     report = examine(write_lines, [line + more for line, more in zip(SOURCE, rare, strict=True)], TARGET)
-    unknown = report.finding("unknown pieces")
+    unknown = report.finding("unknown tokens")
     assert unknown.share > 0.01
     assert unknown.severity == "look"
 

@@ -143,7 +143,7 @@ def test_what_stands_in_the_folder(make_translator: MakeTranslator, tmp_path: Pa
     assert config["add_source_eos"] is True
     assert (config["decoder_start_token"], config["eos_token"], config["unk_token"]) == ("<pad>", "</s>", "<unk>")
     vocabulary = json.loads((tmp_path / "shared_vocabulary.json").read_bytes())
-    assert vocabulary == translator.tokenizer.source.pieces(range(translator.tokenizer.source.size))
+    assert vocabulary == translator.tokenizer.source.tokens(range(translator.tokenizer.source.size))
 
 
 # --- language models --------------------------------------------------------------------------------------------

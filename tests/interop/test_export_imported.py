@@ -39,7 +39,7 @@ def marian(make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: To
     del config["transduce"]
     documents: dict[str, dict[str, Any]] = {
         "config.json": config,
-        "vocab.json": {vocabulary.piece(id): id for id in range(vocabulary.size)},
+        "vocab.json": {vocabulary.token(id): id for id in range(vocabulary.size)},
         "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", "source_lang": "zh", "target_lang": "en"}
         | names,
         "special_tokens_map.json": names,

@@ -125,12 +125,12 @@ def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
     translator = opened(nllb)
     expected = translator("我喜欢茶。")
     found = inspect_sentence(translator, "我喜欢茶。")
-    assert (found.translation, found.source_pieces[0]) == (expected.text, "zho_Hans")
+    assert (found.translation, found.source_tokens[0]) == (expected.text, "zho_Hans")
     assert found.score == pytest.approx(expected.score)
-    assert attention_maps(translator, "我喜欢茶。").source_pieces == found.source_pieces
+    assert attention_maps(translator, "我喜欢茶。").source_tokens == found.source_tokens
     before = expected.alternatives[0].tokens
     changed = intervene(translator, "我喜欢茶。", Intervention(step=2, force=before[4])).after
-    assert changed.pieces[:3] == ("eng_Latn", before[1], before[4])
+    assert changed.tokens[:3] == ("eng_Latn", before[1], before[4])
     (maps,) = word_maps(translator, [word_pair("我喜欢茶。", "I like tea.")])
     assert maps.heads.shape[1:] == (3, 5)
 

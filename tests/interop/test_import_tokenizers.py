@@ -338,7 +338,7 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
     again = ImportedTokenizer.load(tmp_path / "out")
     assert again.fingerprint == tokenizer.fingerprint
     assert again.source.with_special_tokens(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
-    assert again.source.pieces([5, 6]) == ["lo", "##ve"]
+    assert again.source.tokens([5, 6]) == ["lo", "##ve"]
 
 
 STORED = Path(__file__).parent / "stored_tokenizers"

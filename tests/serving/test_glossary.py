@@ -34,12 +34,12 @@ def test_a_requests_terms_take_its_place(serve: Any, gated_model: Any) -> None:
 
 def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
-        assert live.translate("ein Hund", doubts=True).json["doubts"] == []
+        assert live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"] == []
     model = gated_model(glossary=OWN)
     model.translate = lambda sentences, *rest, **_: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
     with serve(model) as live:
-        doubts = live.translate("ein Hund", doubts=True).json["doubts"]
-    assert {"kind": "terms", "found": "`Hund` as `dog`"} in doubts
+        found = live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"]
+    assert {"kind": "terms", "found": "`Hund` as `dog`"} in found
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_a_server_counts_what_it_does(serve: Any, gated_model: Any) -> None:
     assert found["transduce_request_seconds_count"] == 3
     assert found["transduce_batch_sentences_sum"] == 2
     assert found["transduce_decoding_steps_total"] == 3
-    assert found["transduce_source_pieces_total"] == 5
+    assert found["transduce_source_tokens_total"] == found["transduce_source_pieces_total"] == 5
     assert found["transduce_characters_total"] == 13
     assert found["transduce_requests_running"] == 0
     assert not any("secret" in name for name in found)

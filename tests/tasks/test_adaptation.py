@@ -230,7 +230,7 @@ def test_what_lora_cannot_do_is_refused(
 def glove(trained: Path, tmp_path: Path) -> Path:
     """Write vectors of 32 numbers for every second token of the toy vocabulary."""
     vocabulary = read_any_model_folder(trained).tokenizer.target
-    words = sorted({vocabulary.piece(row).removeprefix("▁") for row in range(3, vocabulary.size)} - {""})[::2]
+    words = sorted({vocabulary.token(row).removeprefix("▁") for row in range(3, vocabulary.size)} - {""})[::2]
     vectors = torch.randn(len(words), 32)
     path = tmp_path / "glove.txt"
     rows = (f"{word} {' '.join(map(str, vector.tolist()))}" for word, vector in zip(words, vectors, strict=True))
@@ -261,7 +261,7 @@ def test_vectors_that_stay_are_in_the_model_that_is_kept_and_the_rest_learns(
     begun = load_file(out / "beginning.safetensors")["source_weight"]
     learnt = 0
     for row in range(3, vocabulary.size):
-        piece = vocabulary.piece(row)
+        piece = vocabulary.token(row)
         vector = known.get(piece.removeprefix("▁"))
         if vector is not None:
             assert weight[row].tolist() == pytest.approx(vector)
@@ -311,9 +311,9 @@ def test_each_side_has_its_own_vectors(
     content = read_any_model_folder(tmp_path / "run")
     source, target = content.tokenizer.source, content.tokenizer.target
     rows = {row for row in range(source.size) if content.model.source_weight[row].tolist() == [2.0] * 32}
-    assert rows == {row for row in range(source.size) if source.piece(row).removeprefix("▁") == "茶"} != set()
+    assert rows == {row for row in range(source.size) if source.token(row).removeprefix("▁") == "茶"} != set()
     rows = {row for row in range(target.size) if content.model.target_weight[row].tolist() == [3.0] * 32}
-    assert rows == {row for row in range(target.size) if target.piece(row).removeprefix("▁") == "tea"} != set()
+    assert rows == {row for row in range(target.size) if target.token(row).removeprefix("▁") == "tea"} != set()
 
 
 @pytest.mark.parametrize(

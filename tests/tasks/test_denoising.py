@@ -36,7 +36,7 @@ def test_text_alone_makes_a_folder_with_a_loss_and_a_mask(pretrained: Path) -> N
     score = json.loads((pretrained / "dev_score.json").read_bytes())
     assert 0.0 < score["loss"] < 6.0
     content = read_encoder_decoder_folder(pretrained)
-    assert content.tokenizer.target.piece(content.tokenizer.target.id("<mask>")) == "<mask>"
+    assert content.tokenizer.target.token(content.tokenizer.target.id("<mask>")) == "<mask>"
     # The vocabulary knows the other language too.
     assert content.tokenizer.source.unk_id not in content.tokenizer.source.encode("我喜欢苹果。")
     assert "transduce train --init-from THIS_FOLDER" in (pretrained / "README.md").read_text("utf-8")

@@ -181,8 +181,8 @@ def test_the_context_is_that_of_the_model_it_begins_with(
         ({"training.best_by": "bleu"}, r"`training\.best_by` is bleu, but .* is measured by loss"),
         ({"task.context": 4000}, r"more tokens than `task\.context` \(4,000\), but has "),
         (
-            {"data.filters.max_pieces": 9},
-            r"`data\.filters\.max_pieces` means nothing where .* is language-model: leave",
+            {"data.filters.max_tokens": 9},
+            r"`data\.filters\.max_tokens` means nothing where .* is language-model: leave",
         ),
         ({"data.format": "tsv"}, r"learns from text only, but `data\.format` is tsv, for pairs"),
         ({"model.num_encoder_layers": 2}, r"`model\.num_encoder_layers` means nothing where .* is language-model"),

@@ -113,8 +113,8 @@ def test_what_was_said_is_shown_as_said(
         ({"tokenizer.vocabulary_size": 5000}, "The text is too small for `tokenizer.vocabulary_size` 5000: set it"),
         ({"tokenizer.vocabulary_size": 20}, "`tokenizer.vocabulary_size` 20 is too small for the text's characters"),
         (
-            {"data.filters.max_pieces": 1},
-            r"No pair of .* is left: of .* or change `data\.filters\.max_pieces`, which is 1\.",
+            {"data.filters.max_tokens": 1},
+            r"No pair of .* is left: of .* or change `data\.filters\.max_tokens`, which is 1\.",
         ),
         ({"model.d_model": 1 << 20}, r"Memory ran out for the model and its optimizer state: lower"),
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
@@ -722,7 +722,7 @@ def test_a_run_on_long_texts_is_judged_by_whole_ones(
 
     whole = Translator.translate
     monkeypatch.setattr(Translator, "translate", translate)
-    said = {"data.dev_source": dev[0], "data.dev_target": dev[1], "data.filters.max_pieces": 1000, "training.steps": 1}
+    said = {"data.dev_source": dev[0], "data.dev_target": dev[1], "data.filters.max_tokens": 1000, "training.steps": 1}
     train(out=tmp_path / "run", settings=toy_settings | said, device="cpu", threads=1)
     assert parts == [1, 1]  # at the validation, and at the end
 

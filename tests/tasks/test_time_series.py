@@ -239,7 +239,7 @@ def test_what_the_command_cannot_do_it_says(
         ({"data.target": ["x.csv"]}, r"`data\.target` means nothing where `task\.kind` is time-series"),
         ({"tokenizer.vocabulary_size": 300}, r"`tokenizer\.vocabulary_size` means nothing"),
         ({"tokenizer.nfc": True}, r"`tokenizer` means nothing where `task\.kind` is time-series"),
-        ({"data.filters.max_pieces": 9}, r"`data\.filters` means nothing where"),
+        ({"data.filters.max_tokens": 9}, r"`data\.filters` means nothing where"),
         ({"data.languages": ["zh", "en"]}, r"`data\.languages` means nothing where"),
         ({"init_from": "models/x"}, r"`init_from` means nothing"),
         ({"model.kind": "transformer"}, r"`model\.kind` is transformer, but `task\.kind` = time-series takes series"),

@@ -60,7 +60,7 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
     )
     made = ImportedVocabulary(record)
     ids = encode_masked(made, "the ☃ [MASK]")
-    assert made.pieces(ids) == ["the", "[UNK]", "[MASK]"]
+    assert made.tokens(ids) == ["the", "[UNK]", "[MASK]"]
     assert made.token_texts(ids) == ["▁the", "<unk>", "▁[MASK]"]
     assert made.unknown_characters("the ☃ the") == "☃"
     assert made.unknown_characters("the") == ""
@@ -69,7 +69,7 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
 def test_ordinary_pieces_are_all_but_the_special_ones() -> None:
     made = vocabulary()
     special = set(range(made.size)) - set(text_token_ids(made))
-    assert {made.piece(id) for id in special} == {"<pad>", "</s>", "<unk>", *SPECIAL_TOKENS}
+    assert {made.token(id) for id in special} == {"<pad>", "</s>", "<unk>", *SPECIAL_TOKENS}
 
 
 def test_a_vocabulary_without_marks_is_refused() -> None:

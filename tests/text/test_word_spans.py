@@ -81,7 +81,7 @@ def test_overlap_counts_characters() -> None:
 def test_no_piece_reaches_over_the_end_of_a_word(translator: Translator) -> None:
     vocabulary, text = translator.tokenizer.source, "今天老师喜欢苹果。"
     words = locate_words(list(text), text)
-    pieces = vocabulary.pieces(encode_within_words(vocabulary, text, words))
+    pieces = vocabulary.tokens(encode_within_words(vocabulary, text, words))
     assert [piece.replace("▁", "") for piece in pieces if piece != "▁"] == list(text)
     whole = locate_words([text], text)
     assert encode_within_words(vocabulary, text, whole) == vocabulary.encode(text)

@@ -164,9 +164,9 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
     config = _config(folder)
     settings = _settings(folder, config)
     is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
-    greatest = settings["max_positions"] if is_short else None
+    max_positions = settings["max_positions"] if is_short else None
     generation = _optional_json(folder, "generation_config.json")
-    return import_generation(generation, config, str(folder), greatest=greatest)
+    return import_generation(generation, config, str(folder), max_positions=max_positions)
 
 
 def refuse_adapter(folder: Path) -> None:

@@ -144,10 +144,10 @@ def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(token for token in PLACEHOLDER_TOKENS if all(side.has_special_token(token) for side in sides))
 
 
-def _sample(pairs: Iterable[Pair], count: int, most: int) -> Iterator[Pair]:
-    """Yield an evenly spaced sample of `most` pairs out of `count`, or all pairs if there are no more than that."""
+def _sample(pairs: Iterable[Pair], count: int, sample_size: int) -> Iterator[Pair]:
+    """Yield an evenly spaced sample of `sample_size` pairs out of `count`, or all pairs if they are fewer."""
     for index, pair in enumerate(pairs):
-        if count <= most or (index + 1) * most // count > index * most // count:
+        if count <= sample_size or (index + 1) * sample_size // count > index * sample_size // count:
             yield pair
 
 

@@ -25,7 +25,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_special_token(id, vocabulary.piece(id)) for id in _special_ids(vocabulary)],
+        "added_tokens": [_special_token(id, vocabulary.token(id)) for id in _special_ids(vocabulary)],
         "normalizer": _normalizer(vocabulary),
         "pre_tokenizer": _word_cutter(pieces, merging),
         "post_processor": _end_appender(vocabulary),
@@ -47,9 +47,9 @@ def tokenizer_config(vocabulary: Vocabulary, model_max_length: int) -> dict[str,
 def special_tokens_map(vocabulary: Vocabulary) -> dict[str, object]:
     """Return the content of special_tokens_map.json."""
     return {
-        "pad_token": vocabulary.piece(vocabulary.pad_id),
-        "eos_token": vocabulary.piece(vocabulary.eos_id),
-        "unk_token": vocabulary.piece(vocabulary.unk_id),
+        "pad_token": vocabulary.token(vocabulary.pad_id),
+        "eos_token": vocabulary.token(vocabulary.eos_id),
+        "unk_token": vocabulary.token(vocabulary.unk_id),
     }
 
 
@@ -113,7 +113,7 @@ def _split(pattern: dict[str, str], behavior: str) -> dict[str, object]:
 
 
 def _end_appender(vocabulary: Vocabulary) -> dict[str, object]:
-    end = vocabulary.piece(vocabulary.eos_id)
+    end = vocabulary.token(vocabulary.eos_id)
     special = {"SpecialToken": {"id": end, "type_id": 0}}
     first, second = ({"Sequence": {"id": side, "type_id": 0}} for side in "AB")
     return {
@@ -131,8 +131,8 @@ def _decoder(model_bytes: bytes) -> dict[str, object]:
         {"type": "Fuse"},
     ]
     if puts_space_first(model_bytes):
-        most = 1 if keeps_spaces(model_bytes) else _MAX_LEADING_SPACES
-        steps.append({"type": "Strip", "content": " ", "start": most, "stop": 0})
+        max_spaces = 1 if keeps_spaces(model_bytes) else _MAX_LEADING_SPACES
+        steps.append({"type": "Strip", "content": " ", "start": max_spaces, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
 
 

@@ -323,14 +323,14 @@ class Trainer:
             reason=reason,
         )
 
-    def probe(self, seconds: float, most_steps: int, validations: int) -> tuple[Durations, list[ValidationEvent]]:
+    def probe(self, seconds: float, max_steps: int, validations: int) -> tuple[Durations, list[ValidationEvent]]:
         """Take real steps for some seconds, validate, save once, and return the durations and the validations.
 
         The trainer cannot continue its run afterwards.
 
         Args:
             seconds: the time for steps after the first one.
-            most_steps: the largest number of steps.
+            max_steps: the largest number of steps.
             validations: how many validations to make, evenly spaced.
         """
         self.model.train()
@@ -344,7 +344,7 @@ class Trainer:
                 first = time.monotonic() - started_at
                 for part in range(1, validations + 1):
                     share = part / validations
-                    while self.step < share * most_steps and (
+                    while self.step < share * max_steps and (
                         len(times) < _FEWEST_PROBED or sum(times) < share * seconds
                     ):
                         before = time.monotonic()

@@ -135,9 +135,9 @@ class StepClock:
         return enough or used_seconds >= _LATEST_SHARE * self._budget
 
     def _plan_validations(self, steps: float, plan: Sequence[Decision]) -> int:
-        most = plan[-1].validations if plan else min(_VALIDATIONS, int(steps) // _MIN_STEPS)
+        max_validations = plan[-1].validations if plan else min(_VALIDATIONS, int(steps) // _MIN_STEPS)
         in_time = _VALIDATION_SHARE * self._budget / max(self._validation_seconds, 1e-9)
-        return max(1, min(most, int(min(in_time, _VALIDATIONS))))
+        return max(1, min(max_validations, int(min(in_time, _VALIDATIONS))))
 
     def _validations_left(self, step: int, plan: Sequence[Decision], validations: int, steps_left: float) -> int:
         if not self._validates:

@@ -160,9 +160,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "translate_dev",
             "lora_rank",
         ):
-            least = getattr(self, name)
-            if least is not None and not least >= 0:
-                raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise TransduceError(f"`training.{name}` must not be negative, but is {value}.")
         if self.learning_rate is not None and not self.learning_rate <= _MAX_LEARNING_RATE:
             raise TransduceError(
                 f"`training.learning_rate` must be at most {_MAX_LEARNING_RATE:g}, but is {self.learning_rate:g}."

@@ -17,12 +17,12 @@ class Example(msgspec.Struct, frozen=True):
     """A shortened line with its file and line number."""
 
     side: Literal["source", "target"]
-    place: str
+    location: str = msgspec.field(name="place")
     """The file and the line number, from 1."""
     text: str
 
     def __str__(self) -> str:
-        return f"{self.place}  {self.text}"
+        return f"{self.location}  {self.text}"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ def html_page(report: CorpusReport) -> str:
 
 def _row(finding: Finding) -> str:
     examples = "".join(
-        f"<br><code>{escape(example.place)}</code> {escape(example.text)}" for example in finding.examples
+        f"<br><code>{escape(example.location)}</code> {escape(example.text)}" for example in finding.examples
     )
     return (
         f'<tr><td class="{finding.severity}">{localized(_LABELS[finding.severity])}</td>'

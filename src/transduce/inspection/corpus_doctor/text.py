@@ -28,8 +28,8 @@ class Side:
     def example(self, number: int) -> Example:
         """Return the line with this index, from 0, as an example for the report."""
         file = bisect_right(self.starts, number) - 1
-        place = f"{self.paths[file]}:{number - self.starts[file] + 1}"
-        return Example(side=self.name, place=place, text=shortened(self.lines[number]))
+        location = f"{self.paths[file]}:{number - self.starts[file] + 1}"
+        return Example(side=self.name, location=location, text=shortened(self.lines[number]))
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
@@ -62,7 +62,7 @@ class CorpusText:
     def pair_example(self, number: int) -> Example:
         """Return both lines of a pair as an example with the source's file and line number."""
         source, target = (side.example(number) for side in self.sides)
-        return Example(side="source", place=source.place, text=f"{source.text}  ⇔  {target.text}")
+        return Example(side="source", location=source.location, text=f"{source.text}  ⇔  {target.text}")
 
     @property
     def pairs(self) -> int:

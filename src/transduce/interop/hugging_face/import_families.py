@@ -65,25 +65,25 @@ _UNSUPPORTED_HEADS = {
 _CLASSIFIER_SUFFIXES = {"ForSequenceClassification": "a text", "ForTokenClassification": "each token"}
 
 
-def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
+def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
     """Check that the model of a `config.json` can be imported, and return its family.
 
     Args:
         content: the content of config.json.
-        place: the name of the file, for messages.
+        location: the name of the file, for messages.
 
     Raises:
         TransduceError: the configuration requires custom code, or its family or class cannot be imported.
     """
     if "auto_map" in content:
         raise TransduceError(
-            f"{place} asks for code of its own to be run (`auto_map`), which is never done: remove it."
+            f"{location} asks for code of its own to be run (`auto_map`), which is never done: remove it."
         )
     model_type = content.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise TransduceError(
-            f"{place}: `model_type` must be one of {', '.join(FAMILIES)} to be imported, but is {model_type!r}."
+            f"{location}: `model_type` must be one of {', '.join(FAMILIES)} to be imported, but is {model_type!r}."
         )
     architectures = content.get("architectures")
     for name in filter(lambda each: isinstance(each, str), architectures if isinstance(architectures, list) else ()):
@@ -94,7 +94,7 @@ def check_config(content: Mapping[str, Any], place: str) -> ImportFamily:
         if classified is not None and family.kind != "encoder":
             purpose = f"classifies {classified} by a decoder"
         if purpose is not None:
-            raise TransduceError(f"{place}: {name} {purpose}, and a model with this head cannot be imported.")
+            raise TransduceError(f"{location}: {name} {purpose}, and a model with this head cannot be imported.")
     return family
 
 
@@ -124,7 +124,7 @@ _STOPS: dict[object, Literal["full", "likely", "never"]] = {True: "full", False:
 
 
 def import_generation(
-    generation: Mapping[str, Any], config: Mapping[str, Any], place: str, *, greatest: int | None
+    generation: Mapping[str, Any], config: Mapping[str, Any], location: str, *, max_positions: int | None
 ) -> SearchSettings:
     """Convert a folder's generation settings to search settings.
 
@@ -133,8 +133,8 @@ def import_generation(
     Args:
         generation: the content of `generation_config.json`; empty if there is none.
         config: the content of `config.json`, in which older folders store generation settings.
-        place: the name of the folder, for messages.
-        greatest: the maximum number of tokens that the model has positions for; None: unlimited.
+        location: the name of the folder, for messages.
+        max_positions: the maximum number of tokens that the model has positions for; None: unlimited.
 
     Raises:
         TransduceError: a setting has no counterpart in this package.
@@ -142,19 +142,19 @@ def import_generation(
     values = {**config, **{name: value for name, value in generation.items() if value is not None}}
     for name, neutral_values in _UNSUPPORTED.items():
         if values.get(name) not in neutral_values:
-            raise TransduceError(f"{place}: the generation setting `{name}` = {values[name]!r} cannot be imported.")
+            raise TransduceError(f"{location}: the generation setting `{name}` = {values[name]!r} cannot be imported.")
     try:
         return SearchSettings(
             beam_size=_integer(values, "num_beams", 1),
             length_penalty=float(values.get("length_penalty", 1.0)),
-            max_length=_max_length(values, greatest),
+            max_length=_max_length(values, max_positions),
             min_length=max(0, _integer(values, "min_new_tokens", _integer(values, "min_length", 0) - 1)),
             no_repeated_ngrams=_integer(values, "no_repeat_ngram_size", 0),
             repetition_penalty=float(values.get("repetition_penalty") or 1.0),
             generate=GenerateSettings(
                 forced_first_id=_forced_first_id(values),
                 forced_last_id=_optional_id(values, "forced_eos_token_id"),
-                forbidden_ids=_forbidden_ids(values, place),
+                forbidden_ids=_forbidden_ids(values, location),
                 stop=_STOPS[values.get("early_stopping", False)],
                 renormalize=_flag(values, "renormalize_logits"),
             ),
@@ -162,7 +162,7 @@ def import_generation(
     except TransduceError:
         raise
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise TransduceError(f"{place}: the generation settings cannot be read: {error}.") from error
+        raise TransduceError(f"{location}: the generation settings cannot be read: {error}.") from error
 
 
 def _integer(values: Mapping[str, Any], name: str, default: int) -> int:
@@ -193,7 +193,7 @@ def _forced_first_id(values: Mapping[str, Any]) -> int | None:
     return _optional_id(values, "forced_bos_token_id")
 
 
-def _max_length(values: Mapping[str, Any], greatest: int | None) -> int | None:
+def _max_length(values: Mapping[str, Any], max_positions: int | None) -> int | None:
     """Return the maximum number of new tokens, including the end symbol, or None without a limit.
 
     Hugging Face's `max_length` also counts the start symbol; `max_new_tokens` takes precedence over it.
@@ -201,16 +201,16 @@ def _max_length(values: Mapping[str, Any], greatest: int | None) -> int | None:
     longest = values.get("max_new_tokens")
     if longest is None and values.get("max_length") is not None:
         longest = _integer(values, "max_length", 0) - 1
-    limits = [limit for limit in (longest, greatest) if limit is not None]
+    limits = [limit for limit in (longest, max_positions) if limit is not None]
     return min(limits) if limits else None
 
 
-def _forbidden_ids(values: Mapping[str, Any], place: str) -> tuple[int, ...]:
+def _forbidden_ids(values: Mapping[str, Any], location: str) -> tuple[int, ...]:
     words = values.get("bad_words_ids") or []
     longer = next((word for word in words if len(word) > 1), None)
     if longer is not None:
         raise TransduceError(
-            f"{place}: `bad_words_ids` may contain only single tokens, but contains {longer}: remove this entry."
+            f"{location}: `bad_words_ids` may contain only single tokens, but contains {longer}: remove this entry."
         )
     return tuple(sorted({*(word[0] for word in words), *(values.get("suppress_tokens") or ())}))
 

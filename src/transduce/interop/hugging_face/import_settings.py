@@ -22,11 +22,11 @@ _MAX_LAYERS = 1_000
 _MAX_POSITION_OFFSET = 1 << 16  # limits the size of the table of sinusoids
 
 
-def check_sizes(place: str | Path, config: ModelConfig) -> None:
+def check_sizes(location: str | Path, config: ModelConfig) -> None:
     """Reject a configuration with sizes that no model could have, before memory or time is spent on building it.
 
     Args:
-        place: the file that the configuration comes from, for the message.
+        location: the file that the configuration comes from, for the message.
         config: the configuration; all of its integer settings are checked.
 
     Raises:
@@ -39,7 +39,7 @@ def check_sizes(place: str | Path, config: ModelConfig) -> None:
         if name == "position_offset":
             limit = _MAX_POSITION_OFFSET
         if not 0 <= value <= limit:
-            raise TransduceError(f"{place}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")
+            raise TransduceError(f"{location}: `{name}` must be from 0 to {limit:,}, but is {value:,}.")
 
 
 # --- import settings ---
@@ -62,10 +62,10 @@ _GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "
 class ConfigReader:
     """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
 
-    def __init__(self, content: Mapping[str, Any], place: str) -> None:
-        """Read settings from `content`, that of a config.json; `place` names the file in error messages."""
+    def __init__(self, content: Mapping[str, Any], location: str) -> None:
+        """Read settings from `content`, that of a config.json; `location` names the file in error messages."""
         self.content = content
-        self.place = place
+        self.location = location
 
     def whole(self, name: str, default: int | None = None) -> int:
         """Return the integer under a key of config.json."""
@@ -126,7 +126,7 @@ class ConfigReader:
     def refuse(self, name: str, rule: str) -> NoReturn:
         """Raise an error that names a setting, the rule it breaks and its value."""
         raise TransduceError(
-            f"{self.place}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
+            f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
         )
 
     def _value(self, name: str, default: object) -> Any:
@@ -134,7 +134,7 @@ class ConfigReader:
         if value is None:
             value = default
         if value is None:
-            raise TransduceError(f"{self.place} must set `{name}`, but does not.")
+            raise TransduceError(f"{self.location} must set `{name}`, but does not.")
         return value
 
 
@@ -374,7 +374,7 @@ def _rope(config: ConfigReader) -> Settings:
     content = config.content.get("rope_parameters") or config.content.get("rope_scaling") or {}
     if not isinstance(content, dict):
         config.refuse("rope_scaling", "must be an object")
-    rope = ConfigReader({"rope_theta": config.content.get("rope_theta")} | content, config.place)
+    rope = ConfigReader({"rope_theta": config.content.get("rope_theta")} | content, config.location)
     kind = rope.content.get("rope_type", rope.content.get("type", "default"))
     settings: Settings = {"positions": "rotary", "rotary_base": rope.number("rope_theta", 10000.0)}
     if kind == "llama3":

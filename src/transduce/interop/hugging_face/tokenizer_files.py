@@ -45,7 +45,7 @@ def tokenizer_files(
     if config.kind != "decoder":
         return {"tokenizer_config.json": card | _SPLIT_SPECIAL} | _files_with_prefix(tokenizer.source)
     vocabulary = tokenizer.source
-    start = vocabulary.piece(config.start_id)
+    start = vocabulary.token(config.start_id)
     return {
         "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor((start,), (), vocabulary)},
         # Padding at the left aligns the ends of a batch's prompts for generation.
@@ -118,8 +118,8 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     `>>cs<< `, which is then the token, whose following space is not part of the text.
     """
     if vocabulary.before:
-        before = [vocabulary.piece(id) for id in vocabulary.before]
-        end = (vocabulary.piece(vocabulary.eos_id),)
+        before = [vocabulary.token(id) for id in vocabulary.before]
+        end = (vocabulary.token(vocabulary.eos_id),)
         return {
             "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}
         }
@@ -204,4 +204,4 @@ def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    return {piece: id for id, piece in enumerate(vocabulary.pieces(range(vocabulary.size)))}
+    return {piece: id for id, piece in enumerate(vocabulary.tokens(range(vocabulary.size)))}

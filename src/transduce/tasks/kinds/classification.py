@@ -155,7 +155,7 @@ class Classification(TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
-    unused_filters = ("max_pieces", "max_length_ratio", "drop_identical")
+    unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that classification does not use, including those of the vocabulary projection.
@@ -181,7 +181,7 @@ class Classification(TextKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of texts and labels; texts may have any length, because long ones are truncated."""
         filters = msgspec.structs.replace(
-            data.filters, max_pieces=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
+            data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
 

@@ -193,7 +193,7 @@ class MaskedLanguageModel(TextKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the text to prepare: all sentences, and the empty lines between documents."""
         files, dev = text_only(data, "masked language model")
-        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
+        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
     def check(self, settings: Settings) -> None:
@@ -203,10 +203,10 @@ class MaskedLanguageModel(TextKind):
             TransduceError: a setting has no meaning for the task, or the context is too short.
         """
         super().check(settings)
-        least = 5 if _has_next_sentence(settings.task) else 3
-        if settings.task.context is not None and settings.task.context < least:
+        min_context = 5 if _has_next_sentence(settings.task) else 3
+        if settings.task.context is not None and settings.task.context < min_context:
             raise TransduceError(
-                f"`task.context` must be at least {least} here, including special tokens, but is "
+                f"`task.context` must be at least {min_context} here, including special tokens, but is "
                 f"{settings.task.context}."
             )
 

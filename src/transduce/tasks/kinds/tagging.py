@@ -109,7 +109,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
         vocabulary, tags = self.tokenizer.source, self.tags
         rows = [[id for id in row if id != vocabulary.pad_id] for row in batch.source.tolist()]
         labels = [[tags[label] for label in row if label != NO_LABEL] for row in batch.target.tolist()]
-        return {"rows": batch.indices.tolist(), "source": list(map(vocabulary.pieces, rows)), "target": labels}
+        return {"rows": batch.indices.tolist(), "source": list(map(vocabulary.tokens, rows)), "target": labels}
 
 
 class _StoredCard(msgspec.Struct, frozen=True):

@@ -437,14 +437,14 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
-    most_steps = training.steps or PROBE_STEPS
+    max_steps = training.steps or PROBE_STEPS
     if run.request.forecast:
         seconds = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at))
     else:
-        seconds, most_steps = PROBE_SECONDS, min(PROBE_STEPS, most_steps)
+        seconds, max_steps = PROBE_SECONDS, min(PROBE_STEPS, max_steps)
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
         # The first of two validations compiles kernels, and a score is forecast from both.
-        durations, events = trainer.probe(seconds, most_steps, validations=2)
+        durations, events = trainer.probe(seconds, max_steps, validations=2)
     assert run.validation is not None
     expected = _expected_validation(run, corpus, resolved, durations.step)
     validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
@@ -522,25 +522,25 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create the trainer, restored from the newest checkpoint or before the first step."""
-    training, place, fresh = resolved.training, _place(run), run.kind.reinitialized(corpus)
+    training, placement, fresh = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
-        place.device
+    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+        placement.device
     )
-    restrict_training(model, resolved, place.folder, fresh.may_lack)
+    restrict_training(model, resolved, placement.folder, fresh.may_lack)
     if training.compile:
-        compile_layers(model, place.device)
+        compile_layers(model, placement.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     loss = run.kind.loss(model, resolved)
-    batches = PrefetchedBatches(batches, loss) if place.device.startswith("cuda") else batches
-    run.validation = dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
+    batches = PrefetchedBatches(batches, loss) if placement.device.startswith("cuda") else batches
+    run.validation = dev = run.kind.validation(corpus, resolved, placement) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
         loss=loss,
         batches=batches,
         settings=training,
-        folder=place.folder,
+        folder=placement.folder,
         validate=None if dev is None else dev.validate,
         keep_model=writer.write,
         display=run.display,
@@ -584,7 +584,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     return trainer
 
 
-def _place(run: Run) -> RunPlacement:
+def _placement(run: Run) -> RunPlacement:
     return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
 
 
@@ -618,7 +618,7 @@ def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: Tra
     if result.reason.startswith("SIG"):
         display.say("Everything is saved: continue with --resume.")
         return
-    outcome = run.kind.finish(corpus, resolved, _place(run), result.best_step)
+    outcome = run.kind.finish(corpus, resolved, _placement(run), result.best_step)
     for name, content in outcome.files.items():
         write_file(out / name, content)
     if outcome.search is not None:
