@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from transduce.errors import TransduceError
-from transduce.evaluation.variants import count_variants
+from transduce.evaluation.scores import count_variants
 
 HYPOTHESES = ["The well-known Cat sat on the mat.", "a big dog ran away, fast!"]
 REFERENCES = ["the well-known cat sat on the mat.", "A big dog ran away - fast!"]
