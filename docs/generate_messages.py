@@ -30,7 +30,7 @@ WITHOUT_MESSAGES = (
     "demonstration/nominals.py",
     "documents/markup_tokens.py",
     "documents/office.py",
-    "documents/opendocument.py",
+    "documents/office.py",
     "interop/components.py",
     "interop/ctranslate2.py",
     "text/sentences.py",

@@ -10,8 +10,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_corpus
-from transduce.inspection.corpus_doctor.alignment import Alignment, align
-from transduce.inspection.corpus_doctor.evidence import side_features
+from transduce.inspection.corpus_doctor.alignment import Alignment, align, side_features
 from transduce.inspection.corpus_doctor.findings import SIMPLIFIED, TRADITIONAL
 from transduce.inspection.corpus_doctor.report import html_page
 from transduce.text.languages import main_script

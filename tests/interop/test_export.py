@@ -25,8 +25,7 @@ from transduce.model.build import Model
 from transduce.model_folder import write
 from transduce.model_folder.read import Manifest, ModelFolder
 from transduce.model_folder.write import write_model_folder
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.tokenizer_json import tokenizer_json
+from transduce.text.tokenizer import Tokenizer, tokenizer_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}

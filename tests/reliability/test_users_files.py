@@ -13,7 +13,7 @@ import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.tasks.run.run_folder import lock_run
-from transduce.training.rates import constant_weight_decay
+from transduce.training.schedule import constant_weight_decay
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 Capture = pytest.CaptureFixture[str]

@@ -39,7 +39,7 @@ from transduce.training.choices import (
     choose_weight_decay,
     count_multiplied_weights,
 )
-from transduce.training.rates import TOTAL_DECAY
+from transduce.training.schedule import TOTAL_DECAY
 
 SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
 

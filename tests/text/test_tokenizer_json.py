@@ -12,7 +12,7 @@ import pytest
 
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, read_pairs
 from transduce.text.sentencepiece_model import PieceType, is_bpe, read_pieces, round_scores
-from transduce.text.tokenizer_json import tokenizer_json
+from transduce.text.tokenizer import tokenizer_json
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -26,7 +26,7 @@ from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.rates import constant_weight_decay
+from transduce.training.schedule import constant_weight_decay
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from transduce.training.rates import TOTAL_DECAY, constant_weight_decay, step_rates
-from transduce.training.schedule import ScheduleName
+from transduce.training.schedule import TOTAL_DECAY, ScheduleName, constant_weight_decay, step_rates
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]

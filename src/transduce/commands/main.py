@@ -58,6 +58,7 @@ _SHARED_MODULES = {
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
     **dict.fromkeys(("evaluate", "compare", "score"), "evaluation"),
     **dict.fromkeys(("export", "import"), "conversion"),
+    **dict.fromkeys(("experiment", "paper"), "experiments"),
     **dict.fromkeys(("check-install", "verify", "verify-resume"), "checks"),
 }
 """Modules of several commands, whose functions are named after the command: `add_tag_arguments` and `run_tag`."""

@@ -1,14 +1,18 @@
 """Worker processes on this machine that prepare the parts of a corpus.
 
-Each process is a fresh interpreter that runs `part_process`: it reads its task from standard input, and writes its
+Each process is a fresh interpreter that runs this module: it reads its task from standard input, and writes its
 progress to standard output, one line per block. So the calling script needs no `__main__` guard, and nothing is
 unpickled.
 """
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -132,7 +136,7 @@ def _kill(team: list[subprocess.Popen[bytes]]) -> None:
 def _start(task: Task) -> subprocess.Popen[bytes]:
     """Start a worker process that imports the package from the same location as this process, and send its task."""
     process = subprocess.Popen(
-        module_command("transduce.data.part_process"),
+        module_command("transduce.data.processes"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(),
@@ -146,3 +150,29 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream
+
+
+# --- the program of a worker process ---
+
+
+def main() -> int:
+    """Run the task read from standard input; exit silently if the parent process has closed standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and ends this process
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    try:
+        kind: type[Tokenizer] = getattr(import_module(task.tokenizer_module), task.tokenizer_class)
+        write_part(task.request, kind.load(task.tokenizer), Path(task.folder), lambda read: _send(WorkerMessage(read)))
+    except TransduceError as error:
+        _send(WorkerMessage(mistake=str(error)))
+    except BrokenPipeError:
+        os._exit(1)  # a normal exit would flush standard output and fail again
+    return 0
+
+
+def _send(news: WorkerMessage) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,8 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_families import FAMILIES, check_config, import_generation, start_id
-from transduce.interop.hugging_face.import_settings import ConfigReader, Settings
+from transduce.interop.hugging_face.import_settings import (
+    FAMILIES,
+    ConfigReader,
+    Settings,
+    check_config,
+    import_generation,
+    start_id,
+)
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer

@@ -13,8 +13,7 @@ import msgspec
 from transduce.acceleration import why_no_kernels, why_no_triton
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.machine import Precision
-from transduce.training.rates import MAX_DECAY, TOTAL_DECAY, constant_weight_decay
-from transduce.training.schedule import ScheduleName, paper_peak
+from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
 T = TypeVar("T")

@@ -36,8 +36,14 @@ from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
 from transduce.training.out_of_memory import explain_step_out_of_memory, tolerate_full_disk, try_batches
 from transduce.training.prefetch import Batches
-from transduce.training.rates import step_rates
-from transduce.training.schedule import Decision, StepClock, default_interval, provisional_steps, validations_until
+from transduce.training.schedule import (
+    Decision,
+    StepClock,
+    default_interval,
+    provisional_steps,
+    step_rates,
+    validations_until,
+)
 from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining
 

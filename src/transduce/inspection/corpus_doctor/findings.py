@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.inspection.corpus_doctor.report import Finding, severity_of
-from transduce.inspection.corpus_doctor.text import CorpusText, Side, first_examples, line_finding
+from transduce.inspection.corpus_doctor.report import (
+    CorpusText,
+    Finding,
+    Side,
+    first_examples,
+    line_finding,
+    severity_of,
+)
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter

@@ -21,9 +21,9 @@ from torch import Tensor
 from transduce.errors import TransduceError, import_extra
 from transduce.interop.components import MAXIMUM_POSITIONS, Ids
 from transduce.interop.hugging_face.families import Family, family_for
-from transduce.interop.hugging_face.import_families import names_of
 from transduce.interop.hugging_face.import_names import Family as StoredNames
 from transduce.interop.hugging_face.import_names import Names, find_names
+from transduce.interop.hugging_face.import_settings import names_of
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 

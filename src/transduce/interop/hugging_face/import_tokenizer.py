@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_families import FAMILIES, ImportFamily
+from transduce.interop.hugging_face.import_settings import FAMILIES, ImportFamily
 from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizerRecord,
     ImportedVocabularyRecord,

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_families import FAMILIES, check_config, names_of
 from transduce.interop.hugging_face.import_names import Family, find_names
-from transduce.interop.hugging_face.import_settings import ConfigReader, check_sizes
+from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids

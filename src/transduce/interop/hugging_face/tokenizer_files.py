@@ -14,8 +14,7 @@ from transduce.interop.hugging_face.token_pipelines import TokenizerJson
 from transduce.model.config import ModelConfig
 from transduce.text.sentencepiece_model import is_plain
 from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, Symbol, find_special_tokens
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
+from transduce.text.tokenizer import Tokenizer, special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary, language_token, tag_token
 
 _SPACE = "▁"

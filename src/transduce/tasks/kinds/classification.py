@@ -28,18 +28,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
-from transduce.tasks.kinds.encoders import (
-    BERT,
-    DEFAULT_CONTEXT,
-    OF_PROJECTION,
-    as_encoder,
-    build_encoder,
-    choose_encoder_rate,
-    encoder_sizes,
-    linear_schedule,
-    read_store,
-    text_length,
-)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -50,6 +38,18 @@ from transduce.tasks.kinds.kind import (
     TextKind,
     model_dtype,
     pairs_of_files,
+)
+from transduce.tasks.kinds.masked_language_model import (
+    BERT,
+    DEFAULT_CONTEXT,
+    OF_PROJECTION,
+    as_encoder,
+    build_encoder,
+    choose_encoder_rate,
+    encoder_sizes,
+    linear_schedule,
+    read_store,
+    text_length,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs

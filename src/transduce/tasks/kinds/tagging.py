@@ -28,17 +28,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
-from transduce.tasks.kinds.encoders import (
-    BERT,
-    DEFAULT_CONTEXT,
-    OF_PROJECTION,
-    as_encoder,
-    build_encoder,
-    choose_encoder_rate,
-    encoder_sizes,
-    linear_schedule,
-    text_length,
-)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -48,6 +37,17 @@ from transduce.tasks.kinds.kind import (
     Share,
     TaskKind,
     model_dtype,
+)
+from transduce.tasks.kinds.masked_language_model import (
+    BERT,
+    DEFAULT_CONTEXT,
+    OF_PROJECTION,
+    as_encoder,
+    build_encoder,
+    choose_encoder_rate,
+    encoder_sizes,
+    linear_schedule,
+    text_length,
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings

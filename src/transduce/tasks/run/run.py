@@ -74,7 +74,7 @@ from transduce.training.checkpoint import Environment, RunState, load_newest, ne
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import Durations, ValidationEvent, format_duration
+from transduce.training.events import Durations, ValidationEvent, format_duration, make_display
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_SECONDS,
@@ -86,7 +86,6 @@ from transduce.training.forecast import (
 from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
-from transduce.training.notebook_display import make_display
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
