@@ -41,11 +41,10 @@ from transduce.training.schedule import (
     StepClock,
     default_interval,
     provisional_steps,
-    step_rates,
     validations_until,
 )
 from transduce.training.selection import Best, Selection
-from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import ResolvedTraining, step_rates
 
 # --- dropout that does harm ---
 # A model normally predicts its training text better without dropout. If the opposite is true, the model has come to

@@ -1,14 +1,11 @@
-"""Learning rate and weight decay as pure functions of the step, and the plan of a run with a time budget."""
+"""Learning-rate schedules as pure functions of the step, and the plan of a run with a time budget."""
 
 import math
 from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-if TYPE_CHECKING:  # settings import the names of schedules
-    from transduce.training.settings import ResolvedTraining
+from typing import Literal, NamedTuple
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -207,49 +204,13 @@ def paper_peak(d_model: int, warmup_steps: int) -> float:
     return float((d_model * max(warmup_steps, 1)) ** -0.5)
 
 
-# --- learning rate and weight decay of a step ---
+# --- weight decay ---
 
 # With Muon, learning rate × weight decay adds up to this over a run,
 TOTAL_DECAY = 1.3
 # but to at most this in a single step, which limits it in runs of few steps.
 MAX_DECAY = 0.1
 _MAX_ADDED = 1_000_000
-
-
-class Rates(NamedTuple):
-    """The learning rate and weight decay of one step."""
-
-    learning_rate: float
-    weight_decay: float
-    """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
-
-
-def step_rates(step: int, settings: "ResolvedTraining", steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
-    """Return the learning rate and weight decay of a step, counted from 1.
-
-    In a run with a time budget, they follow the plan of its clock instead of the number of steps. If the settings
-    derive the decay from that number, the decay is 0 while the number is unknown.
-    """
-    position: float = step
-    speed = 1.0
-    if settings.minutes is not None:
-        found = position_of(step, plan)
-        steps = None if found is None else found.steps
-        if found is not None and settings.schedule in ("linear", "cosine"):
-            position, speed = found.step, found.speed
-    schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
-    decay = settings.weight_decay
-    if decay is None:
-        decay = (
-            0.0
-            if steps is None
-            # Slower progress through the schedule means more steps, each with less decay.
-            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
-        )
-    return Rates(
-        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
-        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
-    )
 
 
 @cache
