@@ -42,12 +42,9 @@ from transduce.tasks.kinds.kind import (
 from transduce.tasks.kinds.masked_language_model import (
     BERT,
     DEFAULT_CONTEXT,
-    OF_PROJECTION,
+    EncoderChoices,
     as_encoder,
     build_encoder,
-    choose_encoder_rate,
-    encoder_sizes,
-    linear_schedule,
     read_store,
     text_length,
 )
@@ -58,12 +55,11 @@ from transduce.text.filters import PairFilter
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.choices import Choice, ChoiceLog, Preset
+from transduce.training.choices import Choice, ChoiceLog
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
-from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, OptimizerName
+from transduce.training.settings import BestBy
 
 _DEV_ROWS = 64
 _ROWS = 32
@@ -145,7 +141,7 @@ class LabeledDevSet:
         )
 
 
-class Classification(TextKind):
+class Classification(EncoderChoices, TextKind):
     """The task of text classification."""
 
     name = "classification"
@@ -169,10 +165,7 @@ class Classification(TextKind):
                 "`tokenizer.joint` = false is for separate vocabularies, but classification has one text with labels: "
                 "leave it out."
             )
-        for name, default in OF_PROJECTION.items():
-            # A base model may have its own value, which has no effect then.
-            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
-                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        self.check_projection(settings)
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
@@ -202,10 +195,6 @@ class Classification(TextKind):
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
         return corpus
 
-    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's model sizes, with BERT's ratio of the feed-forward width."""
-        return encoder_sizes(preset)
-
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings, for a model that is trained from random weights."""
         return BERT | {"output_bias": False, "max_positions": DEFAULT_CONTEXT if task.context is None else task.context}
@@ -230,22 +219,6 @@ class Classification(TextKind):
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Choose the number of training steps of twenty epochs."""
         return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
-
-    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's linear learning-rate schedule."""
-        return linear_schedule()
-
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,  # noqa: ARG002
-        warmup_steps: int,  # noqa: ARG002
-        batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,  # noqa: ARG002
-    ) -> Choice[float]:
-        """Choose a learning rate proportional to 1 / d_model."""
-        return choose_encoder_rate(settings, d_model)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by accuracy, which still rises when the loss has started to increase."""

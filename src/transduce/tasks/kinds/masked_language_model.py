@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -88,27 +88,6 @@ BERT: dict[str, object] = {
 OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
 
 
-def choose_encoder_rate(settings: Settings, d_model: int) -> Choice[float]:
-    """Choose the peak learning rate of a classifier or tagger, proportional to 1 / d_model.
-
-    For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
-    high from random weights, and ten times as high for LoRA.
-    """
-    factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
-    return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
-
-
-def encoder_sizes(preset: Preset) -> dict[str, object]:
-    """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
-    return {
-        "num_encoder_layers": preset.num_encoder_layers,
-        "d_model": preset.d_model,
-        "d_ff": 4 * preset.d_model,
-        "num_heads": preset.num_heads,
-        "dropout": 0.1,
-    }
-
-
 def text_length(model: ModelConfig, context: int | None) -> int:
     """Return the maximum number of tokens read from a text, including special tokens.
 
@@ -139,9 +118,51 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
     return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
 
 
-def linear_schedule() -> Choice[ScheduleName]:
-    """Return BERT's learning-rate schedule, a linear decay to zero, as a choice with its reason."""
-    return Choice("linear", "a linear decay to zero, as in BERT")
+class EncoderChoices:
+    """Choices that the tasks of BERT's encoder share: its sizes, its schedule, and the learning rate of fine-tuning."""
+
+    name: ClassVar[str]
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
+        return {
+            "num_encoder_layers": preset.num_encoder_layers,
+            "d_model": preset.d_model,
+            "d_ff": 4 * preset.d_model,
+            "num_heads": preset.num_heads,
+            "dropout": 0.1,
+        }
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
+        """Choose BERT's learning-rate schedule, a linear decay to zero."""
+        return Choice("linear", "a linear decay to zero, as in BERT")
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,  # noqa: ARG002
+    ) -> Choice[float]:
+        """Choose the peak learning rate of fine-tuning, proportional to 1 / d_model.
+
+        For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
+        high from random weights, and ten times as high for LoRA.
+        """
+        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
+        return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
+
+    def check_projection(self, settings: Settings) -> None:
+        """Refuse settings of the vocabulary projection, which a classifier or tagger lacks; a base model may have it.
+
+        Raises:
+            TransduceError: such a setting differs from its default.
+        """
+        for name, default in OF_PROJECTION.items():
+            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
 
 
 # --- running text ---
@@ -298,7 +319,7 @@ class MaskedDevSet:
         return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
 
 
-class MaskedLanguageModel(TextKind):
+class MaskedLanguageModel(EncoderChoices, TextKind):
     """The task of pretraining a masked language model."""
 
     name = "masked-language-model"
@@ -343,10 +364,6 @@ class MaskedLanguageModel(TextKind):
                 f"`task.context` must be at least {min_context} here, including special tokens, but is "
                 f"{settings.task.context}."
             )
-
-    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's sizes with BERT's feed-forward width."""
-        return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings, with a classifier for next-sentence prediction."""
@@ -397,10 +414,6 @@ class MaskedLanguageModel(TextKind):
         """Choose twice as many steps as for a language model, because only about a sixth of the tokens are targets."""
         choice = choose_language_model_steps(epoch_tokens, batch_tokens)
         return Choice(2 * choice.value, f"twice {choice.reason}")
-
-    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's linear learning-rate schedule."""
-        return linear_schedule()
 
     def choose_learning_rate(
         self,

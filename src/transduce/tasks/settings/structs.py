@@ -25,6 +25,7 @@ from transduce.model.config import (
     split_own_names,
 )
 from transduce.search.settings import SearchSettings
+from transduce.tasks import TaskName
 from transduce.tasks.noise import NoiseSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
@@ -48,16 +49,7 @@ _MAX_CLASS_WEIGHT = 1e6
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The kind of task and its own settings: `task.*` in a settings file."""
 
-    kind: Literal[
-        "translation",
-        "language-model",
-        "denoising",
-        "masked-language-model",
-        "classification",
-        "tagging",
-        "parsing",
-        "time-series",
-    ] = "translation"
+    kind: TaskName = "translation"
     """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
     pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
     tagging: a tag of each word; parsing: constituency trees; time-series: forecast numbers."""
