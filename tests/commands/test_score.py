@@ -59,7 +59,7 @@ def test_files_that_do_not_belong_together_are_refused(
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_text_that_is_too_long_is_told_with_its_file_and_line(
+def test_a_text_that_is_too_long_is_reported_with_its_file_and_line(
     capsys: Capture, trained: Path, tmp_path: Path, side: str
 ) -> None:
     files = {name: tmp_path / f"{name}.txt" for name in ("source", "target")}

@@ -197,7 +197,9 @@ def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer,
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_dropped_is_told_by_the_file_that_has_it(tokenizer: Tokenizer, tmp_path: Path, workers: int) -> None:
+def test_what_is_dropped_is_reported_by_the_file_that_has_it(
+    tokenizer: Tokenizer, tmp_path: Path, workers: int
+) -> None:
     sources, targets = ([f"der hund {number}" for number in range(20_000)] for _ in range(2))
     targets = [f"a dog {line}" for line in targets]
     targets[1] += "\x00"
@@ -218,7 +220,7 @@ def test_what_is_dropped_is_told_by_the_file_that_has_it(tokenizer: Tokenizer, t
     }
 
 
-def test_lines_that_end_with_carriage_returns_are_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_lines_that_end_with_carriage_returns_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, compress in (("old.de", bytes), ("old.de.gz", gzip.compress)):
         path = tmp_path / name
         path.write_bytes(compress(b"\r".join([b"der hund"] * 300)))

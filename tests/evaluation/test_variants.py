@@ -37,7 +37,7 @@ def test_hyphens_are_words_of_their_own() -> None:
     assert "tok:13a+hyphens" in signature
 
 
-def test_what_was_said_is_what_the_others_differ_from() -> None:
+def test_what_was_set_is_what_the_others_differ_from() -> None:
     found = counted(tokenize="none", lowercase=True)
     assert found["with regard to case"][0] == by_sacrebleu(tokenize="none", force=True)
     assert "case:lc" in found["tokenizer 13a"][1]

@@ -42,7 +42,9 @@ def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
         ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),
     ],
 )
-def test_what_does_not_fit_the_sentences_is_told(options: dict[str, Any], message: str, translator: Translator) -> None:
+def test_what_does_not_fit_the_sentences_is_reported(
+    options: dict[str, Any], message: str, translator: Translator
+) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.translate([SOURCE, SOURCE], **({"search": translator.search} | options))
 
@@ -60,7 +62,7 @@ def test_scores_are_over_a_penalty_that_a_search_could_have(penalty: Any, transl
         translator.score([SOURCE], ["tea"], length_penalty=penalty)
 
 
-def test_pieces_that_are_none_are_refused(translator: Translator) -> None:
+def test_tokens_that_are_none_are_refused(translator: Translator) -> None:
     size = translator.tokenizer.target.size
     search = SearchSettings(generate=GenerateSettings(forbidden_ids=(size,)))
     with pytest.raises(TransduceError, match=rf"must be a token id of the vocabulary, 0 to {size - 1}, but is {size}"):

@@ -70,7 +70,7 @@ def test_a_language_model_writes_its_own_line_feeds(vocabulary: ImportedVocabula
     assert vocabulary.decode(ids) == "if   x"  # a translation stays on its line
 
 
-def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ImportedVocabulary) -> None:
+def test_tokens_are_spelt_as_sentencepiece_would(vocabulary: ImportedVocabulary) -> None:
     text = "Café the apple 我"
     spelt = vocabulary.token_texts([*vocabulary.encode(text), vocabulary.eos_id])
     assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]

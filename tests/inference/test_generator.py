@@ -174,7 +174,7 @@ def test_rules_hold(generator: Generator) -> None:
     assert len(set(pairs)) == len(pairs)
 
 
-def test_the_score_of_a_text_is_the_sum_over_its_pieces(generator: Generator) -> None:
+def test_the_score_of_a_text_is_the_sum_over_its_tokens(generator: Generator) -> None:
     ids = generator.prompt_ids("abc def")
     with torch.inference_mode():
         probabilities = generator.model(torch.tensor([ids[:-1]]))[0].log_softmax(dim=-1)

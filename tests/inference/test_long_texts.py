@@ -130,7 +130,7 @@ class Characters(Vocabulary):
         return [[ord(character) for character in text] for text in texts]
 
 
-def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
+def test_no_part_is_too_long_where_spaces_are_tokens() -> None:
     parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), longest=300, gathers=True)
     assert max(map(len, parts)) <= 300
     assert len(parts) < 30

@@ -32,7 +32,7 @@ def test_shapes_and_rows(maps: AttentionMaps, translator: Translator) -> None:
         assert weights.min() >= 0.0
 
 
-def test_pieces_are_the_texts_with_the_end_symbol(maps: AttentionMaps) -> None:
+def test_tokens_are_the_texts_with_the_end_symbol(maps: AttentionMaps) -> None:
     assert "".join(maps.source_tokens).replace("▁", "") == SENTENCE + "</s>"
     assert "".join(maps.target_tokens).replace("▁", " ").strip() == TRANSLATION + "</s>"
 
@@ -96,7 +96,7 @@ def test_words(pieces: list[str], words: list[str], groups: list[list[int]]) -> 
     assert group_words(pieces) == (tuple(words), groups)
 
 
-def test_words_take_the_sum_over_source_pieces_and_the_mean_over_target_pieces() -> None:
+def test_words_take_the_sum_over_source_tokens_and_the_mean_over_target_tokens() -> None:
     memory = np.array([[[[0.1, 0.2, 0.6, 0.1], [0.5, 0.1, 0.2, 0.2], [0.25, 0.25, 0.25, 0.25]]]], dtype=np.float32)
     nothing = np.zeros((1, 1, 0, 0), dtype=np.float32)
     maps = AttentionMaps(("▁a", "b", "▁c", "</s>"), ("▁x", "y", "</s>"), nothing, nothing, memory)

@@ -105,7 +105,7 @@ def test_in_a_notebook_both_sentences_are_tables() -> None:
 # --- words and pieces --------------------------------------------------------------------------------------------
 
 
-def test_a_words_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_words_tokens_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pronoun is the last two of three tokens, so its row is their mean; two tokens spell `ab`."""
     rows = [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2 + [[0.3, 0.2, 0.1, 0.2, 0.2], [0.1, 0.2, 0.5, 0.0, 0.2]] + [[0.2] * 5]
     weights = np.array(rows, dtype=np.float32)[None, None]

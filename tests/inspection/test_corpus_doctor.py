@@ -135,7 +135,7 @@ def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
     assert abs(after[0] - 4000) <= NEAR_LINES
 
 
-def test_the_report_tells_the_line_and_which_side_to_look_at(zh_en: Sides, write_lines: WriteLines) -> None:
+def test_the_report_names_the_line_and_which_side_to_look_at(zh_en: Sides, write_lines: WriteLines) -> None:
     source, target = zh_en[0][:1500], zh_en[1][:1500]
     report = examine(write_lines, source, target[:699] + target[700:])
     alignment = report.finding("alignment")
@@ -312,7 +312,7 @@ def test_overlap_with_the_test_set_under_a_thin_disguise(write_lines: WriteLines
     assert both.finding("test pairs").count == 1
 
 
-def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLines, trained: Path) -> None:
+def test_lengths_and_unknown_tokens_by_a_models_vocabulary(write_lines: WriteLines, trained: Path) -> None:
     sources, targets = SOURCE.copy(), TARGET.copy()
     sources[4], targets[4] = "我" * 300, "I " * 300
     sources[5] = "我喜欢。" * 20
@@ -341,7 +341,7 @@ def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> N
     assert places(examine_corpus(source, target).finding("tabs")) == ["2.zh:1"]
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_what_cannot_be_read_is_reported(tmp_path: Path, write_lines: WriteLines) -> None:
     (tmp_path / "gbk").write_bytes(("我喜欢你\n" * 30).encode("gbk"))
     (tmp_path / "empty").write_bytes(b"")
     good = str(write_lines("good", ["a"] * 30))

@@ -70,7 +70,7 @@ def test_without_the_memory_the_translation_is_another(translator: Translator) -
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=3)])
-def test_a_forced_piece_stands_at_its_place_behind_what_was_there(
+def test_a_forced_token_stands_at_its_position_behind_what_was_there(
     translator: Translator, search: SearchSettings
 ) -> None:
     both = intervene(translator, SENTENCE, Intervention(step=2, force="▁fish"), search=search)
@@ -80,7 +80,7 @@ def test_a_forced_piece_stands_at_its_place_behind_what_was_there(
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=3)])
-def test_a_forbidden_piece_does_not_stand_at_its_place(translator: Translator, search: SearchSettings) -> None:
+def test_a_forbidden_token_does_not_stand_at_its_position(translator: Translator, search: SearchSettings) -> None:
     first = intervene(translator, SENTENCE, Intervention(), search=search).before.tokens
     both = intervene(translator, SENTENCE, Intervention(step=1, forbid=(first[1],)), search=search)
     assert both.after.tokens[0] == first[0]
@@ -114,7 +114,7 @@ def test_a_changed_word_changes_the_source(translator: Translator) -> None:
         (Intervention(source=" "), "is empty"),
     ],
 )
-def test_what_cannot_be_done_is_said(translator: Translator, change: Intervention, message: str) -> None:
+def test_what_cannot_be_done_is_reported(translator: Translator, change: Intervention, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         intervene(translator, SENTENCE, change, search=GREEDY)
 

@@ -142,7 +142,7 @@ def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator
     assert "".join(cut.words.target_words) == cut.translation.replace(" ", "")
 
 
-def test_drawing_pieces_is_not_shown(translator: Translator) -> None:
+def test_drawing_tokens_is_not_shown(translator: Translator) -> None:
     sampling = SearchSettings(beam_size=3, sampling=SamplingSettings())
     assert inspect_sentence(translator, SENTENCE, search=sampling) == inspect_sentence(
         translator, SENTENCE, search=BEAM
@@ -239,7 +239,7 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
 # --- the terminal and the notebook -------------------------------------------------------------------------------
 
 
-def test_the_terminal_shows_every_piece_with_its_probability(translator: Translator, inspection: Inspection) -> None:
+def test_the_terminal_shows_every_token_with_its_probability(translator: Translator, inspection: Inspection) -> None:
     words = word_attention(attention_maps(translator, SENTENCE, inspection.translation))
     drawn = draw_inspection(inspection, words)
     assert drawn.startswith(f"{SENTENCE}  →  {inspection.translation}\n")
@@ -302,7 +302,7 @@ def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: In
     assert page.locator(".word.from").count() == 1
 
 
-def test_choosing_a_piece_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
+def test_choosing_a_token_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
     page.locator(".piece").nth(2).click()
     rows = page.locator(".candidates tr th").all_inner_texts()
     assert rows[:6] == [each.token.replace("▁", "_") for each in inspection.steps[2].candidates]

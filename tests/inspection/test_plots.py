@@ -282,7 +282,7 @@ def test_files_are_the_same_every_time(format: str, begins: bytes) -> None:
     assert content == render_chart(chart, format)
 
 
-def test_chinese_characters_are_drawn_or_their_lack_is_said(tmp_path: Path) -> None:
+def test_chinese_characters_are_drawn_or_their_lack_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     try:
         save_chart(Chart((SQUARES,)), tmp_path / "a.svg")

@@ -279,7 +279,7 @@ def test_a_trained_folder_opens_and_translates_alike(
 
 
 @pytest.mark.filterwarnings("default")
-def test_its_configuration_tells_our_positions_and_order(open_folder: OpenFolder, trained: Path) -> None:
+def test_its_configuration_describes_our_positions_and_order(open_folder: OpenFolder, trained: Path) -> None:
     _, theirs = open_folder(trained)
     stored = json.loads((trained / "config.json").read_bytes())
     assert theirs.config.transduce["norm_order"] == "pre" == stored["transduce"]["norm_order"]

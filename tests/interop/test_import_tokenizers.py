@@ -95,7 +95,7 @@ def write(folder: Path, name: str, content: bytes | dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("family", ["t5", "pegasus"])
-def test_sentencepiece_with_pieces_before_or_behind(
+def test_sentencepiece_with_tokens_before_or_behind(
     family: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path
 ) -> None:
     kind = {"t5": "T5Tokenizer", "pegasus": "PegasusTokenizer"}[family]
@@ -276,7 +276,7 @@ NAMING = [
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("family", ["bert", "cased-bert", "roberta"])
-def test_added_pieces_are_recognised_as_their_flags_say(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
+def test_added_tokens_are_recognised_as_their_flags_say(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     if family == "roberta":
         trained = tokenizers.ByteLevelBPETokenizer()
@@ -372,7 +372,7 @@ def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None
     assert vocabulary.unknown_characters("aba") == "aba"
 
 
-def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path) -> None:
+def test_a_corpus_of_an_encoders_tokens_has_each_texts_own_alone(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
     tokenizer = ours(tmp_path, "bert", 10, pad_id=0)

@@ -61,7 +61,7 @@ def test_binary_files(line_feeds: bool, tmp_path: Path) -> None:
     assert found == words | {"zebra": [5.0, 5.0, 5.0]}
 
 
-def test_pieces_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tokens_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary = small_tokenizer.source
     words = [vocabulary.token(id).lstrip("▁") for id in range(vocabulary.size)]
     known = sorted({word for word in words[3:] if word})[:20]

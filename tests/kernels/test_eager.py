@@ -71,13 +71,13 @@ def test_the_memory_equals_the_encoders(changes: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("changes", OTHERS, ids=str)
-def test_other_bricks_are_left_to_the_modules(changes: dict[str, object]) -> None:
+def test_other_components_are_left_to_the_modules(changes: dict[str, object]) -> None:
     assert not supports(build(changes))
     assert not supports(build({}).train())
 
 
 @torch.inference_mode()
-def test_copies_of_a_sentence_may_take_the_place_of_others() -> None:
+def test_copies_of_a_sentence_may_replace_others() -> None:
     model = build({})
     flat, expected = EagerState(model, SOURCES), model.start(SOURCES)
     for rows in (torch.tensor([1, 3, 4]), torch.tensor([2, 0, 0, 2])):

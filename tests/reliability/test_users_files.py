@@ -297,6 +297,6 @@ def calls(trained: Path) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("name", calls(Path()))
-def test_what_is_no_path_and_no_text_is_told(trained: Path, name: str) -> None:
+def test_what_is_no_path_and_no_text_is_reported(trained: Path, name: str) -> None:
     with pytest.raises(TransduceError, match=r"(must be|is asked for|was given|not ).*(None|3|\['house'\])"):
         calls(trained)[name]()

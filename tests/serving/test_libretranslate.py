@@ -289,14 +289,14 @@ def test_suggestions_are_stored_where_that_is_wanted(serve: Any, gated_model: An
         ({"q": [""] * 129}, "Invalid request: request (129 texts) exceeds text limit (128)"),
     ],
 )
-def test_a_wrong_field_is_told(live: Any, fields: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_field_is_reported(live: Any, fields: dict[str, Any], sentence: str) -> None:
     reply = live.translate(**fields)
     assert reply.status == 400
     assert reply.error.startswith(sentence)
 
 
 @pytest.mark.parametrize("name", ["q", "source", "target"])
-def test_a_missing_field_is_told_in_the_words_that_clients_look_for(live: Any, name: str) -> None:
+def test_a_missing_field_is_reported_in_the_words_that_clients_look_for(live: Any, name: str) -> None:
     fields = {"q": "eins", "source": "de", "target": "en"}
     del fields[name]
     for reply in (

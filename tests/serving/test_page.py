@@ -308,7 +308,7 @@ def test_a_whole_layer_can_be_switched_off(page: "Page", translator: Translator)
     assert page.locator(".chip").all_inner_texts() == ["target → source: layer 2 is off ✕"]
 
 
-def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
+def test_a_token_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
     steps = inspect_sentence(translator, SENTENCE).steps
     others = [next(each.token for each in step.candidates if each.token != step.token) for step in steps]
     written = {step.token for step in steps}
@@ -354,7 +354,7 @@ def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
     assert page.locator(".changes").is_hidden()
 
 
-def test_a_sentence_of_two_hundred_pieces(page: "Page", translator: Translator) -> None:
+def test_a_sentence_of_two_hundred_tokens(page: "Page", translator: Translator) -> None:
     pieces = len(translator.tokenizer.source.encode(OTHER))
     text = OTHER * (200 // pieces + 1)
     count = len(translator.tokenizer.source.encode(text)) + 1

@@ -52,7 +52,7 @@ def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
     }
 
 
-def test_a_vocabulary_that_lacks_a_script_is_told(
+def test_a_vocabulary_that_lacks_a_script_is_reported(
     swapped: dict[str, Any], trained: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = swapped | {"init_from": str(trained)}
@@ -170,7 +170,7 @@ def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
         train(out=tmp_path / "stopped", resume=True, **COMPUTING)
 
 
-def test_a_dry_run_tells_how_much_would_learn(
+def test_a_dry_run_reports_how_much_would_learn(
     lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = lora_settings | {"training.lora_projections": ["attention-output"], "training.lora_alpha": 1.0}
@@ -289,7 +289,7 @@ def test_vectors_that_learn_go_on_without_their_file(
     assert not torch.equal(begun["source_weight"], weights(tmp_path / "whole")["source_weight"])
 
 
-def test_the_model_is_as_wide_as_the_vectors_where_nothing_is_said(
+def test_the_model_is_as_wide_as_the_vectors_where_nothing_is_set(
     vector_settings: dict[str, Any], write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_lines("vectors.txt", ["I " + "0.5 " * 30, "tea " + "0.1 " * 30])

@@ -78,7 +78,7 @@ def test_a_model_that_knows_no_tag_is_fine_tuned_without(files: dict[str, Any], 
     assert result.step == 3
 
 
-def test_a_file_that_is_not_among_the_sources_is_told() -> None:
+def test_a_file_that_is_not_among_the_sources_is_reported() -> None:
     data = {"source": ["a.zh"], "target": ["a.en"], "back_translated": ["b.zh"]}
     with pytest.raises(TransduceError, match=r"`data.back_translated` names some of .* but b.zh is none of them"):
         make_settings({"data": data})

@@ -73,7 +73,7 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["infilling", "masking", "deletion"])
-def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
+def test_what_frames_a_text_is_not_corrupted(pretrained: Path, kind: Any) -> None:
     """Special tokens such as BART's start symbol and the languages of mBART and NLLB are not noised."""
     tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
     vocabulary = tokenizer.source

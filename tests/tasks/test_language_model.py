@@ -72,7 +72,7 @@ def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> N
     assert kept["loss"] == pytest.approx(last["loss"], rel=1e-4)
 
 
-def test_an_unknown_piece_counts_as_one_character(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_an_unknown_token_counts_as_one_character(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
     dev = write_lines("dev.en", ["the ~ sat #n the mat"] * 8)
     settings = SETTINGS | {"training.steps": 2}
     train(out=tmp_path / "run", source=text, dev_source=dev, settings=settings, device="cpu", threads=1)
@@ -117,7 +117,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_pat
     assert read_stored(folder / "settings.toml").task.context == 16
 
 
-def test_with_pieces_and_a_dev_text_of_its_own(
+def test_with_tokens_and_a_dev_text_of_its_own(
     text: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dev = write_lines("dev.en", LINES * 3)

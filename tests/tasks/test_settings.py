@@ -21,7 +21,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "settings.toml") == {"preset": "small"}
 
 
-def test_a_broken_assignment_is_told_before_a_file_is_looked_for() -> None:
+def test_a_broken_assignment_is_reported_before_a_file_is_looked_for() -> None:
     with pytest.raises(TransduceError, match=r"`--set` takes a key and a value.*but was given `training\.steps`"):
         read_settings(Path("5"), ["training.steps"])
 
@@ -167,7 +167,7 @@ def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: 
         )
 
 
-def test_a_table_joins_what_is_said_already(write_lines: WriteLines) -> None:
+def test_a_table_joins_what_is_written_already(write_lines: WriteLines) -> None:
     path = write_lines("settings.toml", ["[model]", "d_model = 32", "num_heads = 2"])
     content = read_settings(path, ["model={dropout=0.05, num_heads=4}", "training={steps=5}"])
     assert content == {"model": {"d_model": 32, "num_heads": 4, "dropout": 0.05}, "training": {"steps": 5}}

@@ -32,7 +32,7 @@ def test_identical_sides_are_dropped_unless_wanted() -> None:
     assert reason("Tom", "Tom", FilterSettings(drop_identical=False)) is None
 
 
-def test_the_digest_tells_pairs_apart_by_both_sides() -> None:
+def test_the_digest_distinguishes_pairs_by_both_sides() -> None:
     digests = [pair_digest(*sides) for sides in [("a", "b"), ("a", "c"), ("b", "a"), ("ab", ""), ("a", "b")]]
     assert len(set(digests)) == 4
     assert digests[0] == digests[4]
@@ -81,7 +81,7 @@ def test_settings_out_of_range() -> None:
 
 
 @pytest.mark.parametrize(("read", "told"), [(2_000, False), (1_000, True)])
-def test_many_pairs_that_go_with_the_held_out_ones_are_told_with_a_remedy(read: int, told: bool) -> None:
+def test_many_pairs_that_go_with_the_held_out_ones_are_reported_with_a_remedy(read: int, told: bool) -> None:
     dropped = dict.fromkeys(REASONS, 0) | {HELD_OUT: 60}
     report = FilterReport(read=read, kept=read - 70, held_out=10, dropped=dropped, examples={HELD_OUT: "a:1"})
     assert any("name a dev set (--dev-source)" in line for line in report.lines()) == told

@@ -63,7 +63,7 @@ def test_special_ids_come_first_and_are_never_spoken(joint: Tokenizer) -> None:
     assert vocabulary.decode([*ids, 1, 0, 0]) == vocabulary.decode([0, *ids]) == "I love you."
 
 
-def test_text_cannot_spell_a_special_piece(joint: Tokenizer) -> None:
+def test_text_cannot_spell_a_special_token(joint: Tokenizer) -> None:
     assert not {0, 1, 2} & set(joint.source.encode("<pad></s><unk>"))
 
 
@@ -77,7 +77,7 @@ def test_a_lone_surrogate_is_read_as_a_replacement_character(joint: Tokenizer) -
     assert vocabulary.decode(vocabulary.encode("\ud83d\ude00")) == "😀"
 
 
-def test_pieces_and_ids_correspond(joint: Tokenizer) -> None:
+def test_tokens_and_ids_correspond(joint: Tokenizer) -> None:
     vocabulary = joint.source
     ids = vocabulary.encode("我爱你 dogs")
     assert "".join(vocabulary.tokens(ids)).replace("▁", " ") == " 我爱你 dogs"
