@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from transduce import set_ui_language
 from transduce.tasks.settings.reading import setting_names
+from transduce.ui_language import localized
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -13,7 +15,17 @@ PAGES = sorted((DOCS / "zh").glob("*.md"))
 _FENCED = re.compile(r"^```\w*\n.*?^```$", re.DOTALL | re.MULTILINE)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n|\n(?=    ))+")
 # Both pages of these change together; of the others, the English one may be ahead.
-EQUAL = {"questions.md", "errata.md", "start.md", "serving_start.md", "glossary.md", "common_tasks.md"}
+EQUAL = {
+    "questions.md",
+    "more_questions.md",
+    "errata.md",
+    "start.md",
+    "serving_start.md",
+    "glossary.md",
+    "common_tasks.md",
+}
+# Their outputs are in Chinese, too.
+CHINESE_OUTPUT = {"paper.md"}
 # Words that a Chinese reader of the field would not use, and what to write.
 WORDS = {r"令牌|代币": "词元", r"遮罩|掩膜": "掩码", r"关注力": "注意力", r"检验点": "检查点", r"编码者": "编码器"}
 # No page of the documentation addresses its reader formally.
@@ -46,7 +58,30 @@ def test_code_is_that_of_the_english_page(path: Path) -> None:
     if path.name in EQUAL:
         assert chinese == english
     lines = {line.rstrip() for block in english for line in block.split("\n")}
+    if path.name in CHINESE_OUTPUT:
+        chinese = [block for block in chinese if not block.startswith("```text")]
     assert [line for block in chinese for line in block.split("\n") if line.rstrip() not in lines] == []
+
+
+def test_chinese_outputs_are_the_english_ones_in_the_language_of_the_command() -> None:
+    english, chinese = ((folder / "paper.md").read_text("utf-8") for folder in (DOCS, DOCS / "zh"))
+    pairs = zip(
+        *(re.findall(r"^```text\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) for page in (english, chinese)),
+        strict=True,
+    )
+    set_ui_language("zh")
+    try:
+        for one, other in pairs:
+            columns = len(cells_of(one)[0])
+            table = [row for row in cells_of(one) if len(row) == columns > 1]
+            assert [[localized(cell) for cell in row] for row in table] == cells_of(other)[: len(table)]
+    finally:
+        set_ui_language("en")
+
+
+def cells_of(output: str) -> list[list[str]]:
+    """Return the rows of a printed table, whose columns are two spaces or more apart."""
+    return [re.split(r" {2,}", line) for line in output.rstrip("\n").split("\n")]
 
 
 @pytest.mark.parametrize("name", sorted(EQUAL))

@@ -183,6 +183,13 @@ def test_the_first_hour_runs(demonstration: Path, monkeypatch: pytest.MonkeyPatc
     exec(compile(code, "start.md", "exec"), {"__name__": "start"})
 
 
+@pytest.mark.usefixtures("demonstration")
+def test_the_code_of_more_questions_about_a_model_runs() -> None:
+    page = (DOCS / "more_questions.md").read_text("utf-8")
+    (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python" and "models/demo" in content)
+    exec(compile(code, "more_questions.md", "exec"), {"__name__": "more_questions"})
+
+
 def test_the_views_run(demonstration: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the commands and the code of the page about views; its other models are the demonstration's, too."""
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")

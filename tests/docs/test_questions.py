@@ -122,6 +122,16 @@ def load_drawer() -> ModuleType:
     return module
 
 
+def test_the_code_of_more_questions_runs_and_prints_what_the_page_says() -> None:
+    page = (DOCS / "more_questions.md").read_text("utf-8")
+    found = [Question(part.partition("\n")[0], _BLOCK.findall(part)) for part in page.split("\n### ")[1:]]
+    questions = [each for each in found if any(kind == "python" for kind, _ in each.blocks)]
+    assert len(questions) > 5
+    for question in questions:
+        if "models/demo" not in str(question.blocks):  # runs with the other commands, in test_commands.py
+            assert all(printed == expected for printed, expected in run_blocks(question)), question.title
+
+
 def test_a_wrong_output_is_noticed() -> None:
     [question] = read_questions("# Page\n\n## 1. A?\n\n```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
     assert run_blocks(question) == [("2\n", "3\n")]

@@ -102,7 +102,7 @@ def compare_layers(
     return PaperReport(
         title=f"Table 1: n positions of width d, kernel k = {kernel}, neighborhood r = {2 * radius + 1}",
         columns=(
-            "layer",
+            "layer type",
             "complexity",
             "sequential",
             "path",
