@@ -141,6 +141,8 @@ class Glossary:
                 yield start, start + length, term
             start += length
 
+    places = renamed_attribute("places", "occurrences")
+
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
         """Return the longest term at a position of a text and its length; None and 1 if there is no term."""
         lengths = {length for first in (text[start], text[start].lower()) for length in self._lengths.get(first, ())}
