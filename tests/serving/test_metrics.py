@@ -36,7 +36,7 @@ def test_a_server_counts_what_it_does(serve: Any, gated_model: Any) -> None:
 def test_every_metric_has_a_description_and_a_type() -> None:
     page = Metrics().render({"transduce_now": ("At this moment.", 2.0)}).decode()
     names = re.findall(r"^# TYPE (\w+) (?:counter|gauge|histogram)$", page, re.MULTILINE)
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 11
     assert all(f"# HELP {name} " in page for name in names)
     assert page.endswith("transduce_now 2.0\n")
 

@@ -22,9 +22,9 @@ from transduce.errors import TransduceError
 # --- counts with nouns ---
 
 
-def count_noun(count: int, thing: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 # --- lines of a file ---

@@ -101,10 +101,10 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 TOO_LONG if reason == _OLD_TOO_LONG else reason: example for reason, example in self.examples.items()
             }
 
-    def lines(self, thing: str = "pair") -> list[str]:
-        """Return the report as lines of text; `thing` is the word for what was counted."""
+    def lines(self, noun: str = "pair") -> list[str]:
+        """Return the report as lines of text; `noun` is the word for what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{count_noun(self.read, thing)} read, {self.kept:,} kept{held_out}"]
+        lines = [f"{count_noun(self.read, noun)} read, {self.kept:,} kept{held_out}"]
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()

@@ -616,7 +616,7 @@ class Trainer:
             self._keep(weights, None)
             return True
         try:
-            with interruption.abandonable(apart=True):
+            with interruption.abandonable(by_itself=True):
                 event = self.validate(weights, self.step)
         except AbandonedError:
             return False
