@@ -20,6 +20,7 @@ def main() -> None:
             length_penalty=plan.length_penalty,
             max_input_length=0,
             max_decoding_length=plan.longest,
+            min_decoding_length=plan.shortest,
         )
         return sum(len(result.hypotheses[0]) + 1 for result in found)
 

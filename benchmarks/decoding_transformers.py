@@ -32,6 +32,7 @@ def main() -> None:
                 do_sample=False,
                 max_length=None,
                 max_new_tokens=plan.longest,
+                min_new_tokens=plan.shortest or None,
                 length_penalty=plan.length_penalty,
             )
         # The first token is the start symbol, which may equal padding.

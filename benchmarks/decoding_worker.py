@@ -32,6 +32,8 @@ class Plan(NamedTuple):
     length_penalty: float
     together: int = 1
     """Number of batches decoded concurrently."""
+    shortest: int = 0
+    """Minimum number of new tokens, end symbol not included."""
 
 
 class Order(NamedTuple):

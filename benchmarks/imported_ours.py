@@ -84,6 +84,7 @@ def main() -> None:
             import_generation(generation, config, plan.folder, greatest=None),
             beam_size=beam_size,
             max_length=plan.longest,
+            min_length=plan.shortest,
             length_penalty=plan.length_penalty,
         )
         count = len(rows)

@@ -67,6 +67,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         | _BART_IDS,
         {"max_length": 200} | _BART_IDS,
     ),
+    "m2m100-418m": (
+        "M2M100ForConditionalGeneration",
+        {"vocab_size": 128_112, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "relu"}
+        | {"scale_embedding": True}
+        | _stacks(12, 16, 4096)
+        | _BART_IDS,
+        {"max_length": 200} | _BART_IDS,
+    ),
     "gpt2": (
         "GPT2LMHeadModel",
         {"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}

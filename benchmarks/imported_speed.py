@@ -9,7 +9,7 @@
 
 Models have the shapes of well-known ones and random weights, and logits that differ as much as trained models' do. All
 engines get the same token ids: sources of 8 to 31 tokens, prompts of 32. Every sentence gets the greatest number of
-tokens, since random weights seldom give an end symbol. Encoder-decoder models translate batches of 32 sentences and
+tokens, since the end symbol is forbidden before. Encoder-decoder models translate batches of 32 sentences and
 single sentences, greedily and with a beam of 4; language models continue one prompt and eight at once. transduce
 applies the rules of the folder's generation_config.json; CTranslate2 does not know them.
 
@@ -35,6 +35,7 @@ from imported_shapes import LANGUAGE_MODELS, SHAPES
 from report import Row, machine, parser, report
 
 SMALLER = ("opus-mt", "t5-small", "flan-t5-base", "bart-base", "gpt2")
+LARGE = ("nllb-600m", "m2m100-418m")
 OWN_FORMS, CTRANSLATE2_FORMS = ("fp32", "int8"), ("float32", "int8")
 SENTENCES, PROMPTS, PROMPT = 64, 8, 32
 LONGEST_TRANSLATION, LONGEST_CONTINUATION = 24, 64
@@ -76,7 +77,8 @@ def run_all(
         write_ids(shape, folder / "ids.json")
         is_generator = shape in LANGUAGE_MODELS
         longest = LONGEST_CONTINUATION if is_generator else LONGEST_TRANSLATION
-        plan = Plan(str(folder / "hugging-face"), str(folder / "ids.json"), "", args.threads, "cpu", longest, 1.0)
+        shared = str(folder / "hugging-face"), str(folder / "ids.json"), "", args.threads, "cpu"
+        plan = Plan(*shared, longest, length_penalty=1.0, shortest=longest - 1)
         rounds = 1 if args.quick else args.rounds
         opened = measure_opening(shape, plan, python, environment, rounds)
         workers = start_workers(stack, contenders(shape), plan, folder / "ctranslate2", python, environment)
@@ -123,7 +125,7 @@ def rows_of(name: str, shape: str, answers: Answers, clock: str, *, judged: bool
         for beam, what in ((1, "greedy"), (4, "beam 4")):
             ours = best_rate(answers, "transduce", beam, clock)
             for engine in peers:
-                bound = (">=", 1.3 if "nllb" in shape else 1.5) if judged and engine == "CTranslate2" else None
+                bound = (">=", 1.3 if shape in LARGE else 1.5) if judged and engine == "CTranslate2" else None
                 peer = best_rate(answers, engine, beam, clock)
                 rows.append(row_beside(f"{name}, {what}", "tokens/s", ours, peer, bound))
             latencies = [best_latency(answers, engine, beam, clock, 0.5) for engine in ("transduce", "CTranslate2")]

@@ -16,8 +16,11 @@ from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
 from transduce.tasks.kinds.tagging import _contributions, _read_parts
+from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
+from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings
 from transduce.text.tagged import Span, TaggedSentence, read_tagged, spans_of
+from transduce.training.choices import ChoiceLog
 
 NAMES, PLACES = ["Ann", "Robert", "Katherine", "Jo"], ["York", "Hamburg", "Rio", "Lisbon"]
 SMALL = {"model.num_encoder_layers": 1, "model.d_model": 32, "model.d_ff": 64, "model.num_heads": 2}
@@ -119,6 +122,27 @@ def test_a_tagger_starts_from_another_and_keeps_its_layer_for_the_same_tags_only
         kept = torch.allclose(after["classifier.weight"], before["classifier.weight"], atol=1e-6)
         assert kept == (name == "same")
         assert torch.allclose(after["source_weight"], before["source_weight"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "positions"),
+    [
+        ({}, "rotary"),
+        ({"norm_order": "post"}, "learned"),  # as BERT, so that Hugging Face reads the folder
+        ({"positions": "relative"}, "relative"),
+        ({"max_positions": 64}, "learned"),
+        ({"attention_score": "additive"}, "learned"),
+        ({"d_model": 50, "num_heads": 2}, "learned"),  # a rotation needs an even width of each head
+    ],
+)
+def test_positions_are_rotary_where_the_model_allows_them(model: dict[str, Any], positions: str) -> None:
+    content = {"task": {"kind": "tagging", "context": 64}, "data": {"source": ["x"]}, "model": model}
+    settings = make_settings(content)
+    vocabulary = VocabularyProperties(300, 300, 0, 1, joint=True)
+    config = resolve_model(settings, "tiny", vocabulary, ChoiceLog())
+    assert config.positions == positions
+    if positions == "learned":
+        assert config.max_positions == 64
 
 
 def test_the_command(folder: Path, files: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:

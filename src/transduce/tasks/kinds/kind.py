@@ -360,6 +360,10 @@ class TaskKind(ABC, Generic[C]):
         """Return the task's defaults of model settings that differ from the general ones."""
         return {}
 
+    def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:  # noqa: ARG002
+        """Choose the kind of positions by the model's other settings; None: the task's default."""
+        return None
+
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:  # noqa: ARG002
         """Choose the model's preset by the number of pairs and of target tokens in an epoch."""
         return choose_preset(pairs)

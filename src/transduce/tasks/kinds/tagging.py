@@ -367,6 +367,14 @@ class WordTagging(EncoderChoices, TaskKind[TaggedCorpus]):
         own: dict[str, object] = {"norm_order": "pre", "output_bias": False, "pooler": False, "max_positions": length}
         return BERT | own
 
+    def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
+        """Choose rotary positions, unless the model is a BERT (post-norm) or its attention does not support them."""
+        width = model.get("d_k") or model["d_model"] // model["num_heads"]
+        score = model.get("attention_score", "scaled")
+        if model["norm_order"] == "post" or width % 2 or score not in ("scaled", "dot"):
+            return None
+        return Choice("rotary", "a tag depends on neighboring words, which learned positions find later")
+
     def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration with one label of each token for every tag, and no other head.
 

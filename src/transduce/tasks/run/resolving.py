@@ -112,9 +112,6 @@ def resolve_model(
     kind.check(settings)
     specified = {name: value for name, value in msgspec.structs.asdict(settings.model).items() if value is not None}
     task_defaults = kind.model_settings(settings.task)
-    if specified.get("positions", "learned") != "learned":
-        # without a position table, it has no meaning
-        task_defaults = {name: value for name, value in task_defaults.items() if name != "max_positions"}
     model_kind = specified.get("kind", task_defaults.get("kind", kind.model_kinds[0]))
     choices: dict[str, Choice[Any]] = {
         name: Choice(value, f"default for `task.kind` {kind.name}") for name, value in task_defaults.items()
@@ -129,6 +126,13 @@ def resolve_model(
         choices[name] = Choice(value, fitting[name].reason if name in fitting else f"preset {preset}")
     if choices["dropout"].value == PRESETS[preset].dropout:  # the task sets no dropout
         choices["dropout"] = choose_dropout(preset, epochs)
+    set_so_far = {name: choice.value for name, choice in choices.items()} | specified
+    positions = kind.choose_positions(set_so_far)
+    if positions is not None and not {"positions", "max_positions"} & specified.keys():
+        choices["positions"] = positions
+        set_so_far["positions"] = positions.value
+    if set_so_far.get("positions", "learned") != "learned":
+        choices.pop("max_positions", None)  # without a position table, it has no meaning
     values = {name: choice_log.record(f"model.{name}", specified.get(name), choice) for name, choice in choices.items()}
     _log_specified(specified, choice_log)
     return ModelConfig(**_vocabularies(tokens, model_kind) | specified | values)
