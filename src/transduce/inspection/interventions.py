@@ -231,7 +231,7 @@ def _outcome(translator: Translator, source: str, hypothesis: Hypothesis) -> Out
     return Outcome(
         source=source,
         translation=vocabulary.decode(hypothesis.ids),
-        pieces=tuple(vocabulary.tokens(hypothesis.ids)),
+        tokens=tuple(vocabulary.tokens(hypothesis.ids)),
         token_log_probabilities=hypothesis.token_log_probabilities,
         score=hypothesis.score,
     )

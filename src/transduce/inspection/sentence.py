@@ -79,7 +79,7 @@ def build_tree(
     closed = {path_with_end(result, vocabulary.eos_id): result for result in finished}
     best = path_with_end(finished[0], vocabulary.eos_id) if finished else ()
     node_numbers: dict[Path, int] = {(): 0}
-    nodes = [TreeNode(parent=-1, piece="", log_probability=0.0, best=True)]
+    nodes = [TreeNode(parent=-1, token="", log_probability=0.0, best=True)]
     for path in all_prefixes([*kept, *closed]):
         if path in node_numbers:
             continue
@@ -88,7 +88,7 @@ def build_tree(
         nodes.append(
             TreeNode(
                 parent=node_numbers[path[:-1]],
-                piece=vocabulary.token(path[-1]),
+                token=vocabulary.token(path[-1]),
                 log_probability=round(log_probabilities[path], 4),
                 ended=hypothesis is not None and hypothesis.ended,
                 score=None if hypothesis is None else round(hypothesis.score, 4),
@@ -328,7 +328,7 @@ def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[i
     rows = zip(target_ids, probabilities, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return tuple(
         Step(
-            piece=name_of(id),
+            token=name_of(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
                 Candidate(name_of(candidate), _rounded(value)) for candidate, value in zip(ids, values, strict=True)
