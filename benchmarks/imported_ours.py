@@ -81,7 +81,7 @@ def main() -> None:
     def translation(rows: list[list[int]], beam_size: int) -> Search:
         assert isinstance(model, Transformer)
         search = msgspec.structs.replace(
-            import_generation(generation, config, plan.folder, greatest=None),
+            import_generation(generation, config, plan.folder, max_positions=None),
             beam_size=beam_size,
             max_length=plan.longest,
             min_length=plan.shortest,

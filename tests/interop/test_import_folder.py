@@ -217,7 +217,7 @@ def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
 def test_the_first_barts_say_in_words_which_token_is_forced() -> None:
     config = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
     for said, forced in (({}, 5), ({"forced_bos_token_id": 7}, 7)):
-        found = import_generation(said, config, "folder", greatest=None).generate
+        found = import_generation(said, config, "folder", max_positions=None).generate
         assert found is not None
         assert found.forced_first_id == forced
 
