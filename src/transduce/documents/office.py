@@ -102,7 +102,8 @@ _Payload = list[_Leaf] | _Container | _Format
 class _Paragraph:
     """A paragraph of a document, as texts and tags."""
 
-    texts: Sequence[InlineText | Tag]
+    element: Any
+    texts: Sequence[InlineText | Part]
     """Texts, and tags between them."""
 
     @property
