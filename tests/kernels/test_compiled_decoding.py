@@ -58,8 +58,9 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
     "T5": {"positions": "relative", "attention_scale": 0.1, "activation": "gelu", "output_scale": 0.5},
 }
+WIDTHS: list[dict[str, object]] = [{"d_model": 96}, {"d_ff": 160}] if BEST.columns == 64 else []
 LEFT_TO_OTHERS: list[dict[str, object]] = [
-    *([{"d_model": 96}, {"d_ff": 160}] if BEST.columns == 64 else []),
+    *WIDTHS,
     {"num_heads": 2 * 64 // BEST.lanes},  # heads of half a vector
 ]
 
