@@ -46,7 +46,7 @@ GROUPS = {
     ],
     "Load and save": [
         *("load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"),
-        *("quantize", "QuantizeReport", "prove_int8", "Int8Proof", "verify", "VerifyReport"),
+        *("quantize", "QuantizeReport", "prove_int8", "Int8Proof", "Int8Comparison", "verify", "VerifyReport"),
     ],
     "Translate": ["Translator", "Translation", "Alternative", "SearchSettings", "SamplingSettings"],
     "Documents": ["translate_document", "DocumentSettings", "translate_markup", "MarkupSettings"],
@@ -77,7 +77,7 @@ GROUPS = {
         "Inspection",
         "InspectionPage",
         "attention_maps",
-        *("inspect_text", "TextInspection"),
+        *("inspect_text", "TextInspection", "TextInspectionPage"),
         *("attribute", "attributions", "Attribution"),
         *("record_activations", "Recording", "hook_points", "HookPoint"),
         *("ablate", "Ablation", "patch_activations", "Patching", "logit_lens", "LogitLens", "probe", "Probing"),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence import inspect_text
-    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection
+    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection, TextInspectionPage
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
-    from transduce.model_folder.weight_cache import Int8Proof
+    from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
@@ -83,8 +83,7 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
-    from transduce.training.forecast import RunForecast
-    from transduce.training.learning_curves import ScoreForecast
+    from transduce.training.forecast import RunForecast, ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -123,6 +122,7 @@ __all__ = [
     "Inspection",
     "InspectionPage",
     "InstallReport",
+    "Int8Comparison",
     "Int8Proof",
     "Intervention",
     "LogitLens",
@@ -156,6 +156,7 @@ __all__ = [
     "TensorBoardTracker",
     "Term",
     "TextInspection",
+    "TextInspectionPage",
     "TextScore",
     "TokenStates",
     "Tokenizer",
@@ -276,6 +277,7 @@ _DEFINED_IN = {
     "PronounPair": "transduce.inspection.pronouns",
     "QualityWarning": "transduce.inference.quality_estimation",
     "QuantizeReport": "transduce.model_folder.upkeep",
+    "Int8Comparison": "transduce.model_folder.weight_cache",
     "Int8Proof": "transduce.model_folder.weight_cache",
     "SamplingSettings": "transduce.search.settings",
     "Score": "transduce.inference.scoring",
@@ -290,7 +292,7 @@ _DEFINED_IN = {
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
     "RunForecast": "transduce.training.forecast",
-    "ScoreForecast": "transduce.training.learning_curves",
+    "ScoreForecast": "transduce.training.forecast",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",
@@ -350,6 +352,7 @@ _DEFINED_IN = {
     "record_activations": "transduce.inspection.recorder",
     "inspect_text": "transduce.inspection.sentence",
     "TextInspection": "transduce.inspection.sentence_view",
+    "TextInspectionPage": "transduce.inspection.sentence_view",
     "attributions": "transduce.inspection.attribution",
     "word_attention": "transduce.inspection.attention",
 }

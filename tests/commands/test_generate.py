@@ -56,6 +56,22 @@ def test_prompts_of_a_file_are_continued_as_each_alone(
     assert found.removesuffix("\n") == "\n---\n".join(alone)
 
 
+def test_inspect_writes_a_page_of_a_language_model(
+    model: Path, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    options = ["inspect", str(model), "abc", "--html", str(page), "--threads", "1", "--device", "cpu"]
+    assert main([*options, "--more", "bad", "--json", "-"]) == 0
+    found = json.loads(capsysbinary.readouterr().out)
+    content = page.read_text("utf-8").partition('id="payload">')[2].partition("</script>")[0]
+    inspections = json.loads(content)["inspections"]
+    assert [each["text"] for each in inspections] == ["abc", "bad"]
+    assert inspections[0] == found
+    assert {"value", "occlusion", "integrated"} <= {each["method"] for each in found["attributions"]}
+    assert main([*options, "--beside", str(model)]) == 2
+    assert b"`--beside` compares Transformers that translate" in capsysbinary.readouterr().err
+
+
 def test_greedy_and_beams(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert generate(model, capsysbinary, "ab", "--greedy") == generate(model, capsysbinary, "ab", "--beam-size", "1")
     beams = generate(model, capsysbinary, "ab", "--beam-size", "4", "--n-best", "2", "--one-line", "--json", "-")
@@ -84,11 +100,11 @@ def test_a_prompt_from_standard_input(
     [
         (["--prompts", "file"], "A prompt and --prompts are both set: leave one of them out."),
         (["--greedy", "--beam-size", "2"], "--greedy and --beam-size are two ways to search"),
-        (["--n-best", "3", "--beam-size", "2"], "`n_best` must be at most `beam_size` (2), but is 3"),
-        (["--beam-size", "-3"], "`beam_size` must be at least 1, but is -3"),
+        (["--n-best", "3", "--beam-size", "2"], "`--n-best` must be at most `--beam-size` (2), but is 3"),
+        (["--beam-size", "-3"], "`--beam-size` must be at least 1, but is -3"),
         (["--greedy", "--n-best", "3"], "--greedy finds one text, but --n-best is 3: use --beam-size, or sample."),
-        (["--max-length", "0"], "`max_length` must be at least 1, but is 0"),
-        (["--temperature", "0"], "`temperature` must be greater than 0"),
+        (["--max-length", "0"], "`--max-length` must be at least 1, but is 0"),
+        (["--temperature", "0"], "`--temperature` must be greater than 0"),
         (["--greedy", "--temperature", "2"], "`--temperature` sets how to sample, but --greedy does not sample"),
         (["--beam-size", "2", "--top-k", "0"], "`--top-k` sets how to sample, but --beam-size does not sample"),
         (["--length-penalty", "1"], "`--length-penalty` ranks the hypotheses of a beam: add --beam-size"),

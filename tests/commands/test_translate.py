@@ -206,10 +206,10 @@ def test_options_on_search_reach_it(
     ("options", "message"),
     [
         (["--shard", "5/4"], "A shard must be I/N with I from 1 to N, such as 1/4, but is 5/4"),
-        (["--workers", "0"], "`workers` must be at least 1, but is 0"),
+        (["--workers", "0"], "`--workers` must be at least 1, but is 0"),
         (["--resume"], "--resume continues a file, but none is named: add --out FILE"),
         (["--output", "/nowhere/at/all"], "/nowhere/at/all cannot be written: there is no folder /nowhere/at"),
-        (["--diverse-groups", "3"], "`diverse_groups` must divide `beam_size` (4), but is 3: change one of them"),
+        (["--diverse-groups", "3"], "`--diverse-groups` must divide `--beam-size` (4), but is 3: change one of them"),
         (
             ["--coverage-penalty", "1", "--beam-size", "1"],
             "`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.",
@@ -273,7 +273,7 @@ def terms(write_lines: WriteLines) -> Path:
     return write_lines("terms.tsv", ["鱼\tmilk", "", "茶\tthe water\tapples"])
 
 
-def test_a_glossarys_terms_are_told_by_one_process_and_by_several(
+def test_a_glossarys_terms_are_reported_by_one_process_and_by_several(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, terms: Path
 ) -> None:
     monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", 2)
@@ -290,7 +290,7 @@ def test_a_glossarys_terms_are_told_by_one_process_and_by_several(
     assert capsys.readouterr() == alone
 
 
-def test_where_there_is_no_room_the_line_is_told(
+def test_where_there_is_no_capacity_the_line_is_reported(
     capsys: Capture, trained: Path, write_lines: WriteLines, terms: Path, tmp_path: Path
 ) -> None:
     file, out = write_lines("in.zh", ["我们喝水。", "老师喝茶。"]), tmp_path / "out.en"
@@ -302,7 +302,7 @@ def test_where_there_is_no_room_the_line_is_told(
     assert len(out.read_text("utf-8").splitlines()) == 2
 
 
-def test_a_wrong_glossary_is_told_before_anything_is_written(
+def test_a_wrong_glossary_is_reported_before_anything_is_written(
     capsys: Capture, trained: Path, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     file, out = write_lines("in.zh", ["我们喝水。"]), tmp_path / "out.en"

@@ -11,10 +11,12 @@ from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.inspection.alignment import (
     HeadWeights,
+    LinkCounts,
     ReferenceAlignment,
     WordMaps,
     WordPair,
     _expectation_maximization,
+    _link_probabilities,
     align,
     align_pairs,
     alignment_error,
@@ -23,6 +25,7 @@ from transduce.inspection.alignment import (
     head_errors,
     head_features,
     learn_word_statistics,
+    lexical_features,
     neighbour_features,
     probability,
     read_heads,
@@ -99,6 +102,59 @@ def test_chosen_heads_align_better_than_all_heads_and_than_any_one(
     assert chosen < 0.2
     assert chosen < plain
     assert chosen < head_errors(translator, rest).min()
+
+
+def test_counts_of_links_by_hand() -> None:
+    counts = LinkCounts({}, {}, {})
+    counts.add(["我", "茶"], ["I", "drink", "tea"], np.array([[1, 0], [0, 0], [0, 1]]))
+    alone = counts.table(["我", "茶"], ["I", "drink", "tea"])
+    counts.add(["茶"], ["tea"], np.array([[0]]))
+    linked, total = counts.table(["茶", "我"], ["tea", "coffee"])
+    assert linked.tolist() == [[1, 0, 1], [0, 0, 0], [1, 1, 0]]  # the last row and column: words with any link
+    assert total.tolist() == [[2, 1, 2], [0, 0, 0], [2, 1, 0]]
+    # Without its own links, a sentence pair has only what the other says.
+    others = counts.table(["我", "茶"], ["I", "drink", "tea"]) - alone
+    assert (
+        others.tolist()
+        == LinkCounts({"茶": (0, 1)}, {"tea": (0, 1)}, {"茶": {"tea": (0, 1)}})
+        .table(["我", "茶"], ["I", "drink", "tea"])
+        .tolist()
+    )
+    rate = lexical_features(np.stack([linked, total]))[0]
+    assert rate[0, 0] > rate[1, 0] > rate[0, 1]  # linked in one of two; unknown; never linked
+
+
+def test_words_that_known_alignments_link_are_linked(translator: Translator, known: list[ReferenceAlignment]) -> None:
+    rest = known[1::2]
+    heads = choose_heads(translator, known[::2])
+    found = align_pairs(translator, [each.pair for each in rest], heads)
+    assert alignment_error(found, [each.links for each in rest]) < 0.02
+
+
+def test_files_of_heads_without_counts_still_align(translator: Translator, known: list[ReferenceAlignment]) -> None:
+    """A file of an older version aligns as one whose lexical features have no weight."""
+    heads = choose_heads(translator, known[:40])
+    (maps,) = word_maps(translator, [known[0].pair])
+    by_attention = len(head_features(maps.only(np.arange(len(heads.chosen)))))
+    rest = len(heads.first)
+    unweighted = msgspec.structs.replace(
+        heads,
+        first=heads.first[:by_attention] + (0.0,) * (rest - by_attention),
+        second=heads.second[:by_attention] + (0.0,) * (rest - by_attention) + heads.second[rest:],
+    )
+    old = msgspec.structs.replace(
+        heads,
+        words=None,
+        first=heads.first[:by_attention],
+        second=heads.second[:by_attention] + heads.second[rest:],
+    )
+    encoded = msgspec.json.encode(old).replace(b',"words":null', b"")
+    assert b"words" not in encoded
+    opened = msgspec.json.decode(encoded, type=HeadWeights)
+    found, expected = (_link_probabilities(maps, known[0].pair, each) for each in (opened, unweighted))
+    assert np.array_equal(found, expected)
+    assert np.ptp(found) > 0.0
+    assert list(align_pairs(translator, [known[0].pair], opened))
 
 
 def test_the_same_examples_choose_the_same_heads(translator: Translator, known: list[ReferenceAlignment]) -> None:
@@ -187,7 +243,7 @@ def test_the_error_rate_by_hand() -> None:
     assert alignment_error([], []) == 0.0
 
 
-def test_without_given_words_pieces_are_not_cut() -> None:
+def test_without_given_words_tokens_are_not_cut() -> None:
     text, target = "今天老师喜欢苹果。", "the teacher like apples today."
     given = word_pair(text, target, list(text), target.split())
     plain = word_pair(text, target)

@@ -1,8 +1,10 @@
 """The page of `transduce serve`: what the server sends, and what a person can do with it in a real browser."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -119,14 +121,18 @@ def test_it_is_one_file_that_asks_nobody_but_its_server(live: Any) -> None:
 
 
 def test_it_knows_what_it_must_of_the_server(serve: Any, translator: Translator) -> None:
-    model = ServedModel(translator, languages=("zh", "en"))
+    model = ServedModel(translator, languages=("zh", "en"), samples=("我吃鱼",))
     limits = {"max_characters": 500, "max_alternatives": 1, "api_keys": ("k",)}
     with serve(model, views=inspection_views(), **limits) as live:
         text = live.ask("GET", "/").body.decode()
     found = re.search(r'id="payload">(.*?)</script>', text)
     assert found is not None
     assert msgspec.json.decode(found[1], type=PageSettings) == PageSettings(
-        pairs=[("zh-Hans", "en")], max_characters=500, max_alternatives=1, needs_key=True
+        pairs=[("zh-Hans", "en")],
+        samples=[("我吃鱼",)],
+        max_characters=500,
+        max_alternatives=1,
+        needs_key=True,
     )
 
 
@@ -151,9 +157,35 @@ def test_typing_is_translating(page: "Page", live: Any, translator: Translator) 
     assert page.locator("#output").inner_text() == answer["translatedText"]
     assert page.locator(".others li").all_inner_texts() == answer["alternatives"]
     inspection = inspect_sentence(translator, SENTENCE)
-    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_pieces)
+    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_tokens)
     assert page.locator(".piece small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
     assert page.locator(".counter").inner_text() == f"{len(SENTENCE)} / 20000"
+
+
+def test_a_sample_is_translated_and_its_words_are_attributed(
+    opened: Opened, serve: Any, translator: Translator
+) -> None:
+    model = ServedModel(translator, languages=("zh", "en"), samples=(SENTENCE,))
+    with serve(model, views=inspection_views()) as live:
+        page = opened(live.url, bypass_csp=True)
+        page.get_by_role("button", name=SENTENCE).click()
+        page.locator(".piece").first.wait_for()
+        assert page.locator("#text").input_value() == SENTENCE
+        assert page.locator(".method option:checked").inner_text() == "moved vectors (ALTI+)"
+        inspection = inspect_sentence(translator, SENTENCE, attributions=("value",))
+        (found,) = inspection.attributions
+        page.locator(".word").nth(len(found.words.source_words)).focus()  # the first word of the translation
+        shades = page.eval_on_selector_all(".word", "all => all.map(word => +word.style.getPropertyValue('--shade'))")
+        most = max(max(row) for row in found.words.weights)
+        assert shades[: len(found.words.source_words)] == pytest.approx(
+            [weight / most for weight in found.words.weights[0]], abs=0.01
+        )
+        page.locator("details.how summary").click()
+        page.locator(".heads").wait_for()
+        if "AXE_CORE" in os.environ:
+            page.evaluate(Path(os.environ["AXE_CORE"]).read_text("utf-8"))
+            assert [each["id"] for each in page.evaluate("axe.run()")["violations"]] == []
+        page.close()
 
 
 def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, gated_model: Any) -> None:
@@ -308,10 +340,10 @@ def test_a_whole_layer_can_be_switched_off(page: "Page", translator: Translator)
     assert page.locator(".chip").all_inner_texts() == ["target → source: layer 2 is off ✕"]
 
 
-def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
+def test_a_token_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
     steps = inspect_sentence(translator, SENTENCE).steps
-    others = [next(each.piece for each in step.candidates if each.piece != step.piece) for step in steps]
-    written = {step.piece for step in steps}
+    others = [next(each.token for each in step.candidates if each.token != step.token) for step in steps]
+    written = {step.token for step in steps}
     place = next(number for number, other in enumerate(others) if other not in written)
     step, other = steps[place], others[place]
     write(page, SENTENCE)
@@ -322,7 +354,7 @@ def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translato
     assert outcome(page, 1) == forced.after.translation
     assert page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([other])[0])
     page.get_by_role("button", name="forbid this token").click()
-    forbidden = intervene(translator, SENTENCE, Intervention(step=place, forbid=(step.piece,)))
+    forbidden = intervene(translator, SENTENCE, Intervention(step=place, forbid=(step.token,)))
     until(
         page,
         "said => document.querySelectorAll('.outcome .translation')[1]?.innerText === said",
@@ -354,7 +386,7 @@ def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
     assert page.locator(".changes").is_hidden()
 
 
-def test_a_sentence_of_two_hundred_pieces(page: "Page", translator: Translator) -> None:
+def test_a_sentence_of_two_hundred_tokens(page: "Page", translator: Translator) -> None:
     pieces = len(translator.tokenizer.source.encode(OTHER))
     text = OTHER * (200 // pieces + 1)
     count = len(translator.tokenizer.source.encode(text)) + 1

@@ -5,13 +5,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
+from transduce.tasks import TaskName
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
@@ -22,16 +23,7 @@ if TYPE_CHECKING:
 
 # Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that
 # `--help` does not import PyTorch.
-TASK_KINDS = (
-    "translation",
-    "language-model",
-    "denoising",
-    "masked-language-model",
-    "classification",
-    "tagging",
-    "parsing",
-    "time-series",
-)
+TASK_KINDS = get_args(TaskName)
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
 PRESETS = (
     "tiny",
@@ -48,7 +40,7 @@ PRESETS = (
 )
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks")
+TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "karpathy")
 ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
 ABLATION_FILLS = ("zero", "mean")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")

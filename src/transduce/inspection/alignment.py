@@ -2,8 +2,9 @@
 
 The mean of all heads aligns poorly: heads have different functions, a word's neighbors share its attention, and some
 words (articles) have no counterpart. So heads are *chosen* with sentences whose alignment is known. A first logistic
-regression learns weights for the heads' attention at and next to a pair of words. A second one adds the first one's
-probabilities for all pairs around it. A hundred known alignments are enough.
+regression learns weights for the heads' attention at and next to a pair of words, and for how often these words are
+linked in other known alignments. A second one adds the first one's probabilities for all pairs around it. A hundred
+known alignments are enough.
 
 Without known alignments, word statistics of sentence pairs help: how often words translate each other, by IBM's model 1
 (Brown et al. 1993) in both directions, with attention in the place of the model's uniform alignment.
@@ -39,6 +40,7 @@ from transduce.text.word_spans import Span, encode_within_words, locate_words, o
 
 Matrix = npt.NDArray[Any]
 _EPSILON = 1e-3  # added in logarithms and divisors
+_NEVER = (0, 0)
 _PENALTY = 3.0  # L2 regularization of the weights of standardized features
 _MAX_ITERATIONS = 25
 _BESIDE = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
@@ -89,6 +91,61 @@ def neighbour_features(answer: Matrix) -> Matrix:
     logarithms = [np.log(_shift(answer[None], *offset) + _EPSILON) for offset in _AROUND]
     strongest_others = np.stack([_strongest_other(answer, 0), _strongest_other(answer, 1)])
     return np.concatenate([*around, *logarithms, strongest_others, np.log(strongest_others + _EPSILON)])
+
+
+_Counts = dict[str, tuple[int, int]]
+"""The number of linked occurrences of each word, and the number of all occurrences."""
+
+
+class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts of linked words in known alignments."""
+
+    sources: _Counts
+    """Source words that have any link."""
+    targets: _Counts
+    """Target words that have any link."""
+    pairs: dict[str, _Counts]
+    """Target words that are linked with a source word, among those in the translations of its sentences."""
+
+    def add(self, sources: Sequence[str], targets: Sequence[str], links: Matrix) -> None:
+        """Count the links, (T, S) of 1 or 0, between the words of a sentence pair."""
+        cells = [(self.sources, word, each.any()) for word, each in zip(sources, links.T, strict=True)]
+        cells += [(self.targets, word, each.any()) for word, each in zip(targets, links, strict=True)]
+        for source, column in zip(sources, links.T, strict=True):
+            table = self.pairs.setdefault(source, {})
+            cells += [(table, target, link) for target, link in zip(targets, column, strict=True)]
+        for table, word, is_linked in cells:
+            linked, total = table.get(word, (0, 0))
+            table[word] = linked + bool(is_linked), total + 1
+
+    def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
+        """Return the counts of each word pair and, in the last row and column, of each word, (2, T + 1, S + 1)."""
+        pairs = [self.pairs.get(source, {}) for source in sources]
+        rows = [[pair.get(word, _NEVER) for pair in pairs] + [self.targets.get(word, _NEVER)] for word in targets]
+        last = [*(self.sources.get(word, _NEVER) for word in sources), _NEVER]
+        return np.array([*rows, last], dtype=np.float64).transpose(2, 0, 1)
+
+
+def lexical_features(counts: Matrix) -> Matrix:
+    """Return features of each word pair from how often its words are linked in other sentences, (F, T, S).
+
+    Args:
+        counts: what `LinkCounts.table` returns, (2, T + 1, S + 1), without the links of this sentence pair.
+    """
+    linked, total = counts[:, :-1, :-1]
+    rate = (linked + 0.3) / (total + 2.0)
+    partners = (counts[0] + 0.8) / (counts[1] + 1.0)  # the share of a word's occurrences that have a partner
+    plain = np.stack(
+        [
+            rate,
+            rate / (rate.sum(axis=1, keepdims=True) + _EPSILON),
+            rate / (rate.sum(axis=0) + _EPSILON),
+            np.broadcast_to(partners[:-1, -1:], rate.shape),
+            np.broadcast_to(partners[-1, :-1], rate.shape),
+        ]
+    )
+    evidence = np.stack([np.log(linked + 0.5), np.log(total - linked + 0.5), total == 0])
+    return np.concatenate([plain, np.log(plain + _EPSILON), evidence])
 
 
 def _shift(maps: Matrix, target: int, source: int) -> Matrix:
@@ -320,14 +377,18 @@ class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
     """Weights of the second regression, which adds the first one's probabilities around each pair."""
+    words: LinkCounts | None = None
+    """Links of words in the known alignments; None in files of versions that did not count them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
-    """Learn from known alignments how to weight the cross-attention heads of a model.
+    """Learn from known alignments how to weight the cross-attention heads of a model, and which words are linked.
+
+    How often words are linked is counted without the sentence pair whose links the regressions learn to predict.
 
     Args:
         translator: a translator with any Transformer that has a decoder.
-        known: at least ten known alignments; a hundred work well.
+        known: at least ten known alignments; a hundred work well, and five hundred still better.
 
     Raises:
         TransduceError: there are too few alignments, or a link has a word that does not exist.
@@ -340,7 +401,15 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
     links = [_link_matrix(item) for item in known]
     maps = list(word_maps(translator, [item.pair for item in known]))
     chosen = np.argsort(_errors(maps, known), kind="stable")[:_MAX_HEADS]
-    features = [head_features(item.only(chosen)) for item in maps]
+    words = [(_texts(item.pair, "source"), _texts(item.pair, "target")) for item in known]
+    counts, features = LinkCounts({}, {}, {}), []
+    for sides, link in zip(words, links, strict=True):
+        counts.add(*sides, link)
+    for item, sides, link in zip(maps, words, links, strict=True):
+        own = LinkCounts({}, {}, {})
+        own.add(*sides, link)
+        of_others = lexical_features(counts.table(*sides) - own.table(*sides))
+        features.append(np.concatenate([head_features(item.only(chosen)), of_others]))
     first = fit_logistic(features, links)
     # Cross-validate the inputs of the second regression: each half gets probabilities learned from the other half.
     half = len(known) // 2
@@ -359,6 +428,7 @@ def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) ->
         chosen=tuple((int(head) // config.num_heads, int(head) % config.num_heads) for head in chosen),
         first=tuple(first.tolist()),
         second=tuple(second.tolist()),
+        words=counts,
     )
 
 
@@ -547,8 +617,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
     """
     try:
         content = path.read_bytes()
-        is_statistics = b'"targets":' in content
-        if is_statistics:
+        if "targets" in msgspec.json.decode(content, type=dict[str, msgspec.Raw]):
             return msgspec.json.decode(content, type=WordStatistics)
         return msgspec.json.decode(content, type=HeadWeights)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -575,7 +644,7 @@ def align_pairs(
         if isinstance(heads, WordStatistics):
             linked = _link_statistics(maps, pair, heads)
         else:
-            linked = _link_mutual(maps) if heads is None else _link_probabilities(maps, heads) > THRESHOLD
+            linked = _link_mutual(maps) if heads is None else _link_probabilities(maps, pair, heads) > THRESHOLD
         yield frozenset((int(source), int(target)) for target, source in zip(*linked.nonzero(), strict=True))
 
 
@@ -630,12 +699,15 @@ def _second_features(features: Matrix, answer: Matrix) -> Matrix:
     return np.concatenate([features, neighbour_features(answer)])
 
 
-def _link_probabilities(maps: WordMaps, heads: HeadWeights) -> Matrix:
+def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> Matrix:
     """Return the probability of a link for each pair of words, (T, S)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])
     chosen = np.array([layer * heads.num_heads + head for layer, head in heads.chosen])
     features = head_features(maps.only(chosen))
+    if heads.words is not None:
+        counts = heads.words.table(_texts(pair, "source"), _texts(pair, "target"))
+        features = np.concatenate([features, lexical_features(counts)])
     answer = probability(features, np.array(heads.first))
     return probability(_second_features(features, answer), np.array(heads.second))
 

@@ -5,7 +5,7 @@ Shapes: W hypotheses, t tokens so far, T target tokens with the end symbol, V vo
 
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import cast
+from typing import cast, get_args
 
 import msgspec
 import torch
@@ -16,6 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionMaps, Weights, maps_of, stack_layers, word_attention
+from transduce.inspection.attribution import Method
 from transduce.inspection.attribution import attributions as find_attributions
 from transduce.inspection.reading import Reader, check_single_model, read
 from transduce.inspection.recorder import record_activations
@@ -79,7 +80,7 @@ def build_tree(
     closed = {path_with_end(result, vocabulary.eos_id): result for result in finished}
     best = path_with_end(finished[0], vocabulary.eos_id) if finished else ()
     node_numbers: dict[Path, int] = {(): 0}
-    nodes = [TreeNode(parent=-1, piece="", log_probability=0.0, best=True)]
+    nodes = [TreeNode(parent=-1, token="", log_probability=0.0, best=True)]
     for path in all_prefixes([*kept, *closed]):
         if path in node_numbers:
             continue
@@ -88,7 +89,7 @@ def build_tree(
         nodes.append(
             TreeNode(
                 parent=node_numbers[path[:-1]],
-                piece=vocabulary.piece(path[-1]),
+                token=vocabulary.token(path[-1]),
                 log_probability=round(log_probabilities[path], 4),
                 ended=hypothesis is not None and hypothesis.ended,
                 score=None if hypothesis is None else round(hypothesis.score, 4),
@@ -159,7 +160,7 @@ def inspect_sentence(
     *,
     search: SearchSettings | None = None,
     observer: Observer | None = None,
-    attributions: bool = False,
+    attributions: bool | Sequence[Method] = False,
 ) -> Inspection:
     """Return one sentence's translation, and how the model and the search produced it.
 
@@ -171,7 +172,7 @@ def inspect_sentence(
         source: a sentence that the model translates unsplit.
         search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of the search, and may stop it.
-        attributions: True to add the contributions of the source words by every method of `attributions`.
+        attributions: True to add the contributions of the source words by every method of `attributions`, or methods.
 
     Raises:
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
@@ -196,8 +197,8 @@ def inspect_sentence(
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
         logits = allowed_logits(model, model.decode(inputs, memory, mask))[0]  # (T, V)
     maps = AttentionMaps(
-        source_pieces=tuple(translator.tokenizer.source.pieces(source_ids)),
-        target_pieces=tuple(translator.tokenizer.target.pieces(target_ids)),
+        source_tokens=tuple(translator.tokenizer.source.tokens(source_ids)),
+        target_tokens=tuple(translator.tokenizer.target.tokens(target_ids)),
         encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
         decoder=stack_layers(recording.layers("decoder", "self_attention.weights")),
         memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
@@ -213,21 +214,26 @@ def inspect_sentence(
         score=best.score,
         source_language=translator.source_language,
         target_language=translator.target_language,
-        source_pieces=maps.source_pieces,
-        target_pieces=maps.target_pieces,
+        source_tokens=maps.source_tokens,
+        target_tokens=maps.target_tokens,
         beam_size=search.beam_size,
-        steps=_steps(translator.tokenizer.target.piece, logits, target_ids),
+        steps=_steps(translator.tokenizer.target.token, logits, target_ids),
         words=_words(maps),
         encoder=to_bytes(maps.encoder),
         decoder=to_bytes(maps.decoder),
         memory=to_bytes(maps.memory),
         tree=build_tree(beam.kept, finished, translator.tokenizer.target, sums),
-        attributions=_attributions(translator, source, translation) if attributions and translation.strip() else (),
+        attributions=_attributions(translator, source, translation, attributions) if translation.strip() else (),
     )
 
 
-def _attributions(translator: Translator, source: str, translation: str) -> tuple[WordAttribution, ...]:
-    found = find_attributions(translator, source, translation)
+def _attributions(
+    reader: Reader, source: str, translation: str | None, methods: bool | Sequence[Method]
+) -> tuple[WordAttribution, ...]:
+    """Return the attributions by some methods, or by all that fit if `methods` is True."""
+    if not methods:
+        return ()
+    found = find_attributions(reader, source, translation, methods=get_args(Method) if methods is True else methods)
     return tuple(
         WordAttribution(method, WordAlignment(each.source_words, each.target_words, _rounded_rows(each.shares())))
         for method, each in found.items()
@@ -260,13 +266,16 @@ class _SampleLine(msgspec.Struct):
     """Source, reference and translation of some sentences of the dev set."""
 
 
-def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = None) -> TextInspection:
+def inspect_text(
+    reader: Reader, text: str | ArrayLike, target: str | None = None, *, attributions: bool = False
+) -> TextInspection:
     """Return what a model of any kind predicts for a text, and the attention between its tokens.
 
     Args:
         reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
         text: the text; for a forecaster, the history (S, C).
         target: for a translator, a translation of the text; None: the model's own.
+        attributions: True to add the contributions of the words to each prediction by every method of `attributions`.
 
     Raises:
         TransduceError: the text is too long or empty, or the model has no attention.
@@ -279,6 +288,8 @@ def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = Non
     if reading.head is not None:
         with torch.inference_mode():
             steps = _steps(reading.column_name, reading.logits()[0], reading.labels)
+    translation = reading.answer if isinstance(reader, Translator) else None
+    explained = attributions and bool(steps) and bool(reading.text.strip()) and translation != ""
     return TextInspection(
         model=f"{type(reader).__name__}: {describe(reading.model)}",
         text=reading.text,
@@ -290,6 +301,7 @@ def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = Non
         rows=rows,
         columns=columns,
         weights=to_bytes(weights),
+        attributions=_attributions(reader, reading.text, translation, explained),
     )
 
 
@@ -328,7 +340,7 @@ def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[i
     rows = zip(target_ids, probabilities, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return tuple(
         Step(
-            piece=name_of(id),
+            token=name_of(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
                 Candidate(name_of(candidate), _rounded(value)) for candidate, value in zip(ids, values, strict=True)
