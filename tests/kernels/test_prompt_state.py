@@ -13,8 +13,7 @@ from transduce.inference.decoding import CompiledSearch, find_compiled_search, r
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
-from transduce.kernels.prepacked import quantize
-from transduce.kernels.select import decoded_model, int8_linear_maker, make_inference_copy, start_prompts
+from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
 from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
@@ -64,7 +63,7 @@ def build(precision: str, changes: dict[str, object] | None = None) -> tuple[Dec
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     plain = copy.deepcopy(model)
     if precision == "int8":
-        return quantize(model, make=int8_linear_maker()), plain
+        return quantize(model), plain
     make_inference_copy(model, torch.bfloat16 if precision == "bf16" else torch.float32)
     return model, plain
 
@@ -112,7 +111,7 @@ def test_a_text_that_is_given_has_the_logits_of_its_steps(precision: str) -> Non
 
 
 @torch.inference_mode()
-def test_bricks_without_programs_are_left_to_pytorch() -> None:
+def test_components_without_kernels_are_left_to_pytorch() -> None:
     others: list[dict[str, object]] = [{"attention_window": 3}, {"norm": "batch"}, {"d_ff": 120}]
     for changes in others:
         model, _ = build("fp32", changes)

@@ -9,11 +9,12 @@ Legend: W texts of one prompt, t new tokens so far.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, overload
 
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
@@ -121,6 +122,19 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
         return self.nats / math.log(2.0) / max(1, self.characters)
 
 
+class GenerateOptions(TypedDict, total=False):
+    """The options of a call of `Generator`, which describes them."""
+
+    n_best: int | None
+    max_length: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    search: SearchSettings | None
+    one_line: bool
+
+
 class Generator:
     """A language model. Call it with the start of a text."""
 
@@ -146,33 +160,9 @@ class Generator:
         return precision_of(self.model)
 
     @overload
-    def __call__(
-        self,
-        prompt: str = "",
-        *,
-        n_best: int | None = None,
-        max_length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        search: SearchSettings | None = None,
-        one_line: bool = False,
-    ) -> Generation: ...
+    def __call__(self, prompt: str = "", **options: Unpack[GenerateOptions]) -> Generation: ...
     @overload
-    def __call__(
-        self,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        n_best: int | None = None,
-        max_length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        search: SearchSettings | None = None,
-        one_line: bool = False,
-    ) -> list[Generation]: ...
+    def __call__(self, prompt: list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]) -> list[Generation]: ...
     def __call__(
         self,
         prompt: str | list[str] | tuple[str, ...] = "",
@@ -463,7 +453,7 @@ class Generator:
             ids, values, ended = ids[:count], values[:count], True
             score = sum(values) / length_penalty(count, search.length_penalty)
             text = text.split("\n")[0]
-        return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
+        return Continuation(text, tuple(self.vocabulary.tokens(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text that new tokens add to the prompt.
