@@ -77,7 +77,7 @@ GROUPS = {
         "Inspection",
         "InspectionPage",
         "attention_maps",
-        *("inspect_text", "TextInspection"),
+        *("inspect_text", "TextInspection", "TextInspectionPage"),
         *("attribute", "attributions", "Attribution"),
         *("record_activations", "Recording", "hook_points", "HookPoint"),
         *("ablate", "Ablation", "patch_activations", "Patching", "logit_lens", "LogitLens", "probe", "Probing"),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence import inspect_text
-    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection
+    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection, TextInspectionPage
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -156,6 +156,7 @@ __all__ = [
     "TensorBoardTracker",
     "Term",
     "TextInspection",
+    "TextInspectionPage",
     "TextScore",
     "TokenStates",
     "Tokenizer",
@@ -350,6 +351,7 @@ _DEFINED_IN = {
     "record_activations": "transduce.inspection.recorder",
     "inspect_text": "transduce.inspection.sentence",
     "TextInspection": "transduce.inspection.sentence_view",
+    "TextInspectionPage": "transduce.inspection.sentence_view",
     "attributions": "transduce.inspection.attribution",
     "word_attention": "transduce.inspection.attention",
 }

@@ -145,12 +145,12 @@ def test_train_with_a_settings_file_set_and_options(
         (["--steps", "0"], "`training.steps` must be greater than 0, but is 0"),
         (["--minutes", "-1"], "`training.minutes` must be greater than 0, but is -1.0"),
         (["--minutes", "nan"], "`training.minutes` must be finite, but is nan"),
-        (["--preset", "huge"], f"`preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
+        (["--preset", "huge"], f"`--preset` must be one of {', '.join(PRESETS)}, but is `huge`"),
         (["--set", "model.d_modle=5"], "There is no setting `model.d_modle`: did you mean `model.d_model`?"),
         (["--set", "model.d_model"], "`--set` takes a key and a value"),
         (["--set", "data=5"], "`data.source` belongs to the table `data`, but `data` was set to 5"),
-        (["--threads", "0"], "`threads` must be at least 1, but is 0"),
-        (["--device", "tpu"], "`device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
+        (["--threads", "0"], "`--threads` must be at least 1, but is 0"),
+        (["--device", "tpu"], "`--device` must be `auto`, `cpu`, `cuda`, `cuda:NUMBER` or `mps`, but is `tpu`"),
         (["--languages", "zh", "English"], "`data.languages` must be language codes such as zh or en"),
         (
             ["--source", "/dev/null", "--target", "/dev/null"],
@@ -310,11 +310,11 @@ def test_mistakes_in_translating(capsys: Capture, trained: Path, tmp_path: Path)
         ([str(trained), str(tmp_path / "nowhere.txt")], "nowhere.txt does not exist: name a file of sentences, or"),
         ([str(trained), str(tmp_path)], "A model folder holds a config.json, but "),
         ([str(trained), str(bad)], "bad.txt:2: files must be UTF-8"),
-        ([str(trained), str(bad), "--beam-size", "0"], "`beam_size` must be at least 1, but is 0."),
-        ([str(trained), str(bad), "--n-best", "9"], "`n_best` must be at most `beam_size` (4), but is 9"),
-        ([str(trained), str(bad), "--sample", "--top-p", "2"], "`top_p` must be in (0, 1], but is 2.0."),
-        ([str(trained), str(bad), "--sample", "--temperature", "0"], "`temperature` must be greater than 0"),
-        ([str(trained), "--threads", "0"], "`threads` must be at least 1, but is 0."),
+        ([str(trained), str(bad), "--beam-size", "0"], "`--beam-size` must be at least 1, but is 0."),
+        ([str(trained), str(bad), "--n-best", "9"], "`--n-best` must be at most `--beam-size` (4), but is 9"),
+        ([str(trained), str(bad), "--sample", "--top-p", "2"], "`--top-p` must be in (0, 1], but is 2.0."),
+        ([str(trained), str(bad), "--sample", "--temperature", "0"], "`--temperature` must be greater than 0"),
+        ([str(trained), "--threads", "0"], "`--threads` must be at least 1, but is 0."),
     ):
         assert main(["translate", *arguments, "--precision", "fp32"]) == 2
         captured = capsys.readouterr()

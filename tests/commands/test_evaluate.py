@@ -128,7 +128,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
         (["compare", "MODEL", "MODEL", "--source", "DEV", "--reference", "DEV", "--tokenize", "13b"], "it is '13b'"),
         (
             ["compare", "MODEL", "DEV", "--source", "DEV", "--reference", "DEV", "--seed", "-1"],
-            "`seed` must be at least 0",
+            "`--seed` must be at least 0",
         ),
         (
             ["compare", "MODEL", "SHORT", "--reference", "DEV"],

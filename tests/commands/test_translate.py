@@ -206,10 +206,10 @@ def test_options_on_search_reach_it(
     ("options", "message"),
     [
         (["--shard", "5/4"], "A shard must be I/N with I from 1 to N, such as 1/4, but is 5/4"),
-        (["--workers", "0"], "`workers` must be at least 1, but is 0"),
+        (["--workers", "0"], "`--workers` must be at least 1, but is 0"),
         (["--resume"], "--resume continues a file, but none is named: add --out FILE"),
         (["--output", "/nowhere/at/all"], "/nowhere/at/all cannot be written: there is no folder /nowhere/at"),
-        (["--diverse-groups", "3"], "`diverse_groups` must divide `beam_size` (4), but is 3: change one of them"),
+        (["--diverse-groups", "3"], "`--diverse-groups` must divide `--beam-size` (4), but is 3: change one of them"),
         (
             ["--coverage-penalty", "1", "--beam-size", "1"],
             "`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.",

@@ -102,7 +102,7 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
 @pytest.mark.parametrize(
     ("name", "source", "settings", "message"),
     [
-        ("a.csv", "id,text\n1,a\n", {}, "Name the columns to translate by `columns`"),
+        ("a.csv", "id,text\n1,a\n", {}, "Name the columns to translate by `columns` (--columns)"),
         ("a.csv", "id,text\n1,a\n", {"columns": ("title",)}, "but one is 'title'"),
         ("a.json", '{"a": "b",}', {}, "The document is not JSON: line 1"),
         ("a.json", '{"a": "b"}', {"fields": ("c",)}, "`fields` must match texts of the document"),

@@ -125,8 +125,10 @@ def test_attention_of_every_kind(build: Callable[..., Any], kind: str) -> None:
     assert words.target_words == (("the", "dog.") if kind == "recurrent" else words.source_words)
     chart = plot_attention(maps, kind=None, layer=1)
     assert len(chart.panels) == weights.shape[1]
-    drawn = inspect_text(reader, TEXT).draw()
-    assert "attention: a darker column" in drawn
+    found = inspect_text(reader, TEXT, attributions=True)
+    assert "attention: a darker column" in found.draw()
+    assert "value" in [each.method for each in found.attributions] or kind in ("embedder", "recurrent")
+    assert f"<title>{TEXT}" in found.to_html()
     if kind != "recurrent":
         with pytest.raises(TransduceError, match=f"must be {shown} for this model"):
             plot_attention(maps, kind="memory", layer=None)

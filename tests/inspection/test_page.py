@@ -21,6 +21,9 @@ from transduce.inspection.sentence import inspect_sentence, sample_sentences
 from transduce.inspection.sentence_view import (
     Inspection,
     InspectionPage,
+    TextInspection,
+    TextInspectionPage,
+    WordAttribution,
     draw_bar,
     draw_inspection,
     from_bytes,
@@ -415,11 +418,54 @@ def test_the_page_is_saved_as_it_is_seen(beside: "Page", tmp_path: Path) -> None
     beside.get_by_role("button", name="已复制").wait_for()
 
 
+@pytest.fixture(scope="module")
+def tagged(inspection: Inspection) -> TextInspection:
+    """An inspection of a model that tags words; the numbers are those of a translation."""
+    return TextInspection(
+        model="Tagger: 2 layers",
+        text="I eat fish",
+        answer="I/PRP",
+        outputs=tuple(f"word{number}" for number in range(len(inspection.steps))),
+        steps=inspection.steps,
+        attention="encoder",
+        words=inspection.words,
+        rows=inspection.target_pieces,
+        columns=inspection.target_pieces,
+        weights=inspection.decoder,
+        attributions=(WordAttribution("value", inspection.words),),
+    )
+
+
+def test_the_page_of_another_kind_of_model(browser: "Browser", tagged: TextInspection, tmp_path: Path) -> None:
+    other = msgspec.structs.replace(tagged, text="You sleep", answer="", steps=(), outputs=())
+    path = tmp_path / "page.html"
+    path.write_text(TextInspectionPage(inspections=(tagged, other)).to_html(), encoding="utf-8")
+    opened = browser.new_page(locale="en-US")
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto(path.as_uri())
+    assert opened.locator(".answer").inner_text() == "I/PRP"
+    assert opened.locator(".piece span").first.inner_text().startswith("word0 → ")
+    opened.locator(".piece").first.click()
+    assert opened.locator(".candidates .taken").count() == 1
+    assert opened.locator(".method option:checked").inner_text() == "moved vectors (ALTI+)"
+    opened.get_by_label("layer 1, head 2", exact=True).click()
+    opened.locator("select").first.select_option("You sleep")
+    assert opened.locator(".piece").count() == opened.locator(".answer").count() == 0
+    opened.get_by_role("button", name="中文").click()
+    assert opened.locator("h1").inner_text() == "模型怎样读这段文字"
+    opened.close()
+    assert errors == []
+
+
 @pytest.mark.skipif("AXE_CORE" not in os.environ, reason="AXE_CORE does not name axe.min.js of axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(browser: "Browser", pair: InspectionPage, tmp_path: Path, scheme: Any) -> None:
+@pytest.mark.parametrize("kind", ["pair", "tagged"])
+def test_axe_finds_nothing(
+    browser: "Browser", request: pytest.FixtureRequest, tmp_path: Path, scheme: Any, kind: str
+) -> None:
     path = tmp_path / "page.html"
-    path.write_text(pair.to_html(), encoding="utf-8")
+    path.write_text(request.getfixturevalue(kind).to_html(), encoding="utf-8")
     context = browser.new_context(color_scheme=scheme, bypass_csp=True)
     opened = context.new_page()
     opened.goto(path.as_uri())
@@ -440,9 +486,10 @@ def test_sample_sentences_are_those_of_the_last_validation(tmp_path: Path) -> No
         sample_sentences(tmp_path)
 
 
-def test_a_page_of_nothing_is_refused() -> None:
+@pytest.mark.parametrize("kind", [InspectionPage, TextInspectionPage])
+def test_a_page_of_nothing_is_refused(kind: Any) -> None:
     with pytest.raises(TransduceError, match="A page needs an inspection"):
-        InspectionPage(inspections=()).to_html()
+        kind(inspections=()).to_html()
 
 
 def test_it_speaks_chinese_and_turns_dark(page: "Page") -> None:

@@ -4,7 +4,10 @@ import copy
 import json
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +21,7 @@ from transduce.inference.scorers import TransformerScorer
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.hugging_face.export import class_for
 from transduce.interop.onnx.export import onnx_obstacles
-from transduce.interop.tutorials import USUAL_NAMES, TutorialNames, import_tutorial
+from transduce.interop.tutorials import USUAL_NAMES, TutorialNames, import_tutorial, language_model_config
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.norms import AnnotatedNorm
@@ -492,3 +495,147 @@ def test_layers_that_are_called_blocks() -> None:
     source, target = batch()
     with torch.no_grad():
         assert torch.equal(again.eval()(source, target), ours(source, target))
+
+
+# --- language models: nanoGPT, minGPT and the lecture -------------------------------------------------------------
+
+T = 12
+
+
+class Conv1D(nn.Module):
+    """GPT-2's linear layer, whose matrix is (inputs, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.empty(inputs, outputs)), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class NanoGPT(nn.Module):
+    """A GPT with the module names of nanoGPT and minGPT; `linear` makes its four matrices."""
+
+    transformer: Any
+
+    def __init__(self, linear: Callable[[int, int], nn.Module], gelu: str, *, bias: bool, tied: bool) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict({"wte": nn.Embedding(V, D), "wpe": nn.Embedding(T, D)})
+        self.transformer["h"] = nn.ModuleList(nn.ModuleDict() for _ in range(3))
+        for block in self.transformer["h"]:
+            block["ln_1"], block["ln_2"] = nn.LayerNorm(D, bias=bias), nn.LayerNorm(D, bias=bias)
+            block["attn"] = nn.ModuleDict({"c_attn": linear(D, 3 * D), "c_proj": linear(D, D)})
+            block["attn"].register_buffer("bias", torch.ones(T, T).tril()[None, None])
+            block["mlp"] = nn.ModuleDict({"c_fc": linear(D, 4 * D), "c_proj": linear(4 * D, D)})
+        self.transformer["ln_f"] = nn.LayerNorm(D, bias=bias)
+        self.lm_head = nn.Linear(D, V, bias=False)
+        self.gelu = gelu
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        if tied:
+            self.lm_head.weight = self.transformer["wte"].weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        x = self.transformer["wte"](ids) + self.transformer["wpe"](torch.arange(length))
+        for block in self.transformer["h"]:
+            q, k, v = (
+                part.unflatten(-1, (HEADS, -1)).transpose(1, 2)  # (B, H, T, D / H)
+                for part in block["attn"]["c_attn"](block["ln_1"](x)).split(D, dim=2)
+            )
+            scores = (q @ k.mT / math.sqrt(D / HEADS)).masked_fill(~torch.ones(length, length).bool().tril(), -math.inf)
+            x = x + block["attn"]["c_proj"]((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+            inner = nn.functional.gelu(block["mlp"]["c_fc"](block["ln_2"](x)), approximate=self.gelu)
+            x = x + block["mlp"]["c_proj"](inner)
+        logits: Tensor = self.lm_head(self.transformer["ln_f"](x))
+        return logits
+
+
+class LectureGPT(nn.Module):
+    """The GPT of the lecture that starts from an empty file: a module for each head, ReLU, a bias on the logits."""
+
+    blocks: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token_embedding_table, self.position_embedding_table = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.blocks = nn.ModuleList(nn.ModuleDict() for _ in range(2))
+        for block in self.blocks:
+            heads = [
+                nn.ModuleDict({kind: nn.Linear(D, D // HEADS, bias=False) for kind in ("key", "query", "value")})
+                for _ in range(HEADS)
+            ]
+            for head in heads:
+                head.register_buffer("tril", torch.ones(T, T).tril())
+            block["sa"] = nn.ModuleDict({"heads": nn.ModuleList(heads), "proj": nn.Linear(D, D)})
+            block["ffwd"] = nn.ModuleDict({"net": nn.Sequential(nn.Linear(D, 4 * D), nn.ReLU(), nn.Linear(4 * D, D))})
+            block["ln1"], block["ln2"] = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.ln_f, self.lm_head = nn.LayerNorm(D), nn.Linear(D, V)
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        future = torch.ones(length, length).tril() == 0
+        x = self.token_embedding_table(ids) + self.position_embedding_table(torch.arange(length))
+        for block in self.blocks:
+            y, heads = block["ln1"](x), []
+            for head in block["sa"]["heads"]:
+                scores = (head["query"](y) @ head["key"](y).mT * (D // HEADS) ** -0.5).masked_fill(future, -math.inf)
+                heads.append(scores.softmax(-1) @ head["value"](y))
+            x = x + block["sa"]["proj"](torch.cat(heads, dim=-1))
+            x = x + block["ffwd"]["net"](block["ln2"](x))
+        logits: Tensor = self.lm_head(self.ln_f(x))
+        return logits
+
+
+LANGUAGE_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "nanoGPT": lambda: NanoGPT(nn.Linear, "none", bias=True, tied=True),
+    "nanoGPT without biases": lambda: NanoGPT(partial(nn.Linear, bias=False), "none", bias=False, tied=True),
+    "minGPT": lambda: NanoGPT(nn.Linear, "tanh", bias=True, tied=False),
+    "Conv1D": lambda: NanoGPT(Conv1D, "tanh", bias=True, tied=False),
+    "lecture": LectureGPT,
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_language_models_have_equal_logits(name: str) -> None:
+    torch.manual_seed(3)
+    theirs = LANGUAGE_MODELS[name]().eval()
+    config = language_model_config(theirs.state_dict(), HEADS)
+    found = import_tutorial(theirs.state_dict(), config, style="karpathy")
+    ours = build_model(found.config).eval()
+    ours.load_state_dict(found.weights)
+    ids = torch.randint(V, (2, T))
+    with torch.no_grad():
+        assert torch.allclose(ours(ids), theirs(ids), atol=1e-5)
+        assert not torch.allclose(ours(ids), ours(ids.flip(0)), atol=0.1)
+
+
+def test_the_command_makes_a_language_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(3)
+    theirs = LectureGPT().eval()
+    weights, words, out = (str(tmp_path / name) for name in ("gpt.pt", "words.json", "model"))
+    characters = "\n !abcdefghijklmnopqrst"
+    torch.save({f"_orig_mod.{name}": tensor for name, tensor in theirs.state_dict().items()}, weights)
+    Path(words).write_text(json.dumps({character: id for id, character in enumerate(characters)}), "utf-8")
+    options = ["import-tutorial", weights, out, "--style", "karpathy", "--words", words, "--heads"]
+    for wrong, message in (
+        (["3"], f"hold {HEADS} attention heads, but 3 are set"),
+        ([str(HEADS), "--start", "a"], "`--start` is for translators"),
+    ):
+        assert main([*options, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main([*options, str(HEADS)]) == 0
+    assert f"2 layers of width {D}" in (said := capsys.readouterr().out)
+    assert f"a context of {T} tokens, relu" in said
+    generator = transduce.load(out, precision="fp32", device="cpu")
+    assert isinstance(generator, transduce.Generator)
+    prompt = "cab!\n a"
+    ids = [characters.index(character) for character in prompt]
+    with torch.no_grad():
+        while len(ids) < T:
+            ids.append(int(theirs(torch.tensor([ids]))[0, -1].argmax()))
+    written = "".join(characters[id] for id in ids[len(prompt) :])
+    search = transduce.SearchSettings(beam_size=1)
+    assert generator(prompt, search=search, max_length=T - len(prompt)).text.endswith(written)

@@ -159,7 +159,7 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_host_that_is_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "`host` must be an address of this machine" in refused(capsys, "m", "--port", "0", "--host", "no such host")
+    assert "`--host` must be an address of" in refused(capsys, "m", "--port", "0", "--host", "no such host")
     assert "cannot be used" in refused(capsys, "m", "--port", "0", "--host", "192.0.2.1")
 
 

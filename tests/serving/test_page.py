@@ -119,14 +119,18 @@ def test_it_is_one_file_that_asks_nobody_but_its_server(live: Any) -> None:
 
 
 def test_it_knows_what_it_must_of_the_server(serve: Any, translator: Translator) -> None:
-    model = ServedModel(translator, languages=("zh", "en"))
+    model = ServedModel(translator, languages=("zh", "en"), samples=("我吃鱼",))
     limits = {"max_characters": 500, "max_alternatives": 1, "api_keys": ("k",)}
     with serve(model, views=inspection_views(), **limits) as live:
         text = live.ask("GET", "/").body.decode()
     found = re.search(r'id="payload">(.*?)</script>', text)
     assert found is not None
     assert msgspec.json.decode(found[1], type=PageSettings) == PageSettings(
-        pairs=[("zh-Hans", "en")], max_characters=500, max_alternatives=1, needs_key=True
+        pairs=[("zh-Hans", "en")],
+        samples=[("我吃鱼",)],
+        max_characters=500,
+        max_alternatives=1,
+        needs_key=True,
     )
 
 
@@ -154,6 +158,27 @@ def test_typing_is_translating(page: "Page", live: Any, translator: Translator) 
     assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_pieces)
     assert page.locator(".piece small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
     assert page.locator(".counter").inner_text() == f"{len(SENTENCE)} / 20000"
+
+
+def test_a_sample_is_translated_and_its_words_are_attributed(
+    opened: Opened, serve: Any, translator: Translator
+) -> None:
+    model = ServedModel(translator, languages=("zh", "en"), samples=(SENTENCE,))
+    with serve(model, views=inspection_views()) as live:
+        page = opened(live.url)
+        page.get_by_role("button", name=SENTENCE).click()
+        page.locator(".piece").first.wait_for()
+        assert page.locator("#text").input_value() == SENTENCE
+        assert page.locator(".method option:checked").inner_text() == "moved vectors (ALTI+)"
+        inspection = inspect_sentence(translator, SENTENCE, attributions=("value",))
+        (found,) = inspection.attributions
+        page.locator(".word").nth(len(found.words.source_words)).focus()  # the first word of the translation
+        shades = page.eval_on_selector_all(".word", "all => all.map(word => +word.style.getPropertyValue('--shade'))")
+        most = max(max(row) for row in found.words.weights)
+        assert shades[: len(found.words.source_words)] == pytest.approx(
+            [weight / most for weight in found.words.weights[0]], abs=0.01
+        )
+        page.close()
 
 
 def test_the_translation_is_shown_as_it_is_decoded(opened: Opened, serve: Any, gated_model: Any) -> None:

@@ -142,7 +142,7 @@ def test_embed_command_writes_the_vectors_of_the_embedder(
         (["no mask here"], r'There is nothing to fill in "no mask here": put \[MASK\]'),
         (["[MASK] " * 40], r"A text to fill may have 22 tokens at most, but this one has 40"),
         ([""], r'There is nothing to fill in "": put \[MASK\]'),
-        (["[MASK]", "--candidates", "0"], "`candidates` must be at least 1, but is 0"),
+        (["[MASK]", "--candidates", "0"], "`--candidates` must be at least 1, but is 0"),
     ],
 )
 def test_what_cannot_be_filled(pretrained: Path, capsys: Capture, arguments: list[str], message: str) -> None:

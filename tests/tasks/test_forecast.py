@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,21 @@ def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
     assert with_score(forecast, events[:1]).score is None
     chinese = [msgspec.structs.replace(event, signature="tok:zh") for event in events]
     assert with_score(forecast, chinese).score is None
+
+
+def test_slow_steps_are_forecast_from_micro_batches(
+    toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transduce.tasks.run.run.PROBE_LIMIT", 0.0)
+    keeper, settings = Keeper(), toy_settings | {"training.kernels": "torch", "training.accumulate": 3}
+    options: dict[str, Any] = {"settings": settings, "callbacks": [keeper], "device": "cpu", "threads": 1}
+    started_at = time.monotonic()
+    train(out=tmp_path / "m", dry_run=True, **options)
+    (forecast,) = keeper.forecasts
+    assert 0.0 < forecast.step_seconds < 3 * (time.monotonic() - started_at)
+    assert math.isfinite(forecast.validation_seconds)
+    assert forecast.seconds > 79 * forecast.step_seconds
+    assert "single micro-batches (3 to a step)" in capfd.readouterr().err
 
 
 def test_a_forecast_as_json(toy_settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -213,7 +213,7 @@ def test_the_newest_points_are_scored_where_some_fill_no_window(forecaster: Fore
     ("options", "message"),
     [
         (["--samples", "5"], "this model predicts no deviations to sample from"),
-        (["--steps", "0"], "`steps` must be at least 1, but is 0"),
+        (["--steps", "0"], "`--steps` must be at least 1, but is 0"),
         (["--seed", "3"], "`--seed` needs `--samples`"),
         (["--season", "3"], "`--season` needs `--score`"),
         (["--score", "--output", "x.csv"], "`--score` writes no table"),

@@ -295,6 +295,8 @@ def test_files_that_do_not_fit_together(write: Write) -> None:
         match=r"a\.zh holds one side only: name the file of the other .* `--set data\.format=tsv`",
     ):
         list(read_pairs(CorpusFiles(source=(a,))))
+    with pytest.raises(TransduceError, match=r"nowhere does not exist"):
+        list(read_pairs(CorpusFiles(source=("nowhere",))))
     with pytest.raises(TransduceError, match=r"A tsv file holds both sides, but target file .*b\.en is specified"):
         list(read_pairs(CorpusFiles(source=(a,), target=(b,), format="tsv")))
     with pytest.raises(TransduceError, match=r"needs at least one source file, but none is specified"):

@@ -1,4 +1,4 @@
-"""`transduce import-tutorial FILE OUT`: convert a translator written after a tutorial to a model folder."""
+"""`transduce import-tutorial FILE OUT`: convert a model written after a tutorial to a model folder."""
 
 import argparse
 import sys
@@ -26,6 +26,11 @@ _MOST_ADDED = 3  # padding, end and unknown words
 _STARTS = ("<s>", "<bos>", "<sos>", "<start>", "<go>", "[CLS]")
 _NO_SCALE: "tuple[Style, ...]" = ("separate",)  # listings that do not multiply embeddings by √d_model
 _PRE_NORM: "tuple[Style, ...]" = ("annotated",)
+_OF_TRANSLATORS = (
+    *("source_words", "target_words", "start", "end", "padding", "source_start"),
+    *("norm_order", "embeddings", "stacks", "unscaled"),
+)
+"""Options that a language model does not have."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--style", required=True, choices=TUTORIAL_STYLES, help="how the listing names its layers")
     add("--heads", required=True, type=int, metavar="N", help="attention heads, which weights do not show")
     words = parser.add_argument_group("words")
-    words.add_argument("--words", metavar="LIST", help="one word list for both sides")
+    words.add_argument(
+        "--words",
+        metavar="LIST",
+        help="one word list for both sides; for karpathy, JSON with the characters, or a tokenizer.json",
+    )
     words.add_argument("--source-words", metavar="LIST", help="the source's word list: a word a line, or JSON")
     words.add_argument("--target-words", metavar="LIST", help="the target's word list")
     words.add_argument("--start", metavar="WORD", help="the decoder's start symbol, such as S; default: <s>, <bos>, …")
@@ -48,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--norm-order", choices=("pre", "post"), help="default: pre for annotated, else post")
     listing.add_argument("--embeddings", nargs=3, metavar=("SOURCE", "TARGET", "OUTPUT"), help="names of these layers")
     listing.add_argument("--stacks", nargs=2, metavar=("ENCODER", "DECODER"), help="names of the two stacks of layers")
+    listing.add_argument(
+        "--activation",
+        choices=("relu", "gelu", "gelu-tanh"),
+        help="of karpathy's feed-forward networks; default: nanoGPT's gelu, minGPT's gelu-tanh, the lecture's relu",
+    )
     listing.add_argument("--unscaled", action="store_true", help="embeddings are not multiplied by √d_model")
 
 
@@ -60,6 +74,10 @@ def run(options: argparse.Namespace) -> int:
     from transduce.model_folder.write import save
 
     check_folder(options.out)
+    if options.style == "karpathy":
+        return _import_language_model(options)
+    if options.activation is not None:
+        raise TransduceError("`--activation` is for the style karpathy: the other listings have relu.")
     if (options.words is None) == (options.source_words is None) or (options.source_words is None) != (
         options.target_words is None
     ):
@@ -92,6 +110,86 @@ def run(options: argparse.Namespace) -> int:
     )
     sys.stdout.write(localized(report))
     return 0
+
+
+def _import_language_model(options: argparse.Namespace) -> int:
+    """Import the weights and the characters or tokens of a language model, and report the model that they make."""
+    from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
+    from transduce.model.build import build_model
+    from transduce.model.decoder import Decoder
+    from transduce.model_folder.write import save
+
+    unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
+    if unused is not None:
+        raise TransduceError(f"`--{unused.replace('_', '-')}` is for translators, but karpathy's are language models.")
+    if options.words is None:
+        raise TransduceError("Name the model's characters, as JSON, or its tokenizer.json with --words.")
+    weights = read_tensors(Path(options.file))
+    names = USUAL_NAMES["karpathy"]
+    table = next((weights[name] for name in (names.source, "token_embedding_table.weight") if name in weights), None)
+    if table is None:
+        raise TransduceError(
+            f"{options.file} has neither {names.source} nor token_embedding_table.weight, the embeddings of the style "
+            f"karpathy: choose another --style; the first weights are {', '.join(list(weights)[:5])}."
+        )
+    tokenizer = _language_tokenizer(options.words, len(table))
+    vocabulary = tokenizer.target
+    weights = _with_rows(weights, vocabulary.size - len(table))
+    config = language_model_config(
+        weights, options.heads, activation=options.activation, pad_id=vocabulary.pad_id, eos_id=vocabulary.eos_id
+    )
+    found = import_tutorial(weights, config, style="karpathy", names=names)
+    model = build_model(found.config)
+    assert isinstance(model, Decoder)
+    model.load_state_dict(found.weights)
+    language = options.languages[-1] if options.languages else None
+    save(model, options.out, tokenizer=tokenizer, languages=(language, language))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    report = (
+        f"{options.out}: {config.num_decoder_layers} layers of width {config.d_model}, {count:,} parameters, a context "
+        f"of {config.max_positions} tokens, {config.activation}. Compare the probabilities of a text with the "
+        "tutorial's own before you rely on it: weights show neither heads nor the activation.\n"
+    )
+    sys.stdout.write(localized(report))
+    return 0
+
+
+def _language_tokenizer(file: str, rows: int) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json or of a list of characters, for a table of embeddings of `rows` rows."""
+    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+    from transduce.interop.vocabulary_files import character_vocabulary, read_vocabulary
+
+    if Path(file).name == "tokenizer.json":
+        tokenizer = read_vocabulary(file)
+    else:
+        tokenizer = character_vocabulary(_read_words(file), file)
+    assert isinstance(tokenizer, ImportedTokenizer)
+    record = tokenizer.record.source
+    if not rows <= max(rows, record.size) <= rows + _MOST_ADDED:
+        raise TransduceError(
+            f"{file} has {len(record.ids):,} tokens, but the embeddings have {rows:,} rows: pass the list that the "
+            "model was trained with."
+        )
+    source = msgspec.structs.replace(record, size=max(rows, record.size), keeps_line_feeds=True)
+    return ImportedTokenizer(msgspec.structs.replace(tokenizer.record, source=source))
+
+
+def _with_rows(weights: "dict[str, Tensor]", added: int) -> "dict[str, Tensor]":
+    """Add rows of zeros to the tables of a language model for tokens that it never writes: their logits get −10,000."""
+    import torch
+    from torch.nn import functional
+
+    if added == 0:
+        return weights
+    weights = dict(weights)
+    size = 0
+    for name in ("transformer.wte.weight", "token_embedding_table.weight", "lm_head.weight"):
+        if name in weights:
+            size = len(weights[name])
+            weights[name] = functional.pad(weights[name], (0, 0, 0, added))
+    bias = weights.get("lm_head.bias", torch.zeros(size))
+    weights["lm_head.bias"] = functional.pad(bias, (0, added), value=-1e4)
+    return weights
 
 
 def read_tensors(file: Path) -> "dict[str, Tensor]":
@@ -131,7 +229,7 @@ def read_tensors(file: Path) -> "dict[str, Tensor]":
             content = content[key]
     if not isinstance(content, dict) or not all(isinstance(each, Tensor) for each in content.values()):
         raise TransduceError(f"{file} must hold a state_dict, tensors by name: save `model.state_dict()`.")
-    return {name.removeprefix("module."): tensor for name, tensor in content.items()}
+    return {name.removeprefix("module.").removeprefix("_orig_mod."): tensor for name, tensor in content.items()}
 
 
 def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
@@ -139,6 +237,17 @@ def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
 
     The options name these symbols as the file spells them.
     """
+    ids = _read_words(file)
+    for symbol, usual in ((options.start, _STARTS[0]), (options.end, "</s>"), (options.padding, "<pad>")):
+        if symbol is not None and symbol not in ids:
+            raise TransduceError(f"{file} has no {symbol!r}: name a symbol as the list spells it.")
+        if symbol is not None and symbol != usual:
+            ids[usual] = ids.pop(symbol)
+    return ids
+
+
+def _read_words(file: str) -> dict[str, int]:
+    """Return the words of a vocabulary file with their ids."""
     with name_path_in_errors(file):
         text = Path(file).read_text("utf-8-sig")
     if text.lstrip().startswith(("[", "{")):
@@ -148,13 +257,7 @@ def _read_list(file: str, options: argparse.Namespace) -> dict[str, int]:
             raise TransduceError(f"{file} must be a JSON list of words, or an object of words and ids.") from None
     else:
         words = text.splitlines()
-    ids = words if isinstance(words, dict) else {word: id for id, word in enumerate(words)}
-    for symbol, usual in ((options.start, _STARTS[0]), (options.end, "</s>"), (options.padding, "<pad>")):
-        if symbol is not None and symbol not in ids:
-            raise TransduceError(f"{file} has no {symbol!r}: name a symbol as the list spells it.")
-        if symbol is not None and symbol != usual:
-            ids[usual] = ids.pop(symbol)
-    return ids
+    return words if isinstance(words, dict) else {word: id for id, word in enumerate(words)}
 
 
 def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedModel":

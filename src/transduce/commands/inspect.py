@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the sentence to translate, classify, … and inspect; for a time-series model, a table of its history "
         "(default with --html: samples of the dev set)",
     )
-    add("--html", metavar="PATH", help="write a self-contained page for a browser (Transformers that translate)")
+    add("--html", metavar="PATH", help="write a self-contained page for a browser")
     add("--json", metavar="PATH", help="write the content of the page as JSON; -: to standard output")
     add(
         "--attribution",
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     if isinstance(reader, Translator) and reader.model.config.kind == "transformer":
         return _show_page(options, reader) if options.html is not None else _show_translation(options, reader)
     if options.html is not None:
-        raise TransduceError("--html shows how a Transformer translates, but this model does not: leave it out.")
+        return _show_text_page(options, reader)
     found = inspect_text(reader, sentence_or_table(reader, options.sentence))
     title = None
     if options.attribution is not None:
@@ -254,15 +254,10 @@ def _report_input(translator: "Translator", text: str) -> None:
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
     """Write the page of all sentences and models; print what it shows of the first sentence and model."""
     from transduce.inspection.plots_runs import unique_suffixes
-    from transduce.inspection.sentence import inspect_sentence, sample_sentences
+    from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage, draw_inspection
 
-    sentences = [each for each in (options.sentence, *(options.more or [])) if each is not None]
-    sentences = sentences or sample_sentences(Path(options.model))
-    if not sentences:
-        raise TransduceError(
-            f"{options.model} has no sample sentences, because `transduce train` did not write it: pass a sentence."
-        )
+    sentences = _sentences(options)
     folders = [options.model, *([options.beside] if options.beside else [])]
     translators = [translator, *(load_translator(folder, options) for folder in folders[1:])]
     labels = unique_suffixes([Path(folder) for folder in folders]) if len(folders) > 1 else [""]
@@ -276,6 +271,30 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
     page = InspectionPage(inspections=tuple(inspections))
     write_file(Path(options.html), page.to_html().encode())
     return _show(options, inspections[0], draw_inspection(inspections[0], _attention(inspections[0])))
+
+
+def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
+    """Write the page of all texts of a model of another kind; print what it shows of the first one."""
+    from transduce.inspection.sentence import inspect_text
+    from transduce.inspection.sentence_view import TextInspectionPage
+
+    if options.beside is not None:
+        raise TransduceError("`--beside` compares Transformers that translate, and this model is none: leave it out.")
+    texts = [sentence_or_table(reader, each) for each in _sentences(options)]
+    found = tuple(inspect_text(reader, text, attributions=True) for text in texts)
+    write_file(Path(options.html), TextInspectionPage(inspections=found).to_html().encode())
+    return _show(options, found[0], found[0].draw())
+
+
+def _sentences(options: argparse.Namespace) -> list[str]:
+    """Return the sentences that a page shows: those passed, or else samples of the dev set."""
+    from transduce.inspection.sentence import sample_sentences
+
+    passed = [each for each in (options.sentence, *(options.more or [])) if each is not None]
+    sentences = passed or sample_sentences(Path(options.model))
+    if not sentences:
+        raise TransduceError(f"{options.model} has no sample sentences of `transduce train`: pass a sentence.")
+    return sentences
 
 
 def _attributed(options: argparse.Namespace, reader: "Reader", target: str | None) -> "WordAlignment":

@@ -254,7 +254,7 @@ def _explained(arguments: list[str]) -> int:
             warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run(arguments)
     except TransduceError as error:
-        sys.stderr.write(f"transduce: {error}\n")
+        sys.stderr.write(f"transduce: {_with_options(error, arguments)}\n")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -283,6 +283,22 @@ def _explained(arguments: list[str]) -> int:
         unusable = f"transduce: A file or folder could not be used: {location}{error.strerror}.\n"
         sys.stderr.write(localized(unusable))
         return 2
+
+
+def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
+    """Return an error's message in which options replace the names of Python arguments that they set.
+
+    A message that names none of the options passed is returned as it is: its names may be those of a settings file.
+    """
+    message = str(error)
+    verb = current_command(arguments[0]) if arguments else ""
+    options = {f"`{name}`": f"--{name.replace('_', '-')}" for name in re.findall(r"`([a-z_]+)`", message)}
+    passed = {argument.partition("=")[0] for argument in arguments}
+    if verb in VERBS and passed.intersection(options.values()):
+        for name, option in options.items():
+            if option in build_parser(verb)._option_string_actions:
+                message = message.replace(name, f"`{option}`")
+    return message
 
 
 def _start_in_utf8() -> None:

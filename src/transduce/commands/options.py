@@ -48,7 +48,7 @@ PRESETS = (
 )
 EXPORT_FORMATS = ("ctranslate2", "onnx", "huggingface")
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks")
+TUTORIAL_STYLES = ("torch", "annotated", "separate", "blocks", "karpathy")
 ATTRIBUTION_METHODS = ("value", "occlusion", "integrated", "gradient", "gradient-input", "rollout")
 ABLATION_FILLS = ("zero", "mean")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")

@@ -22,6 +22,7 @@ from transduce.ui_language_choice import set_ui_language
 
 if TYPE_CHECKING:
     from transduce.inference.translator import Translator
+    from transduce.inspection.attribution import Method
     from transduce.inspection.interventions import Comparison
     from transduce.inspection.sentence_view import Inspection
     from transduce.search.scorer import Observer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("starlette", "uvicorn", "prometheus-client", "python-multipart")
 # With more workers each would get too few sentences.
 _MOST_WORKERS = 4
+_MOST_SAMPLES, _MOST_SAMPLE_CHARACTERS = 4, 60
 _LIMITS = {
     "requests_per_minute": (int, "N", "limit per client; 0: no limit (default: 0 on a loopback address, else 300)"),
     "max_running": (int, "N", "requests decoded at the same time"),
@@ -215,8 +217,10 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
         of_folder: list[ServedModel] = []
-        for translator, pair in _translators(folder, languages, options):
-            model = ServedModel(translator, search=search, languages=pair, profiles=profiles)
+        opened = list(_translators(folder, languages, options))
+        samples = _samples(folder) if len(opened) == 1 else ()  # those of several directions are mixed
+        for translator, pair in opened:
+            model = ServedModel(translator, search=search, languages=pair, profiles=profiles, samples=samples)
             if of_folder:  # translators of one folder share their weights
                 model.access = of_folder[0].access
             codes = canonical(model.source_language), canonical(model.target_language)
@@ -229,6 +233,17 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
             "one that is served, as in zh:en=FILE."
         )
     return models, generators
+
+
+def _samples(folder: Path) -> tuple[str, ...]:
+    """Return a few short sentences that a run translated when it last validated, for the web page."""
+    from transduce.inspection.sentence import sample_sentences
+
+    try:
+        found = sample_sentences(folder)
+    except TransduceError:  # the run's report is damaged, which is no reason not to serve the model
+        found = []
+    return tuple(each for each in found if len(each) <= _MOST_SAMPLE_CHARACTERS)[:_MOST_SAMPLES]
 
 
 def make_catalog(
@@ -330,7 +345,8 @@ def _inspect(
 ) -> "Inspection":
     from transduce.inspection.sentence import inspect_sentence
 
-    return inspect_sentence(translator, asked.q, search=search, observer=observer)
+    methods: tuple[Method, ...] = ("value",) if asked.attribution else ()  # one pass, without gradients
+    return inspect_sentence(translator, asked.q, search=search, observer=observer, attributions=methods)
 
 
 def _intervene(

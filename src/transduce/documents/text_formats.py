@@ -326,8 +326,8 @@ def _columns(rows: Sequence[Sequence[_Cell]], columns: Sequence[str]) -> tuple[l
         if width == 1:
             return [0], False
         raise TransduceError(
-            f"Name the columns to translate by `columns`, as names or numbers from 1: the table has {width} "
-            f"({', '.join(names)[:200]})."
+            f"Name the columns to translate by `columns` (--columns), as names or numbers from 1: the table has "
+            f"{width} ({', '.join(names)[:200]})."
         )
     indices, has_header = set(), False
     for column in columns:

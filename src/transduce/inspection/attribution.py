@@ -99,7 +99,9 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
     return _attribute(translator, source, target, [method], skip_refused=False)[method]
 
 
-def attributions(translator: Reader, source: str, target: str | None = None) -> dict[Method, Attribution]:
+def attributions(
+    translator: Reader, source: str, target: str | None = None, *, methods: Sequence[Method] = get_args(Method)
+) -> dict[Method, Attribution]:
     """Return the attributions by every method that fits the model and the length of the sentence.
 
     The methods share passes through the model. A method is left out if the model lacks what it needs, or if its passes
@@ -110,11 +112,12 @@ def attributions(translator: Reader, source: str, target: str | None = None) -> 
         translator: a loaded model of any kind that predicts tokens, classes or tags, as `transduce.load` returns it.
         source: a sentence.
         target: for a translator, a translation of the sentence; None: the model's own.
+        methods: the methods to try.
 
     Raises:
         TransduceError: the object is not such a model, or the sentence is empty.
     """
-    return _attribute(translator, source, target, get_args(Method), skip_refused=True)
+    return _attribute(translator, source, target, methods, skip_refused=True)
 
 
 def _attribute(

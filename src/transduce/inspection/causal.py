@@ -353,8 +353,8 @@ def patch_activations(
     columns = _answer_columns(first, second, row, answers)
     if columns[0] == columns[1]:
         raise TransduceError(
-            f"The model answers both texts with `{first.column_name(columns[0])}`: name two answers to compare, or "
-            "another corrupted text."
+            f"The model answers both texts with `{first.column_name(columns[0])}`: name two answers to compare "
+            "(`answers`, --answers), or another corrupted text."
         )
     with torch.inference_mode():
         with record_activations(first.model, ("*.embedding", "*.residual", "*.heads")) as recording:
@@ -420,7 +420,7 @@ def _aligned(
             if shared is None:
                 raise TransduceError(
                     "Both texts have the same translation: name another corrupted text, or two answers and what "
-                    "precedes them (`after`)."
+                    "precedes them (`after`, --after)."
                 )
             beginning = list(one[len(vocabulary.before) : shared])
         else:

@@ -5,7 +5,7 @@ Shapes: W hypotheses, t tokens so far, T target tokens with the end symbol, V vo
 
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import cast
+from typing import cast, get_args
 
 import msgspec
 import torch
@@ -16,6 +16,7 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import AttentionMaps, Weights, maps_of, stack_layers, word_attention
+from transduce.inspection.attribution import Method
 from transduce.inspection.attribution import attributions as find_attributions
 from transduce.inspection.reading import Reader, check_single_model, read
 from transduce.inspection.recorder import record_activations
@@ -159,7 +160,7 @@ def inspect_sentence(
     *,
     search: SearchSettings | None = None,
     observer: Observer | None = None,
-    attributions: bool = False,
+    attributions: bool | Sequence[Method] = False,
 ) -> Inspection:
     """Return one sentence's translation, and how the model and the search produced it.
 
@@ -171,7 +172,7 @@ def inspect_sentence(
         source: a sentence that the model translates unsplit.
         search: search settings; None: the translator's. Sampling is turned off.
         observer: called at every step of the search, and may stop it.
-        attributions: True to add the contributions of the source words by every method of `attributions`.
+        attributions: True to add the contributions of the source words by every method of `attributions`, or methods.
 
     Raises:
         TransduceError: the sentence is empty or too long, the search was stopped, or the model has no attention.
@@ -222,12 +223,17 @@ def inspect_sentence(
         decoder=to_bytes(maps.decoder),
         memory=to_bytes(maps.memory),
         tree=build_tree(beam.kept, finished, translator.tokenizer.target, sums),
-        attributions=_attributions(translator, source, translation) if attributions and translation.strip() else (),
+        attributions=_attributions(translator, source, translation, attributions) if translation.strip() else (),
     )
 
 
-def _attributions(translator: Translator, source: str, translation: str) -> tuple[WordAttribution, ...]:
-    found = find_attributions(translator, source, translation)
+def _attributions(
+    reader: Reader, source: str, translation: str | None, methods: bool | Sequence[Method]
+) -> tuple[WordAttribution, ...]:
+    """Return the attributions by some methods, or by all that fit if `methods` is True."""
+    if not methods:
+        return ()
+    found = find_attributions(reader, source, translation, methods=get_args(Method) if methods is True else methods)
     return tuple(
         WordAttribution(method, WordAlignment(each.source_words, each.target_words, _rounded_rows(each.shares())))
         for method, each in found.items()
@@ -260,13 +266,16 @@ class _SampleLine(msgspec.Struct):
     """Source, reference and translation of some sentences of the dev set."""
 
 
-def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = None) -> TextInspection:
+def inspect_text(
+    reader: Reader, text: str | ArrayLike, target: str | None = None, *, attributions: bool = False
+) -> TextInspection:
     """Return what a model of any kind predicts for a text, and the attention between its tokens.
 
     Args:
         reader: a loaded model of any kind that has attention, as `transduce.load` returns it.
         text: the text; for a forecaster, the history (S, C).
         target: for a translator, a translation of the text; None: the model's own.
+        attributions: True to add the contributions of the words to each prediction by every method of `attributions`.
 
     Raises:
         TransduceError: the text is too long or empty, or the model has no attention.
@@ -279,6 +288,8 @@ def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = Non
     if reading.head is not None:
         with torch.inference_mode():
             steps = _steps(reading.column_name, reading.logits()[0], reading.labels)
+    translation = reading.answer if isinstance(reader, Translator) else None
+    explained = attributions and bool(steps) and bool(reading.text.strip()) and translation != ""
     return TextInspection(
         model=f"{type(reader).__name__}: {describe(reading.model)}",
         text=reading.text,
@@ -290,6 +301,7 @@ def inspect_text(reader: Reader, text: str | ArrayLike, target: str | None = Non
         rows=rows,
         columns=columns,
         weights=to_bytes(weights),
+        attributions=_attributions(reader, reading.text, translation, explained),
     )
 
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from transduce.errors import TransduceError
 from transduce.inspection.attention import WordAttention, page_in_iframe
-from transduce.inspection.page import render_page
+from transduce.inspection.page import render_page, render_text_page
 from transduce.inspection.plots import Chart, HeatMap, draw_chart
 from transduce.inspection.pronouns import PronounAttention
 from transduce.ui_language import localized, ui_language
@@ -121,30 +121,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return page_in_iframe(self.to_html())
 
 
-class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Inspections of several sentences or models for one page, which shows any two of them side by side."""
-
-    inspections: tuple[Inspection, ...]
-    language: Literal["en", "zh"] | None = None
-    """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
-
-    def to_html(self) -> str:
-        """Return a self-contained HTML page that shows the inspections without further files or network access.
-
-        Raises:
-            TransduceError: there is no inspection.
-        """
-        if not self.inspections:
-            raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
-        first = self.inspections[0]
-        language = self.language or ("zh" if ui_language() == "zh" else None)
-        content = msgspec.json.encode(msgspec.structs.replace(self, language=language)).decode()
-        return render_page(f"{first.source} → {first.translation}", content)
-
-    def _repr_html_(self) -> str:
-        return page_in_iframe(self.to_html())
-
-
 class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     """An inspected text of a model of any kind: what the model predicts, and the attention between its tokens."""
 
@@ -167,6 +143,15 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the columns of `weights`."""
     weights: AttentionBytes
     """The attention of every layer and head, (N, H, rows, columns)."""
+    attributions: tuple[WordAttribution, ...] = ()
+    """Contributions by several methods, if they were asked for."""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page that shows the inspection without further files or network access."""
+        return TextInspectionPage(inspections=(self,)).to_html()
+
+    def _repr_html_(self) -> str:
+        return page_in_iframe(self.to_html())
 
     def draw(self, title: str | None = None) -> str:
         """Return the predictions and the table of words as text for a terminal; the default title names attention."""
@@ -197,6 +182,55 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         steps = [draw_steps(self.steps, self.outputs)] if self.steps else []
         head = [f"{self.text}  →  {self.answer}", localized(self.model)]
         return "\n\n".join([*head, *steps, localized(title), table])
+
+
+class InspectionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Inspections of several sentences or models for one page, which shows any two of them side by side."""
+
+    inspections: tuple[Inspection, ...]
+    language: Literal["en", "zh"] | None = None
+    """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page that shows the inspections without further files or network access.
+
+        Raises:
+            TransduceError: there is no inspection.
+        """
+        content = _page_content(self)
+        return render_page(f"{self.inspections[0].source} → {self.inspections[0].translation}", content)
+
+    def _repr_html_(self) -> str:
+        return page_in_iframe(self.to_html())
+
+
+class TextInspectionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Inspections of several texts by models of any kind for one page, which shows one of them at a time."""
+
+    inspections: tuple[TextInspection, ...]
+    language: Literal["en", "zh"] | None = None
+    """The language in which the page opens; None: Chinese if messages are Chinese, else the browser's."""
+
+    def to_html(self) -> str:
+        """Return a self-contained HTML page that shows the inspections without further files or network access.
+
+        Raises:
+            TransduceError: there is no inspection.
+        """
+        content = _page_content(self)
+        first = self.inspections[0]
+        return render_text_page(" → ".join(filter(None, (first.text, first.answer))), content)
+
+    def _repr_html_(self) -> str:
+        return page_in_iframe(self.to_html())
+
+
+def _page_content(page: InspectionPage | TextInspectionPage) -> str:
+    """Return the content of a page as JSON, with the language in which the page opens."""
+    if not page.inspections:
+        raise TransduceError("A page needs an inspection, but there is none: pass what `inspect` returns.")
+    language = page.language or ("zh" if ui_language() == "zh" else None)
+    return msgspec.json.encode(msgspec.structs.replace(page, language=language)).decode()
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:

@@ -1,8 +1,9 @@
 """Import of weights of models written after tutorials, such as `torch.nn.Transformer` or "The Annotated Transformer".
 
-All are encoder–decoders of "Attention Is All You Need", so the import renames weights. Settings cover the differences:
-scaling of embeddings, layout of sinusoids, final norms. For positions that alternate sines and cosines, the import
-permutes the dimensions of the residual stream, which changes no output (`model/positions.py:interleaving`).
+Most are encoder–decoders of "Attention Is All You Need"; nanoGPT and minGPT are decoders. The import renames weights.
+Settings cover the differences: scaling of embeddings, layout of sinusoids, final norms. For positions that alternate
+sines and cosines, the import permutes the dimensions of the residual stream, which changes no output
+(`model/positions.py:interleaving`).
 """
 
 import re
@@ -16,10 +17,10 @@ from torch import Tensor
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_weights import ImportedModel
 from transduce.model.build import build_model
-from transduce.model.config import ModelConfig
+from transduce.model.config import Activation, ModelConfig
 from transduce.model.positions import interleaving, sinusoids
 
-Style = Literal["torch", "annotated", "separate", "blocks"]
+Style = Literal["torch", "annotated", "separate", "blocks", "karpathy"]
 
 # This package's parameter name within a layer, and the names of the tensors that form the parameter.
 _Layer = dict[str, tuple[str, ...]]
@@ -90,6 +91,15 @@ def _block_feed_forward(norm: str) -> _Layer:
     }
 
 
+_GPT_LAYER: _Layer = {
+    "self_attention.projection.{p}": ("attn.c_attn.{p}",),
+    "self_attention.output.{p}": ("attn.c_proj.{p}",),
+    "feed_forward.inner.{p}": ("mlp.c_fc.{p}",),
+    "feed_forward.outer.{p}": ("mlp.c_proj.{p}",),
+    "self_attention_residual.{norm}.{p}": ("ln_1.{p}",),
+    "feed_forward_residual.{norm}.{p}": ("ln_2.{p}",),
+}
+
 _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
     "torch": (_TORCH_ENCODER, _TORCH_DECODER),
     "annotated": (_ANNOTATED_ENCODER, _ANNOTATED_DECODER),
@@ -105,6 +115,7 @@ _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
         | _block("memory_attention", "attention2", "addnorm2")
         | _block_feed_forward("addnorm3"),
     ),
+    "karpathy": ({}, _GPT_LAYER),  # a decoder without an encoder
 }
 _ANNOTATED_EPSILON = 1e-6
 _DEFAULT_EPSILON = 1e-5  # ModelConfig's
@@ -148,6 +159,13 @@ USUAL_NAMES: dict[Style, TutorialNames] = {
         output="decoder.dense",
         layer="blks.block{number}",
     ),
+    "karpathy": TutorialNames(
+        source="transformer.wte.weight",
+        target="transformer.wte.weight",
+        output="lm_head",
+        decoder="transformer",
+        layer="h.{number}",
+    ),
 }
 """The names of embeddings, output layer and stacks in the best-known listing of each style."""
 
@@ -167,7 +185,9 @@ def import_tutorial(
         config: settings that the weights do not show: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
             whether there is a final norm, ids. Positions must be sinusoidal or none. The import detects tied weights.
         style: `torch` for torch.nn.Transformer's names; `annotated` for those of "The Annotated Transformer";
-            `separate` for `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks` for `blks.block0.attention.W_q`, `ffn.dense1`.
+            `separate` for `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks` for `blks.block0.attention.W_q`, `ffn.dense1`;
+            `karpathy` for the language models nanoGPT and minGPT and for the lecture that writes a GPT from an empty
+            file (`language_model_config` returns their configuration; `names` has no effect).
             Norms with the weights `a_2` and `b_2` use the formula of "The Annotated Transformer": `norm` becomes
             `annotated`, and `norm_epsilon` that tutorial's 1e-6 unless `config` has another value than the default.
             Layers without biases get zeros, and norms without weights (made inside `forward`) get ones: no output
@@ -183,6 +203,8 @@ def import_tutorial(
     """
     if style == "annotated" and any(name.endswith(".a_2") for name in weights):
         config = _with_annotated_norm(config)
+    if style == "karpathy":
+        weights, names = _as_nano_gpt(weights, config.num_heads), USUAL_NAMES[style]
     renamed_weights = _normalize_names(weights)
     source, target = _read(renamed_weights, names.source), _read(renamed_weights, names.target)
     output = _read(renamed_weights, f"{names.output}.weight")
@@ -200,6 +222,99 @@ def import_tutorial(
     if interleaved and config.positions == "sinusoidal":
         converted = permute_model_width(converted, config, interleaving(config.d_model).argsort())
     return ImportedModel(config, converted)
+
+
+# --- language models ---
+# Legend: T positions, D model width.
+
+_LECTURE_NAMES = (
+    (r"token_embedding_table\.", "transformer.wte."),
+    (r"position_embedding_table\.", "transformer.wpe."),
+    (r"blocks\.(\d+)\.ln(\d)\.", r"transformer.h.\1.ln_\2."),
+    (r"blocks\.(\d+)\.sa\.proj\.", r"transformer.h.\1.attn.c_proj."),
+    (r"blocks\.(\d+)\.ffwd\.net\.0\.", r"transformer.h.\1.mlp.c_fc."),
+    (r"blocks\.(\d+)\.ffwd\.net\.2\.", r"transformer.h.\1.mlp.c_proj."),
+    (r"ln_f\.", "transformer.ln_f."),
+)
+_LECTURE_HEAD = re.compile(r"blocks\.(\d+)\.sa\.heads\.(\d+)\.(query|key|value)\.weight")
+_CAUSAL_MASK = re.compile(r".*\.(attn\.(bias|masked_bias)|tril)")
+
+
+def language_model_config(
+    weights: Mapping[str, Tensor],
+    num_heads: int,
+    *,
+    activation: Activation | None = None,
+    pad_id: int = 0,
+    eos_id: int = 0,
+) -> ModelConfig:
+    """Return the configuration of a language model written after nanoGPT, minGPT or the lecture, for `import_tutorial`.
+
+    Args:
+        weights: the model's state_dict.
+        num_heads: the number of attention heads, which the weights of nanoGPT and minGPT do not show.
+        activation: the activation of the feed-forward networks; None: that of the listing, `relu` for the lecture,
+            `gelu-tanh` for minGPT, whose output layer is not tied to the embeddings, and `gelu` for nanoGPT.
+        pad_id: the id of padding; a row of zeros, or one that no text has.
+        eos_id: the id of the end of a text.
+
+    Raises:
+        TransduceError: a weight is missing, or the number of heads is not that of the lecture's modules.
+    """
+    renamed = _as_nano_gpt(weights, num_heads)
+    table, positions = _read(renamed, "transformer.wte.weight"), _read(renamed, "transformer.wpe.weight")
+    if activation is None and any(_LECTURE_HEAD.fullmatch(name) for name in weights):
+        activation = "relu"
+    tied = torch.equal(renamed["lm_head.weight"], table)
+    return ModelConfig(
+        kind="decoder",
+        source_vocabulary_size=len(table),
+        target_vocabulary_size=len(table),
+        num_decoder_layers=sum(name.endswith(".mlp.c_fc.weight") for name in renamed),
+        d_model=table.shape[1],
+        d_ff=len(_read(renamed, "transformer.h.0.mlp.c_fc.weight")),
+        num_heads=num_heads,
+        activation=activation or ("gelu" if tied else "gelu-tanh"),
+        positions="learned",
+        max_positions=len(positions),
+        scale_embeddings=False,
+        pad_id=pad_id,
+        eos_id=eos_id,
+        start_id=eos_id,
+    )
+
+
+def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
+    """Return the weights of a language model by nanoGPT's names, with matrices (outputs, inputs) as nn.Linear has them.
+
+    Causal masks are left out. The projections of the lecture's heads are joined. Matrices of GPT-2's Conv1D, (inputs,
+    outputs), are transposed.
+
+    Raises:
+        TransduceError: the lecture's model has another number of heads.
+    """
+    renamed, heads = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
+    for name, tensor in weights.items():
+        name = name.removeprefix("_orig_mod.")  # of torch.compile
+        if match := _LECTURE_HEAD.fullmatch(name):
+            joined = f"transformer.h.{match[1]}.attn.c_attn.weight"
+            heads.setdefault(joined, {})[match[3], int(match[2])] = tensor
+        elif not _CAUSAL_MASK.fullmatch(name):
+            for theirs, nano in _LECTURE_NAMES:
+                name = re.sub(f"^{theirs}", nano, name)
+            renamed[name] = tensor
+    for name, parts in heads.items():
+        if len(parts) != 3 * num_heads:
+            raise TransduceError(f"The weights hold {len(parts) // 3} attention heads, but {num_heads} are set.")
+        order = ((kind, number) for kind in ("query", "key", "value") for number in range(num_heads))
+        renamed[name] = torch.cat([parts[key] for key in order])
+    first = renamed.get("transformer.h.0.attn.c_attn.weight")
+    if first is not None and first.shape[1] == 3 * first.shape[0]:  # (D, 3 D)
+        matrix = re.compile(r".*\.(attn|mlp)\.c_\w+\.weight")
+        renamed = {name: tensor.T if matrix.fullmatch(name) else tensor for name, tensor in renamed.items()}
+    if "lm_head.weight" not in renamed:
+        renamed["lm_head.weight"] = _read(renamed, "transformer.wte.weight")
+    return renamed
 
 
 def _with_annotated_norm(config: ModelConfig) -> ModelConfig:
@@ -313,8 +428,8 @@ def _neutral(
     """
     added = {}
     for name, (parts, shape) in expected.items():
-        is_norm = "_residual.norm_" in name
-        if style == "annotated" or (is_norm and style != "separate") or not (is_norm or name.endswith(".bias")):
+        is_norm, may_lack_norms = "_residual.norm_" in name, style in ("separate", "karpathy")
+        if style == "annotated" or (is_norm and not may_lack_norms) or not (is_norm or name.endswith(".bias")):
             continue
         for part in parts:
             kind = re.sub(r"\d+", "0", part)  # a weight that some layers have must not be missing in others
@@ -328,7 +443,9 @@ def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ..
     """Return a tutorial's names for a parameter of this package, such as encoder_layers.0.feed_forward.inner.bias."""
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
     first, _, rest = name.partition(".")
-    stack, _, part = first.partition("_")
+    stack, _, part = ("decoder", "", first) if style == "karpathy" else first.partition("_")
+    if style == "karpathy" and part != "layers":
+        return (f"{names.decoder}.{'ln_f' if part == 'norm' else 'wpe'}.{name.rpartition('.')[2]}",)
     if part == "norm":
         return (f"{stacks[stack]}.norm.{rest}",)
     number, _, inside = rest.partition(".")

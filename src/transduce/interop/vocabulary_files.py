@@ -28,7 +28,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedVocabularyRecord,
     load_tokenizer,
 )
-from transduce.interop.hugging_face.token_pipelines import WordListRecord, WordSplitter
+from transduce.interop.hugging_face.token_pipelines import TokenizerJson, WordListRecord, WordSplitter
 from transduce.text.sentencepiece_model import (
     EOS_ID,
     LINE_FEED_PIECE,
@@ -288,6 +288,33 @@ def _of_words(ids: dict[str, int], place: str, notes: list[str]) -> ImportedToke
         symbols=(_LINE_FEED,) if _LINE_FEED in ids else (),
         silent=() if start is None else (start,),
         after=(special["eos"],),
+    )
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
+
+
+def character_vocabulary(ids: Mapping[str, int], place: str) -> ImportedTokenizer:
+    """Make a tokenizer of characters, each with its id, such as that of a language model written after a tutorial.
+
+    Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
+    the end. `place` names the list in error messages.
+
+    Raises:
+        TransduceError: a token has several characters.
+    """
+    longer = next((token for token in ids if len(token) != 1), None)
+    if longer is not None:
+        raise TransduceError(f"{place} must hold single characters, but has {longer!r}: pass a tokenizer.json instead.")
+    special, ids = _special_ids(dict(ids), {}, place, [])
+    record = ImportedVocabularyRecord(
+        cutting=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
+        ids=ids,
+        size=max(ids.values()) + 1,
+        pad_id=special["pad"],
+        eos_id=special["eos"],
+        unk_id=special["unk"],
+        silent=(special["pad"], special["eos"]),
+        after=(special["eos"],),
+        keeps_line_feeds=True,
     )
     return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 

@@ -14,7 +14,14 @@ from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.jobs import FunctionJob
-from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings, RequestError, invalid_request
+from transduce.serving.messages import (
+    InspectRequest,
+    InterveneRequest,
+    PageSettings,
+    RequestError,
+    SentenceRequest,
+    invalid_request,
+)
 from transduce.serving.models import ServedModel
 from transduce.serving.openapi import Operation
 from transduce.serving.service import RequestChecks, watch_disconnect, with_alternatives
@@ -89,7 +96,7 @@ class InspectionHandlers:
 
         return await self._answer(request, message, self._make_job(message, model, search, work))
 
-    def _select_model(self, message: InspectRequest) -> tuple[ServedModel, SearchSettings]:
+    def _select_model(self, message: SentenceRequest) -> tuple[ServedModel, SearchSettings]:
         """Return the model for a request and the search settings.
 
         Raises:
@@ -129,7 +136,7 @@ class InspectionHandlers:
 
     def _make_job(
         self,
-        message: InspectRequest,
+        message: SentenceRequest,
         model: ServedModel,
         search: SearchSettings,
         work: Callable[[Observer], bytes],
@@ -137,7 +144,7 @@ class InspectionHandlers:
         seconds = self.service.settings.deadline_seconds
         return FunctionJob(model, message.q, search, seconds=min(seconds, message.timeout or seconds), work=work)
 
-    async def _answer(self, request: Request, message: InspectRequest, job: FunctionJob) -> Response:
+    async def _answer(self, request: Request, message: SentenceRequest, job: FunctionJob) -> Response:
         self.service.metrics.characters.inc(len(message.q))
         disconnected = watch_disconnect(request)
         try:

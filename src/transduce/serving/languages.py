@@ -163,6 +163,11 @@ class Routes:
         return list(self._models)
 
     @property
+    def samples(self) -> list[tuple[str, ...]]:
+        """Source sentences of each model for the web page, in the order of the models."""
+        return [getattr(model, "samples", ()) for model in self._models.values()]
+
+    @property
     def named_pairs(self) -> list[tuple[str, str]]:
         """The language pairs with the codes that the models themselves use, in the order of the models."""
         return [(model.source_language, model.target_language) for model in self._models.values()]

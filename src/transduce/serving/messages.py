@@ -168,8 +168,8 @@ class FrontendSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"
     language: LanguageChoices
 
 
-class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
-    """The body of `POST /inspect`: a sentence whose translation is to be inspected, with its languages and options."""
+class SentenceRequest(msgspec.Struct, kw_only=True, frozen=True):
+    """A sentence whose translation is to be inspected, with its languages and options."""
 
     q: Annotated[str, Meta(description="One sentence, without line breaks.")]
     source: Annotated[str, Meta(description="The language of the sentence.")]
@@ -177,6 +177,14 @@ class InspectRequest(msgspec.Struct, kw_only=True, frozen=True):
     alternatives: Alternatives | None = 0
     api_key: Annotated[str, Meta(description="Required if the server has API keys.")] | None = None
     timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
+
+
+class InspectRequest(SentenceRequest, kw_only=True, frozen=True):
+    """The body of `POST /inspect`: a sentence whose translation is to be inspected."""
+
+    attribution: Annotated[bool, Meta(description="Add the contributions of the source words, if the model fits.")] = (
+        False
+    )
 
 
 class DisabledHead(msgspec.Struct, kw_only=True, frozen=True):
@@ -187,7 +195,7 @@ class DisabledHead(msgspec.Struct, kw_only=True, frozen=True):
     head: Number
 
 
-class InterveneRequest(InspectRequest, kw_only=True, frozen=True):
+class InterveneRequest(SentenceRequest, kw_only=True, frozen=True):
     """The body of `POST /intervene`: a sentence, and the changes to compare its translation under."""
 
     heads_off: Annotated[
@@ -208,6 +216,8 @@ class PageSettings(msgspec.Struct, kw_only=True, frozen=True, rename="camel"):
 
     pairs: list[tuple[str, str]]
     """Source and target language code of each model."""
+    samples: list[tuple[str, ...]] = []
+    """Some source sentences for each pair; none for models that `transduce train` did not write."""
     max_characters: int
     max_alternatives: int
     needs_key: bool

@@ -30,6 +30,7 @@ class ServedModel:
         search: SearchSettings | None = None,
         languages: tuple[str, str] | None = None,
         profiles: LanguageProfiles | None = None,
+        samples: Sequence[str] = (),
     ) -> None:
         """Wrap a translator.
 
@@ -38,6 +39,7 @@ class ServedModel:
             search: search settings; None: those of the translator.
             languages: source and target language; None: those in the translator's folder.
             profiles: profiles of its languages for language detection.
+            samples: source sentences that the web page offers.
 
         Raises:
             TransduceError: the languages are unknown.
@@ -53,6 +55,7 @@ class ServedModel:
         self.target_language = target
         self.search = search or translator.search
         self.profiles = profiles
+        self.samples = tuple(samples)
         self.glossary: Glossary | None = None
         self.access = ReadersWriterLock()
         """Lock that every computation with the model holds, shared or exclusively."""

@@ -191,6 +191,7 @@ class Service:
         """Return the settings that the web page needs."""
         return PageSettings(
             pairs=self.routes.pairs,
+            samples=self.routes.samples,
             max_characters=self.settings.max_characters,
             max_alternatives=self.settings.max_alternatives,
             needs_key=self.keys.are_required,

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -351,9 +352,11 @@ def _pair_format(path: str, chosen: Format) -> Format:
     """Return the format of a file of pairs; raise an error if its name does not show one."""
     chosen = format_of(path, chosen)
     if chosen == "lines":
+        if path != "-" and not Path(path).exists():
+            raise TransduceError(f"{path} does not exist: check the file's name.")
         raise TransduceError(
-            f"{path} holds one side only: name the file of the other side too; a file of pairs ends in .tsv, .jsonl, "
-            ".csv, .parquet, .arrow or .tmx, or pass `--set data.format=tsv` (or jsonl)."
+            f"{path} holds one side only: name the file of the other side too, or a task of one text (--task); a file "
+            "of pairs ends in .tsv, .jsonl, .csv, .parquet, .arrow or .tmx, or pass `--set data.format=tsv` (or jsonl)."
         )
     return chosen
 

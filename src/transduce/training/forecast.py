@@ -21,8 +21,12 @@ _VALIDATION_SHARE = 0.08
 
 PROBE_SECONDS = 8.0
 """The time of the steps that a dry run takes to measure the machine's rate."""
+PROBE_LIMIT = 60.0
+"""The time in seconds that a dry run takes for all its steps and validations."""
 SCORE_PROBE_SECONDS = 40.0
 """The time of the steps from which a score is forecast; the validation after them takes some more seconds."""
+SCORE_PROBE_LIMIT = 120.0
+"""The time in seconds for all steps and validations if a score is forecast."""
 PROBE_STEPS = 40
 """The largest number of steps that a dry run takes, unless it forecasts the score."""
 NO_SCORE = (

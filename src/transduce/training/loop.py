@@ -30,7 +30,16 @@ from transduce.training.checkpoint import (
 )
 from transduce.training.distributed import current_processes
 from transduce.training.engine import StepTotals, make_optimizer, save_together
-from transduce.training.events import NO_LOG, Durations, EventLog, Log, ProgressDisplay, StepSums, ValidationEvent
+from transduce.training.events import (
+    NO_LOG,
+    Durations,
+    EventLog,
+    Log,
+    ProgressDisplay,
+    StepSums,
+    ValidationEvent,
+    format_duration,
+)
 from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
@@ -323,7 +332,9 @@ class Trainer:
             reason=reason,
         )
 
-    def probe(self, seconds: float, most_steps: int, validations: int) -> tuple[Durations, list[ValidationEvent]]:
+    def probe(
+        self, seconds: float, most_steps: int, validations: int, limit: float = math.inf
+    ) -> tuple[Durations, list[ValidationEvent]]:
         """Take real steps for some seconds, validate, save once, and return the durations and the validations.
 
         The trainer cannot continue its run afterwards.
@@ -332,6 +343,8 @@ class Trainer:
             seconds: the time for steps after the first one.
             most_steps: the largest number of steps.
             validations: how many validations to make, evenly spaced.
+            limit: the time for everything in seconds. If steps are too slow for it, some micro-batches are timed
+                instead, without validation, whose duration is then NaN.
         """
         self.model.train()
         times, events, validated = list[float](), list[ValidationEvent](), list[float]()
@@ -340,6 +353,8 @@ class Trainer:
             with Interruption() as interruption:
                 started_at = time.monotonic()
                 self._try_largest(interruption)
+                if (slow := self._slow_step(interruption, limit)) is not None:
+                    return Durations(first_step=slow, step=slow, validation=math.nan), events
                 self._take_step(interruption)
                 first = time.monotonic() - started_at
                 for part in range(1, validations + 1):
@@ -357,6 +372,8 @@ class Trainer:
                             events.append(self.validate(weights, self.step))
                         self.model.train()
                     validated.append(time.monotonic() - validated_at)
+                    if time.monotonic() - started_at + validated[-1] > limit:
+                        break
                 kept_at = time.monotonic()
                 self._keep(weights, events[-1] if events else None)
                 saved_at = time.monotonic()
@@ -371,6 +388,26 @@ class Trainer:
             save=time.monotonic() - saved_at,
         )
         return durations, events
+
+    def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
+        """Return the duration of a step by that of its micro-batches if a probe's steps exceed the limit, else None."""
+        accumulate, micro_seconds = self.settings.accumulate, math.inf
+        for number in range(2):  # the first one may compile kernels
+            started_at = time.monotonic()
+            with interruption.abandonable(), self._explaining_exhaustion("step 1"):
+                self._accumulate_gradient(number % accumulate)
+            micro_seconds = min(micro_seconds, time.monotonic() - started_at)
+            self.optimizer.discard_gradient()
+            if micro_seconds * accumulate * (1 + _FEWEST_PROBED) <= limit / 2:  # the other half is for validations
+                return None
+        self.display.say(
+            f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the forecast times single "
+            f"micro-batches ({accumulate} to a step) and estimates the time of a validation."
+        )
+        self.settings = msgspec.structs.replace(self.settings, accumulate=1)
+        started_at = time.monotonic()
+        self._take_step(interruption)
+        return time.monotonic() - started_at + micro_seconds * (accumulate - 1)
 
     def _run_until_stopped(self, log: Log, interruption: Interruption) -> str:
         try:

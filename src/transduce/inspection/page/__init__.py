@@ -1,9 +1,9 @@
-"""Build two HTML pages: a self-contained page about one translation, and the server's page.
+"""Build HTML pages: self-contained ones about translations and about other models' texts, and the server's page.
 
 Their parts are files in this folder. `views.js` and `tree.js` draw data, `sections.js` puts the drawings under
-headings, and `words.js` has their texts in English and Chinese. `page.js` is the page of one translation, with
-`coreference.js` for a pronoun in it. `live.js` is the server's page, with `answers.js` (requests), `changes.js`
-(interventions) and `live_words.js` (texts).
+headings, and `words.js` has their texts in English and Chinese. `page.js` is the page of translations, with
+`coreference.js` for a pronoun in it, and `text_page.js` that of models of other kinds. `live.js` is the server's page,
+with `answers.js` (requests), `changes.js` (interventions) and `live_words.js` (texts).
 """
 
 import base64
@@ -14,6 +14,7 @@ from importlib.resources import files
 
 _VIEWS = ("words.js", "views.js", "tree.js", "sections.js")
 _ALONE = (*_VIEWS, "coreference.js", "page.js")
+_TEXT = (*_VIEWS, "text_page.js")
 _LIVE = (*_VIEWS, "live_words.js", "answers.js", "changes.js", "live.js")
 
 
@@ -22,9 +23,19 @@ def render_page(title: str, payload: str) -> str:
 
     Args:
         title: the page's title.
-        payload: an `inspection.sentence_view.Inspection` as JSON.
+        payload: an `inspection.sentence_view.InspectionPage` as JSON.
     """
     return _render(title, payload, _ALONE, styles=("page.css",), connect="'none'")
+
+
+def render_text_page(title: str, payload: str) -> str:
+    """Return the page of a text of a model of any kind as HTML, whose content policy forbids all network access.
+
+    Args:
+        title: the page's title.
+        payload: an `inspection.sentence_view.TextInspectionPage` as JSON.
+    """
+    return _render(title, payload, _TEXT, styles=("page.css",), connect="'none'")
 
 
 def render_live_page(settings: str) -> str:

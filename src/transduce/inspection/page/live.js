@@ -6,7 +6,7 @@ const PAUSE_MILLISECONDS = 500;
 const ALTERNATIVES = Math.min(3, settings.maxAlternatives);
 
 const chosen = {
-  ...firstAppearance(), pair: settings.pairs[0], key: "", line: 0, place: 0, kind: "memory", head: null, change: noChange(),
+  ...firstAppearance(), pair: settings.pairs[0], key: "", line: 0, place: 0, kind: "memory", head: null, method: "value", change: noChange(),
 };
 const found = {inspection: null, comparison: null};
 const words = () => WORDS[chosen.language];
@@ -67,8 +67,17 @@ function drawSides() {
   parts.asked.replaceChildren(make("label", {for: "text"}, `${words().from} · ${languageName(chosen.pair[0])}`), text,
     make("div", {class: "bar"}, make("button", {type: "button", class: "main", title: "Ctrl + Enter", onclick: translate}, words().translate), counter));
   parts.answered.replaceChildren(make("h3", {}, `${words().into} · ${languageName(chosen.pair[1])}`), output, state, error, others);
-  if (!text.value) output.replaceChildren(make("span", {class: "dim"}, words().waiting));
+  if (!text.value) output.replaceChildren(make("span", {class: "dim"}, words().waiting), ...sampleButtons());
   count();
+}
+
+// Sentences to begin with; one that is chosen becomes the text.
+function sampleButtons() {
+  const samples = settings.samples[settings.pairs.indexOf(chosen.pair)] || [];
+  if (!samples.length) return [];
+  const [source] = chosen.pair;
+  return [make("p", {class: "dim"}, words().samples), make("div", {class: "samples"}, ...samples.map(sample =>
+    make("button", {type: "button", class: "sample", lang: source, dir: "auto", onclick: () => { text.value = sample; count(); translate(); text.focus(); }}, sample)))];
 }
 
 function drawLook() {
@@ -77,7 +86,7 @@ function drawLook() {
     parts.look.replaceChildren();
     return;
   }
-  refill(parts.look, ...lineChoice(), wordsSection(inspection, words()),
+  refill(parts.look, ...lineChoice(), wordsSection(inspection, words(), chosen, chooseInside),
     probabilitiesSection(inspection, words(), chosen, chooseInside, row => [pieceActions(row)]));
 }
 
@@ -210,7 +219,7 @@ function forget() {
 async function look(asked) {
   setBusy(words().looking);
   try {
-    const response = await ask("inspect", request(spokenLines()[chosen.line]), asked);
+    const response = await ask("inspect", {...request(spokenLines()[chosen.line]), attribution: true}, asked);
     found.inspection = await response.json();
   } catch (problem) {
     if (wasLeft(problem)) throw problem;
@@ -304,7 +313,7 @@ async function makeChange(change) {
 
 function chooseInside(change) {
   Object.assign(chosen, change);
-  if ("place" in change) drawLook();
+  if ("place" in change || "method" in change) drawLook();
   else drawInside();
 }
 

@@ -2,7 +2,7 @@
 Object.assign(WORDS.en, {
   pair: "Languages", from: "Text", into: "Translation", translate: "Translate", swap: "Swap languages",
   placeholder: "Type something to translate. The translation appears as it is decoded.",
-  waiting: "The translation will appear here.", alternatives: "Also possible", characters: (count, most) => `${count} / ${most}`,
+  waiting: "The translation will appear here.", samples: "Or begin with one of these:", alternatives: "Also possible", characters: (count, most) => `${count} / ${most}`,
   key: "API key", keyHelp: "This server asks for a key.", line: "Line to inspect", working: "Translating …", looking: "Inspecting …",
   noServer: "The server does not respond: check that it is running, then try again.",
   strange: status => `The server responded with status ${status} and no explanation: try again.`,
@@ -22,7 +22,7 @@ Object.assign(WORDS.en, {
 Object.assign(WORDS.zh, {
   pair: "语言", from: "原文", into: "译文", translate: "翻译", swap: "互换语言",
   placeholder: "输入要翻译的文字，译文会随解码逐步显示。",
-  waiting: "译文将显示在这里。", alternatives: "其他译法", characters: (count, most) => `${count} / ${most}`,
+  waiting: "译文将显示在这里。", samples: "也可以从下面任选一句：", alternatives: "其他译法", characters: (count, most) => `${count} / ${most}`,
   key: "API 密钥", keyHelp: "此服务器需要密钥。", line: "要查看的行", working: "正在翻译……", looking: "正在查看……",
   noServer: "服务器没有应答：请确认它仍在运行，然后重试。",
   strange: status => `服务器返回状态 ${status}，没有说明原因：请重试。`,

@@ -1,6 +1,5 @@
 // The page of translations: renders one or two of the inspections side by side, and keeps the reader's selections.
 
-const PAGE = `<!doctype html>\n${document.documentElement.outerHTML}`; // as it was sent
 const {inspections, language, view} = JSON.parse(document.getElementById("payload").textContent);
 const fresh = number => ({
   number, place: leastSure(inspections[number].steps), kind: "memory", head: firstHead(inspections[number], "memory"),
@@ -54,55 +53,11 @@ function column(side, words) {
     treeSection(inspection, words));
 }
 
-// --- copying and sharing -------------------------------------------------------------------------------------------
-
-// The page as a file that opens on what is selected now.
-function pageAsIs() {
-  const before = document.getElementById("payload").textContent;
-  const after = JSON.stringify({inspections, language, view: chosen}).replaceAll("<", "\\u003c");
-  return PAGE.replace(before, () => after);
-}
-
 function shownText() {
   return chosen.sides.map(({number}) => {
     const {label, source, translation} = inspections[number];
     return [...(label ? [label] : []), source, translation].join("\n");
   }).join("\n\n");
-}
-
-// Copies without the clipboard's interface where a browser withholds it, as in a notebook's frame.
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = make("textarea", {readonly: "", "aria-hidden": "true"}, text);
-    document.body.append(field);
-    field.select();
-    const done = document.execCommand("copy");
-    field.remove();
-    return done;
-  }
-}
-
-async function share() {
-  const name = `${inspections[chosen.sides[0].number].translation.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "translation"}.html`;
-  const file = new File([pageAsIs()], name, {type: "text/html"});
-  if (navigator.canShare?.({files: [file]})) {
-    await navigator.share({files: [file], title: document.title}).catch(() => {}); // the reader may think better of it
-    return;
-  }
-  const address = URL.createObjectURL(file);
-  make("a", {href: address, download: name}).click();
-  setTimeout(() => URL.revokeObjectURL(address), 60000);
-}
-
-function shareButtons(words) {
-  const copying = make("button", {type: "button", class: "copy", onclick: async () => {
-    copying.textContent = await copy(shownText()) ? words.copied : words.notCopied;
-    copying.focus();
-  }}, words.copy);
-  return [copying, make("button", {type: "button", class: "share", onclick: share}, words.share)];
 }
 
 function render() {
@@ -112,7 +67,8 @@ function render() {
   const main = document.getElementById("page");
   main.classList.toggle("wide", chosen.sides.length > 1);
   refill(main,
-    make("header", {}, make("h1", {}, words.title), appearanceBar(words, chosen, choose, ...besideButton(words), ...shareButtons(words))),
+    make("header", {}, make("h1", {}, words.title), appearanceBar(words, chosen, choose, ...besideButton(words),
+      ...shareButtons(words, shownText(), {inspections, language, view: chosen}, translation))),
     make("div", {class: "columns"}, ...chosen.sides.map((_, side) => column(side, words))));
 }
 

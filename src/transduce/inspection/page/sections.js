@@ -37,7 +37,7 @@ function wordsSection(inspection, words, {method = "attention"} = {}, choose = (
 
 function probabilitiesSection(inspection, words, chosen, choose, actionFor, differs) {
   return section(words.probabilities, words.probabilitiesHelp,
-    piecesView(inspection.steps, chosen.place, place => choose({place}), differs),
+    piecesView(inspection.steps, chosen.place, place => choose({place}), differs, inspection.outputs),
     make("h3", {}, words.candidates(chosen.place + 1)),
     make("div", {class: "scroll", tabindex: 0, role: "group", "aria-label": words.candidates(chosen.place + 1)},
       candidatesView(inspection.steps[chosen.place], actionFor)));
@@ -48,13 +48,16 @@ function attentionSection(inspection, words, chosen, choose, {isOff, bar = []} =
   const {attention, from, to} = attentionOf(inspection, chosen.kind);
   const kinds = ["memory", "encoder", "decoder"].map(kind =>
     toggle(words[kind], kind === chosen.kind, () => choose({kind, head: firstHead(inspection, kind)})));
-  return section(words.attention, words.attentionHelp,
-    make("div", {class: "bar"}, ...kinds),
-    headsView(attention, words, chosen.head, head => choose({head}), isOff),
-    make("div", {class: "bar"}, ...bar),
+  return section(words.attention, words.attentionHelp, make("div", {class: "bar"}, ...kinds),
+    ...attentionViews(attention, words, chosen.head, head => choose({head}), from, to, {isOff, bar}));
+}
+
+// All heads small, and the chosen one as lines and as a heat map.
+function attentionViews(attention, words, head, onchoose, from, to, {isOff, bar = []} = {}) {
+  return [headsView(attention, words, head, onchoose, isOff), make("div", {class: "bar"}, ...bar),
     make("div", {class: "attention"},
-      make("div", {}, make("h3", {}, words.lines), linesView(attention, chosen.head, from, to, `${words.attention}: ${words.lines}`)),
-      make("div", {}, make("h3", {}, words.heatMap), heatMapView(attention, chosen.head, from, to, words))));
+      make("div", {}, make("h3", {}, words.lines), linesView(attention, head, from, to, `${words.attention}: ${words.lines}`)),
+      make("div", {}, make("h3", {}, words.heatMap), heatMapView(attention, head, from, to, words)))];
 }
 
 function treeSection(inspection, words) {
@@ -100,4 +103,50 @@ function refill(container, ...children) {
   boxes().forEach((box, number) => { [box.scrollLeft, box.scrollTop] = places[number] || [0, 0]; });
   if (focused >= 0) stops()[focused]?.focus({preventScroll: true});
   window.scrollTo(0, at);
+}
+
+// --- copying and sharing -------------------------------------------------------------------------------------------
+
+const PAGE = `<!doctype html>\n${document.documentElement.outerHTML}`; // as it was sent
+
+// The page as a file that opens on `content`, its data and what is selected now.
+function pageAsIs(content) {
+  const before = document.getElementById("payload").textContent;
+  return PAGE.replace(before, () => JSON.stringify(content).replaceAll("<", "\\u003c"));
+}
+
+// Copies without the clipboard's interface where a browser withholds it, as in a notebook's frame.
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = make("textarea", {readonly: "", "aria-hidden": "true"}, text);
+    document.body.append(field);
+    field.select();
+    const done = document.execCommand("copy");
+    field.remove();
+    return done;
+  }
+}
+
+async function share(content, title) {
+  const name = `${title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40) || "inspection"}.html`;
+  const file = new File([pageAsIs(content)], name, {type: "text/html"});
+  if (navigator.canShare?.({files: [file]})) {
+    await navigator.share({files: [file], title: document.title}).catch(() => {}); // the reader may think better of it
+    return;
+  }
+  const address = URL.createObjectURL(file);
+  make("a", {href: address, download: name}).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60000);
+}
+
+// `text` is what is copied, `content` the data of the page that is saved under a name made of `title`.
+function shareButtons(words, text, content, title) {
+  const copying = make("button", {type: "button", class: "copy", onclick: async () => {
+    copying.textContent = await copy(text) ? words.copied : words.notCopied;
+    copying.focus();
+  }}, words.copy);
+  return [copying, make("button", {type: "button", class: "share", onclick: () => share(content, title)}, words.share)];
 }

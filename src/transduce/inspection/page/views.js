@@ -105,13 +105,15 @@ function alignmentView(words, languages, help) {
 
 // --- probabilities -----------------------------------------------------------------------------------------------
 
-// `differs` marks tokens that the other one of two translations lacks.
-function piecesView(steps, chosen, onchoose, differs = []) {
+// `differs` marks tokens that the other one of two translations lacks; `outputs` names what each step predicts, such as
+// the word that a tag belongs to.
+function piecesView(steps, chosen, onchoose, differs = [], outputs = []) {
+  const nameOf = ({piece}, place) => [outputs[place], piece].filter((name, at) => name && (at || name !== piece)).map(visible).join(" → ");
   const buttons = steps.map((step, place) => {
     const sureness = step.probability < 0.2 ? " doubtful" : step.probability < 0.6 ? " unsure" : "";
     return make("button", {
       class: `piece${sureness}${differs[place] ? " differs" : ""}`, type: "button", "aria-pressed": place === chosen, onclick: () => onchoose(place),
-    }, make("span", {}, visible(step.piece)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
+    }, make("span", {}, nameOf(step, place)), make("i", {}, make("b", {style: `width:${100 * step.probability}%`})),
     make("small", {}, percent(step.probability)));
   });
   const pieces = make("div", {class: "pieces"}, ...buttons);
@@ -253,7 +255,7 @@ function heatMapView(attention, chosen, from, to, words) {
   const stacked = to.map(piece => isWide(piece) ? [...piece] : null);
   const lengthOf = (piece, key) => stacked[key] ? 15 * stacked[key].length : widthOf(piece);
   const left = Math.max(30, ...from.map(widthOf)) + 10, top = Math.max(20, ...to.map(lengthOf)) + 10;
-  const available = Math.min(560, window.innerWidth - left - 80);
+  const available = Math.min(565, window.innerWidth - 80) - left; // of a card's wider column, or of a narrow window
   const size = Math.max(10, Math.min(34, Math.floor(available / Math.max(from.length, to.length))));
   const font = `${Math.max(10, Math.min(14, size - 2))}px system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif`;
   const width = left + size * to.length + 2, height = top + size * from.length + 2, scale = window.devicePixelRatio || 1;

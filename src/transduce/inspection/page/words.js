@@ -28,6 +28,24 @@ const WORDS = {
     unfold: count => `Show all ${count} hypotheses`, results: "Results of the search, best first",
     beside: "Side by side", shown: "Shown:", leftSide: "Left:", rightSide: "Right:",
     copy: "Copy", copied: "Copied", notCopied: "Not copied", share: "Save page", begin: "start", logProbability: "log-probability",
+    ofText: {
+      title: "How the model reads this text", answer: "What the model makes of it", alignment: "Word by word",
+      probabilitiesHelp: "How sure the model is of each prediction. Choose one to see what else it considered.",
+      candidates: place => `Likeliest answers at position ${place}`,
+      readsHelp: {
+        memory: "Attention, averaged over all heads. Above: the words that are read; below: the words that are written.",
+        encoder: "Attention, averaged over all heads. Above: the words that are read; below: the words that read them.",
+        decoder: "Attention, averaged over all heads. Above: the words that are read; below: the words that read them, which see only earlier words.",
+      },
+      methodHelp: {
+        value: "Attribution by moved vectors: the share of each word that is read (above) in what the model knows when it predicts (below), traced through all layers.",
+        occlusion: "Attribution by occlusion: how much the log-probability of a prediction (below) drops when a word (above) is removed, as shares.",
+        integrated: "Attribution by integrated gradients: how much each word (above) raises the log-probability of a prediction (below), as shares.",
+        gradient: "Attribution by the norm of the gradient: how strongly a small change of a word (above) would change a prediction (below), as shares.",
+        "gradient-input": "Attribution by gradient × input: each word's (above) first-order effect on a prediction (below), as shares.",
+        rollout: "Attribution by attention rollout: the attention of all layers, multiplied.",
+      },
+    },
   },
   zh: {
     title: "这句译文是怎样产生的", theme: "深色 / 浅色", other: "English", otherLanguage: "en",
@@ -57,5 +75,23 @@ const WORDS = {
     unfold: count => `显示全部 ${count} 个假设`, results: "搜索结果，从好到差",
     beside: "并排对照", shown: "显示：", leftSide: "左：", rightSide: "右：",
     copy: "复制", copied: "已复制", notCopied: "无法复制", share: "保存此页", begin: "开始", logProbability: "对数概率",
+    ofText: {
+      title: "模型怎样读这段文字", answer: "模型的回答", alignment: "逐词对照",
+      probabilitiesHelp: "模型对每个预测有多大把握。选中一个，可以看到它还考虑过什么。",
+      candidates: place => `第 ${place} 位最可能的答案`,
+      readsHelp: {
+        memory: "所有头的平均注意力。上面是被读的词，下面是写出的词。",
+        encoder: "所有头的平均注意力。上面是被读的词，下面是读它们的词。",
+        decoder: "所有头的平均注意力。上面是被读的词，下面是读它们的词；每个词只能看到前面的词。",
+      },
+      methodHelp: {
+        value: "按向量搬运归因：作出预测（下）时，模型的状态里有多少来自读到的每个词（上），逐层追踪得出。",
+        occlusion: "按遮挡归因：去掉一个词（上），预测（下）的对数概率下降多少；显示所占比例。",
+        integrated: "按积分梯度归因：每个词（上）使预测（下）的对数概率增加多少；显示所占比例。",
+        gradient: "按梯度的范数归因：词（上）稍有变化时，预测（下）变化有多大；显示比例。",
+        "gradient-input": "按梯度 × 输入归因：每个词（上）对预测（下）的一阶影响；显示所占比例。",
+        rollout: "按注意力展开归因：把各层的注意力相乘。",
+      },
+    },
   },
 };

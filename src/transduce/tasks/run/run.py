@@ -77,8 +77,10 @@ from transduce.training.engine import compile_layers
 from transduce.training.events import Durations, ValidationEvent, format_duration
 from transduce.training.forecast import (
     NO_SCORE,
+    PROBE_LIMIT,
     PROBE_SECONDS,
     PROBE_STEPS,
+    SCORE_PROBE_LIMIT,
     SCORE_PROBE_SECONDS,
     forecast_run,
     with_score,
@@ -438,16 +440,21 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
     most_steps = training.steps or PROBE_STEPS
+    seconds, limit = PROBE_SECONDS, PROBE_LIMIT
     if run.request.forecast:
-        seconds = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at))
+        seconds, limit = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at)), SCORE_PROBE_LIMIT
     else:
-        seconds, most_steps = PROBE_SECONDS, min(PROBE_STEPS, most_steps)
+        most_steps = min(PROBE_STEPS, most_steps)
+    run.display.say(f"Measuring steps and validations for the forecast: about {format_duration(limit)} at most.")
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
         # The first of two validations compiles kernels, and a score is forecast from both.
-        durations, events = trainer.probe(seconds, most_steps, validations=2)
+        durations, events = trainer.probe(seconds, most_steps, validations=2, limit=limit)
     assert run.validation is not None
     expected = _expected_validation(run, corpus, resolved, durations.step)
-    validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
+    if validated := not math.isnan(durations.validation):
+        validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
+    else:
+        validation = expected
     forecast = forecast_run(
         msgspec.structs.replace(durations, validation=validation),
         training,
@@ -455,7 +462,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         elapsed_seconds=elapsed + durations.first_step,
         step=1,
         end_validations=run.kind.end_validations(corpus, resolved),
-        validated=True,
+        validated=validated,
     )
     run.display.say(f"Forecast: {forecast}.")
     if run.request.forecast:
