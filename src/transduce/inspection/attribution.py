@@ -26,9 +26,12 @@ from transduce.model.recurrent import Recurrent
 
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
-_INTEGRATION_POINTS = 3
+_INTEGRATION_POINTS = (0.07, 0.33, 0.67)
+"""Factors of the embeddings at which integrated gradients are averaged, chosen by agreement with occlusion."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
+_PREFIXES = 4
+"""Number of parts of a translation that are explained one after another, each without the positions after it."""
 _MAX_OPERATIONS = 1e12
 """Maximum number of floating-point operations of a method when all methods are asked for."""
 
@@ -78,8 +81,8 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
       the most faithful after `occlusion` and `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
       word.
-    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 Gauss points, where
-      neighboring words are at different points.
+    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of the path, with
+      neighboring words at different points.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
@@ -229,7 +232,7 @@ class _Subject:
             both = self.occlusion([*([index] for index in range(len(self.ids))), *groups])
             return both[:, : len(self.ids)], both[:, len(self.ids) :]
         tokens = {
-            "integrated": lambda: self.integrated(_INTEGRATION_POINTS, groups),
+            "integrated": lambda: self.integrated(groups),
             "gradient": lambda: as_array(self.gradients().norm(dim=-1)),
             "gradient-input": lambda: as_array((self.gradients() * self._word_vectors()).sum(dim=-1)),
             "rollout": self.rollout,
@@ -242,7 +245,7 @@ class _Subject:
         count = len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
-            "integrated": _INTEGRATION_POINTS * (1.0 + count),
+            "integrated": len(_INTEGRATION_POINTS) * (1.0 + count),
             "gradient": 1.0 + count,
             "gradient-input": 1.0 + count,
         }.get(method, 1.0)
@@ -270,31 +273,38 @@ class _Subject:
         columns = [unique.index(tuple(group)) for group in groups]
         return as_array((joined[:1] - joined[1:])[columns].nan_to_num(0.0).T)
 
-    def integrated(self, points: int, groups: Sequence[Sequence[int]]) -> Weights:
+    def integrated(
+        self,
+        groups: Sequence[Sequence[int]],
+        points: Sequence[float] = _INTEGRATION_POINTS,
+        weights: Sequence[float] | None = None,
+    ) -> Weights:
         """Return the integrated gradients of each prediction's log-probability, (T, S).
 
-        The gradient is averaged on a path from embeddings of zero, with their positions, to the words' embeddings, by
-        Gauss-Legendre quadrature. The factor of the embeddings is the square of the path's parameter, as the gradient
-        changes most near zero. In each pass neighboring words are at different points of the path, because a word is
-        explained better beside words that are present in part than beside words that are all nearly absent. Special
-        tokens stay as they are, and contribute 0.
+        The gradient is averaged on a path from embeddings of zero, with their positions, to the words' embeddings. In
+        each pass neighboring words are at different points of the path: beside words that are present in part, gradients
+        show better what the removal of a word changes than beside words that are all nearly absent or all complete.
+        Special tokens stay as they are, and contribute 0.
 
-        The contributions sum to the change of the log-probability as far as the quadrature is exact: for one group, or
-        for many points.
+        The contributions of a single group sum to the change of the log-probability as far as points and weights are an
+        exact quadrature of the interval from 0 to 1. The default points favor its beginning, where gradients are less
+        saturated.
 
         Args:
-            points: the number of points, each of which takes a pass through the model.
             groups: the indices of each word's tokens, which are at one point together.
+            points: factors of the embeddings, each of which takes a pass through the model.
+            weights: the weight of each point; None: equal ones.
         """
-        nodes, weights = np.polynomial.legendre.leggauss(points)
-        nodes, order = (nodes + 1) / 2, np.zeros(len(self.ids), dtype=np.int64)
+        count = len(points)
+        nodes, shares = np.array(points), np.full(count, 1 / count) if weights is None else np.array(weights)
+        order = np.zeros(len(self.ids), dtype=np.int64)
         for number, group in enumerate(groups):
             order[list(group)] = number
         total = np.zeros((len(self.reading.outputs), len(self.ids)), dtype=np.float32)
-        for first in range(points):
-            at = (order + first) % points
-            gradients = self.gradients(np.where(self.is_special, 1.0, nodes[at] ** 2))
-            total += as_array((gradients * self._word_vectors()).sum(dim=-1)) * (weights * nodes)[at]
+        for first in range(count):
+            at = (order + first) % count
+            gradients = self.gradients(np.where(self.is_special, 1.0, nodes[at]))
+            total += as_array((gradients * self._word_vectors()).sum(dim=-1)) * shares[at]
         return np.asarray(np.where(self.is_special, 0.0, total), dtype=np.float32)
 
     def gradients(self, factors: Weights | None = None) -> Tensor:
@@ -313,18 +323,25 @@ class _Subject:
         scale = torch.as_tensor(np.ones(len(self.ids)) if factors is None else factors).to(vectors)
         mixed = (scale[:, None] * vectors).detach().requires_grad_()
         embedded: Tensor = self._embedding().complete(mixed)
+        rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions)))
+        if reading.prefix_states is not None:  # later positions of a decoder would only add zeros
+            rows = min(rows, -(-len(positions) // _PREFIXES))
+        parts = positions.split(rows)
         with record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded}):
-            hidden = reading.forward(1)  # (1, states, D)
-        states = hidden.detach().requires_grad_()
+            if reading.prefix_states is not None:
+                hidden = reading.prefix_states([int(part.max()) + 1 for part in parts])
+            else:
+                hidden = [reading.forward(1)] * len(parts)  # (1, states, D)
+        states = hidden[-1].detach().requires_grad_()
         scores = reading.chosen(reading.predict(states).log_softmax(dim=-1))
         (by_states,) = torch.autograd.grad(scores.sum(), states)
-        rows, parts = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions))), list[Tensor]()
-        for chosen in positions.split(rows):
-            starts = torch.zeros(len(chosen), *hidden.shape, dtype=hidden.dtype, device=self.device)
-            starts[torch.arange(len(chosen)), 0, chosen] = by_states[0, chosen]
-            (part,) = torch.autograd.grad(hidden, mixed, starts, retain_graph=True, is_grads_batched=True)
-            parts.append(part[:, 0])
-        gradients = torch.cat(parts)
+        found = list[Tensor]()
+        for part, of_part in zip(parts, hidden, strict=True):
+            starts = torch.zeros(len(part), *of_part.shape, dtype=of_part.dtype, device=self.device)
+            starts[torch.arange(len(part)), 0, part] = by_states[0, part]
+            (by_words,) = torch.autograd.grad(of_part, mixed, starts, retain_graph=True, is_grads_batched=True)
+            found.append(by_words[:, 0])
+        gradients = torch.cat(found)
         if factors is None:  # two methods need it
             self._gradients = gradients
         return gradients
