@@ -1,5 +1,7 @@
 """Test attribution: the sums that each method promises, hand-made cases, and words that a trained model needs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -93,6 +95,26 @@ def test_every_word_is_at_every_point_once_and_neighbors_at_different_ones(
         assert all(len({each[index] for index in before}) == 1 for each in seen)
         assert all(each[before[0]] != each[after[0]] for each in seen)
     assert all(each[-1] == 1.0 for each in seen)
+
+
+def test_parts_of_a_translation_have_the_gradients_of_the_whole(
+    translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = found(translator, target, "integrated")
+    prefixes: list[int] = []
+
+    def counted(lengths: Sequence[int]) -> list[torch.Tensor]:
+        prefixes.extend(lengths)
+        assert subject.reading.prefix_states is not None
+        return subject.reading.prefix_states(lengths)
+
+    subject = _Subject(read(translator, SENTENCE, target))
+    monkeypatch.setattr("transduce.inspection.attribution._MIN_OPERATIONS_OF_PREFIXES", 0.0)
+    parts = _Subject(replace(subject.reading, prefix_states=counted))
+    with _evaluation(translator.transformer):
+        tokens = parts.integrated(parts.words_read()[1])
+    assert 1 < prefixes[0] < prefixes[-1] == len(whole.target_tokens)
+    assert np.allclose(tokens, whole.tokens, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["value", "rollout"])

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,8 +31,11 @@ _INTEGRATION_POINTS = (0.07, 0.33, 0.67)
 """Factors of the embeddings at which integrated gradients are averaged, chosen by agreement with occlusion."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
-_PREFIXES = 4
-"""Number of parts of a translation that are explained one after another, each without the positions after it."""
+_PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
+"""Number of parts of a translation that are explained one after another, each without the positions after it.
+
+With fewer floating-point operations, several passes take longer than these positions.
+"""
 _MAX_OPERATIONS = 1e12
 """Maximum number of floating-point operations of a method when all methods are asked for."""
 
@@ -81,8 +85,8 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
       the most faithful after `occlusion` and `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
       word.
-    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of the path, with
-      neighboring words at different points.
+    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of the path,
+      with neighboring words at different points.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
@@ -276,15 +280,15 @@ class _Subject:
     def integrated(
         self,
         groups: Sequence[Sequence[int]],
-        points: Sequence[float] = _INTEGRATION_POINTS,
-        weights: Sequence[float] | None = None,
+        points: ArrayLike = _INTEGRATION_POINTS,
+        weights: ArrayLike | None = None,
     ) -> Weights:
         """Return the integrated gradients of each prediction's log-probability, (T, S).
 
         The gradient is averaged on a path from embeddings of zero, with their positions, to the words' embeddings. In
-        each pass neighboring words are at different points of the path: beside words that are present in part, gradients
-        show better what the removal of a word changes than beside words that are all nearly absent or all complete.
-        Special tokens stay as they are, and contribute 0.
+        each pass neighboring words are at different points of the path: beside words that are present in part,
+        gradients show better what the removal of a word changes than beside words that are all nearly absent or all
+        complete. Special tokens stay as they are, and contribute 0.
 
         The contributions of a single group sum to the change of the log-probability as far as points and weights are an
         exact quadrature of the interval from 0 to 1. The default points favor its beginning, where gradients are less
@@ -295,8 +299,9 @@ class _Subject:
             points: factors of the embeddings, each of which takes a pass through the model.
             weights: the weight of each point; None: equal ones.
         """
-        count = len(points)
-        nodes, shares = np.array(points), np.full(count, 1 / count) if weights is None else np.array(weights)
+        nodes = np.asarray(points)
+        count = len(nodes)
+        shares = np.full(count, 1 / count) if weights is None else np.asarray(weights)
         order = np.zeros(len(self.ids), dtype=np.int64)
         for number, group in enumerate(groups):
             order[list(group)] = number
@@ -324,12 +329,13 @@ class _Subject:
         mixed = (scale[:, None] * vectors).detach().requires_grad_()
         embedded: Tensor = self._embedding().complete(mixed)
         rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions)))
-        if reading.prefix_states is not None:  # later positions of a decoder would only add zeros
+        prefix_states = reading.prefix_states if self.operations("gradient") > _MIN_OPERATIONS_OF_PREFIXES else None
+        if prefix_states is not None:  # later positions of a decoder would only add zeros
             rows = min(rows, -(-len(positions) // _PREFIXES))
         parts = positions.split(rows)
         with record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded}):
-            if reading.prefix_states is not None:
-                hidden = reading.prefix_states([int(part.max()) + 1 for part in parts])
+            if prefix_states is not None:
+                hidden = prefix_states([int(part.max()) + 1 for part in parts])
             else:
                 hidden = [reading.forward(1)] * len(parts)  # (1, states, D)
         states = hidden[-1].detach().requires_grad_()
