@@ -56,6 +56,22 @@ def test_prompts_of_a_file_are_continued_as_each_alone(
     assert found.removesuffix("\n") == "\n---\n".join(alone)
 
 
+def test_inspect_writes_a_page_of_a_language_model(
+    model: Path, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    options = ["inspect", str(model), "abc", "--html", str(page), "--threads", "1", "--device", "cpu"]
+    assert main([*options, "--more", "bad", "--json", "-"]) == 0
+    found = json.loads(capsysbinary.readouterr().out)
+    content = page.read_text("utf-8").partition('id="payload">')[2].partition("</script>")[0]
+    inspections = json.loads(content)["inspections"]
+    assert [each["text"] for each in inspections] == ["abc", "bad"]
+    assert inspections[0] == found
+    assert {"value", "occlusion", "integrated"} <= {each["method"] for each in found["attributions"]}
+    assert main([*options, "--beside", str(model)]) == 2
+    assert b"`--beside` compares Transformers that translate" in capsysbinary.readouterr().err
+
+
 def test_greedy_and_beams(model: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert generate(model, capsysbinary, "ab", "--greedy") == generate(model, capsysbinary, "ab", "--beam-size", "1")
     beams = generate(model, capsysbinary, "ab", "--beam-size", "4", "--n-best", "2", "--one-line", "--json", "-")

@@ -37,10 +37,10 @@ from transduce.kernels.cuda import backend, decode_graph, rows
 from transduce.kernels.cuda import rows as norms
 from transduce.kernels.cuda import rows as seeds
 from transduce.kernels.cuda import search as gpu_search
-from transduce.kernels.cuda.available import why_triton_fails
 from transduce.kernels.cuda.backend import GpuTraining
 from transduce.kernels.cuda.decode_graph import GpuState, supports
 from transduce.kernels.cuda.search import GpuSearch
+from transduce.kernels.select import why_triton_fails
 from transduce.model.attention import AttentionTrace
 from transduce.model.backend import AdamScalars, Rows, UpdatedVectors, add_gradients_to, using_backend
 from transduce.model.config import ModelConfig

@@ -32,6 +32,25 @@ def test_one_sentence_is_not_its_characters(translator: Translator) -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"text": SOURCE}, "not a `dict`: pass a list of its values"),
+        ({SOURCE}, "not a `set`: pass a sorted list"),
+    ],
+)
+def test_containers_of_other_things_or_without_an_order_are_refused(
+    translator: Translator, texts: Any, message: str
+) -> None:
+    with pytest.raises(TransduceError, match=message):
+        translator(texts)
+
+
+def test_whitespace_around_a_prefix_forces_nothing(translator: Translator) -> None:
+    assert translator(SOURCE, prefix=" \n").text == translator(SOURCE).text
+    assert translator(SOURCE, prefix="he \t\n") == translator(SOURCE, prefix="he")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"phrases": [["tea"]]}, "Pass one list of phrases for each sentence: there are 2 sentences, but 1 of these"),

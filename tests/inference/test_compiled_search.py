@@ -15,8 +15,7 @@ from transduce.inference.decoding import CompiledSearch, find_compiled_search, s
 from transduce.inference.scorers import TransformerScorer, install_search_kernels
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.selection import NativeReductions
-from transduce.kernels.prepacked import PrepackedTransformer, quantize
-from transduce.kernels.select import int8_linear_maker
+from transduce.kernels.select import quantize
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch, GenerateSearch
@@ -63,7 +62,7 @@ def kernels() -> Iterator[None]:
 
 
 @cache
-def build(seed: int = 1, end: float = 4.0, **changes: object) -> PrepackedTransformer:
+def build(seed: int = 1, end: float = 4.0, **changes: object) -> Transformer:
     """Build a model whose sentences end after some tokens, the earlier the larger `end` is."""
     torch.manual_seed(seed)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
@@ -74,7 +73,7 @@ def build(seed: int = 1, end: float = 4.0, **changes: object) -> PrepackedTransf
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         assert model.output_bias is not None
         model.output_bias[END] = end
-    return quantize(model, make=int8_linear_maker())
+    return quantize(model)
 
 
 def sources(count: int = len(LONGEST)) -> Tensor:
@@ -87,7 +86,7 @@ def sources(count: int = len(LONGEST)) -> Tensor:
     return rows
 
 
-def both(model: PrepackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
+def both(model: Transformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
     """Return the compiled search, and the equivalent search that runs step by step."""
     bounds = Bounds(PAD, END, torch.tensor(longest))
     program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
@@ -216,7 +215,7 @@ GENERATE = [
 
 
 def both_with_rules(
-    model: PrepackedTransformer, beam: Beam, rules: list[Rule], generate: GenerateSettings | None
+    model: Transformer, beam: Beam, rules: list[Rule], generate: GenerateSettings | None
 ) -> tuple[CompiledSearch | None, Search]:
     """Return the compiled search with rules, and the equivalent search that runs step by step."""
     bounds = Bounds(PAD, END, torch.tensor(LONGEST))

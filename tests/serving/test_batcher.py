@@ -188,6 +188,49 @@ def test_a_running_request_goes_on_where_nothing_new_may_begin(model: Any) -> No
     assert batcher.running == 0
 
 
+class JoiningJob(Job):
+    def can_join(self, other: Job) -> bool:
+        return isinstance(other, JoiningJob)
+
+
+def joining(model: Any, *lengths: int) -> JoiningJob:
+    return JoiningJob(model, [sentence(length) for length in lengths], SearchSettings(beam_size=1), seconds=60.0)
+
+
+def test_requests_join_a_batch_in_their_order_and_overtake_none(model: Any) -> None:
+    batcher = make(batch_tokens=40, max_running=4)
+    first, second, other, last = joining(model, 5), joining(model, 5, 6, 7), job(model, 5), joining(model, 5)
+    batcher.submit(first)
+    batch = batcher.take()
+    assert batch is not None
+    batcher.submit(second, other, last)
+    assert [entry.tokens for entry in batcher.join(batch, 2)] == [7, 6]  # the longest first
+    assert batcher.join(batch, 0) == []
+    batcher.deliver(batch, batch.sentences[0], "a")
+    assert first.future.result(0) == ["a"]
+    assert [entry.job for entry in batcher.join(batch, 9)] == [second]  # `last` does not overtake `other`
+    assert batcher.join(batch, 9) == []
+    batcher.idle_workers = 1  # which decodes `other`
+    assert [entry.job for entry in batcher.join(batch, 9)] == [last]
+    assert batcher.join(batch, 9) == []
+    for entry in list(batch.sentences):
+        batcher.deliver(batch, entry, entry.number)
+    assert (second.future.result(0), last.future.result(0)) == ([0, 1, 2], [0])
+    assert (batch.jobs, batcher.running, batcher.waiting) == ([], 0, 1)
+
+
+def test_a_joining_request_waits_for_space(model: Any) -> None:
+    batcher = make(batch_tokens=20, max_running=3)
+    jobs = [joining(model, length) for length in (8, 5, 5, 5)]
+    batcher.submit(*jobs)
+    batch = batcher.take()
+    assert batch is not None
+    assert [entry.tokens for entry in batch.sentences] == [8, 5]
+    assert batcher.join(batch, 9) == []  # 3 × 8 tokens, with padding, are too many
+    batcher.deliver(batch, batch.sentences[0], "a")
+    assert len(batcher.join(batch, 9)) == 2
+
+
 def test_an_abandoned_request_leaves_the_queue(model: Any) -> None:
     batcher = make()
     disconnected, other = job(model, 4), job(model, 4)

@@ -1,8 +1,10 @@
 """The page of `transduce serve`: what the server sends, and what a person can do with it in a real browser."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -165,7 +167,7 @@ def test_a_sample_is_translated_and_its_words_are_attributed(
 ) -> None:
     model = ServedModel(translator, languages=("zh", "en"), samples=(SENTENCE,))
     with serve(model, views=inspection_views()) as live:
-        page = opened(live.url)
+        page = opened(live.url, bypass_csp=True)
         page.get_by_role("button", name=SENTENCE).click()
         page.locator(".piece").first.wait_for()
         assert page.locator("#text").input_value() == SENTENCE
@@ -178,6 +180,11 @@ def test_a_sample_is_translated_and_its_words_are_attributed(
         assert shades[: len(found.words.source_words)] == pytest.approx(
             [weight / most for weight in found.words.weights[0]], abs=0.01
         )
+        page.locator("details.how summary").click()
+        page.locator(".heads").wait_for()
+        if "AXE_CORE" in os.environ:
+            page.evaluate(Path(os.environ["AXE_CORE"]).read_text("utf-8"))
+            assert [each["id"] for each in page.evaluate("axe.run()")["violations"]] == []
         page.close()
 
 

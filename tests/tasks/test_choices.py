@@ -329,7 +329,7 @@ def test_the_account_tells_what_became_of_a_choice() -> None:
 @pytest.mark.parametrize(
     ("changes", "backend", "reason"),
     [
-        ({"d_ff": 120, "positions": "none"}, "eager", "not compiled, because "),
+        ({"d_ff": 120, "positions": "none"}, "reference", "not compiled, because "),
         ({"norm": "batch"}, "reference", "because"),
     ],
 )

@@ -18,9 +18,9 @@ class Source(NamedTuple):
     settings: DocumentSettings
     limits: Limits
 
-    def text_file(self, encoding: str = "utf-8") -> TextFile:
+    def text_file(self, encoding: str = "utf-8", *, is_markup: bool = False) -> TextFile:
         """Return the content as a text file; the encoding is used unless the settings name another."""
-        return TextFile(self.content, self.settings.encoding or encoding)
+        return TextFile(self.content, self.settings.encoding or encoding, is_markup=is_markup)
 
     def archive(self) -> Archive:
         """Return the document's content as a ZIP archive."""

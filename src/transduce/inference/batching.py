@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import has_compiled_steps
+from transduce.acceleration import select_decoder
 from transduce.inference.segmentation import LayoutWriter, SegmentedText
 from transduce.inference.translation import Translation, empty_alternative, join_parts
 from transduce.model.build import EncoderDecoder
@@ -428,7 +428,8 @@ _Result = TypeVar("_Result")
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
     """Return how many batches to decode in parallel: several only for compiled steps, which release Python's GIL."""
-    return 1 if search.batch_invariant or not all(map(has_compiled_steps, models)) else torch.get_num_threads()
+    are_compiled = all(select_decoder(model).backend == "compiled" for model in models)
+    return torch.get_num_threads() if are_compiled and not search.batch_invariant else 1
 
 
 def decode_in_parallel(

@@ -57,12 +57,12 @@ def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
 
 
 def tokenize_prefix(prefix: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token ids of a prefix that a translation must start with; an empty list for an empty prefix.
+    """Return the token ids of a prefix that a translation must start with, without whitespace at its ends.
 
     Raises:
         TransduceError: the prefix has characters that are not in the vocabulary.
     """
-    ids = vocabulary.encode(prefix)
+    ids = vocabulary.encode(prefix.strip())
     if vocabulary.unk_id in ids:
         raise TransduceError(
             f"A translation cannot begin with `{prefix}`: some of its characters are not in the model's vocabulary."

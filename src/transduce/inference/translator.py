@@ -3,10 +3,11 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import overload
+from typing import TypedDict, overload
 
 import msgspec
 import torch
+from typing_extensions import Unpack
 
 from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
@@ -137,6 +138,25 @@ SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 """A function that searches for the translations of parts and returns them by key."""
 
 
+class TranslateOptions(TypedDict, total=False):
+    """The options of a call of `Translator`, which describes them."""
+
+    beam_size: int | None
+    length_penalty: float | None
+    n_best: int | None
+    max_length: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    prefix: str | None
+    phrases: Iterable[str]
+    glossary: GlossaryLike
+    search: SearchSettings | None
+    text_settings: TextSettings | None
+    document: bool
+
+
 class Translator:
     """A translation model with its tokenizer and search settings. Call it with a sentence or a list of sentences."""
 
@@ -254,45 +274,9 @@ class Translator:
         return precision_of(self.model)
 
     @overload
-    def __call__(
-        self,
-        text: str,
-        *,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        n_best: int | None = None,
-        max_length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        prefix: str | None = None,
-        phrases: Iterable[str] = (),
-        glossary: GlossaryLike = None,
-        search: SearchSettings | None = None,
-        text_settings: TextSettings | None = None,
-        document: bool = False,
-    ) -> Translation: ...
+    def __call__(self, text: str, **options: Unpack[TranslateOptions]) -> Translation: ...
     @overload
-    def __call__(
-        self,
-        text: list[str] | tuple[str, ...],
-        *,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        n_best: int | None = None,
-        max_length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        prefix: str | None = None,
-        phrases: Iterable[str] = (),
-        glossary: GlossaryLike = None,
-        search: SearchSettings | None = None,
-        text_settings: TextSettings | None = None,
-        document: bool = False,
-    ) -> list[Translation]: ...
+    def __call__(self, text: list[str] | tuple[str, ...], **options: Unpack[TranslateOptions]) -> list[Translation]: ...
     def __call__(  # noqa: PLR0913  (the command's own options)
         self,
         text: str | list[str] | tuple[str, ...],

@@ -66,7 +66,7 @@ function drawSides() {
   output.setAttribute("aria-label", words().into);
   parts.asked.replaceChildren(make("label", {for: "text"}, `${words().from} · ${languageName(chosen.pair[0])}`), text,
     make("div", {class: "bar"}, make("button", {type: "button", class: "main", title: "Ctrl + Enter", onclick: translate}, words().translate), counter));
-  parts.answered.replaceChildren(make("h3", {}, `${words().into} · ${languageName(chosen.pair[1])}`), output, state, error, others);
+  parts.answered.replaceChildren(make("h2", {}, `${words().into} · ${languageName(chosen.pair[1])}`), output, state, error, others);
   if (!text.value) output.replaceChildren(make("span", {class: "dim"}, words().waiting), ...sampleButtons());
   count();
 }
