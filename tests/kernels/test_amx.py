@@ -162,13 +162,13 @@ def _test_training() -> None:
     # float32 does not use AMX, nor do kernels that multiply no matrices; both were tested before.
     others = (
         "float32",
-        "softmax",
-        "dropout",
-        "layer_norm",
-        "rms_norm",
-        "beside_what_it_is_of",
-        "turning",
-        "activations",
+        "test_softmax",
+        "test_dropout",
+        "test_layer_norm",
+        "test_rms_norm",
+        "beside_what",
+        "test_turning",
+        "test_activations",
     )
     chosen = ["-k", " and ".join(f"not {name}" for name in others)]
     if code := pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:faulthandler", *chosen, *files]):

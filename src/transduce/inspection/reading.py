@@ -65,6 +65,11 @@ class Reading:
     """The ids of the tokens that are read: those of the encoder, or of the decoder in a decoder-only model."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
     """Computes the states for other texts as token ids, in place of `ids`; C texts to (C, T, D)."""
+    prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
+    """Computes the states of the first positions only, (1, length, D) for each length, from one encoding of the source.
+
+    None if a state depends on later positions too.
+    """
     marks: frozenset[str] = field(default_factory=frozenset)
     """Special tokens of a model that reads one text, which spell no word of it."""
 
@@ -229,6 +234,10 @@ def _encoder_decoder(
         memory, mask = model.encode(pad(texts, config.pad_id, device))
         return model.decode(inputs.expand(len(texts), -1), memory, mask)  # type: ignore[no-any-return]
 
+    def prefix_states(lengths: Sequence[int]) -> list[Tensor]:
+        memory, mask = model.encode(source)
+        return [model.decode(inputs[:, :length], memory, mask) for length in lengths]
+
     def finish(x: Tensor) -> Tensor:
         return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
 
@@ -248,6 +257,7 @@ def _encoder_decoder(
         head=model.project,
         ids=tuple(source_ids),
         states_of=states_of,
+        prefix_states=prefix_states,
     )
 
 
