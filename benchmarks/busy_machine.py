@@ -19,8 +19,7 @@ import torch
 
 from transduce.kernels.cpu.decoding.search import NativeSearch
 from transduce.kernels.cpu.jit import threads as threads_module
-from transduce.kernels.prepacked import PrepackedTransformer, quantize
-from transduce.kernels.select import int8_linear_maker, start_fast
+from transduce.kernels.select import quantize, start_fast
 from transduce.model.backend import SearchBounds
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -32,7 +31,7 @@ WAYS = ("all threads", "one thread", "default")
 PIECES, VOCABULARY = 12, 8000
 
 
-def build(layers: int, width: int, heads: int) -> PrepackedTransformer:
+def build(layers: int, width: int, heads: int) -> Transformer:
     """Return an int8 model with random weights."""
     config = ModelConfig(
         source_vocabulary_size=VOCABULARY,
@@ -43,11 +42,11 @@ def build(layers: int, width: int, heads: int) -> PrepackedTransformer:
         d_ff=4 * width,
         num_heads=heads,
     )
-    return quantize(Transformer(config).eval(), make=int8_linear_maker())
+    return quantize(Transformer(config).eval())
 
 
 @torch.inference_mode()
-def decode(model: PrepackedTransformer, sources: torch.Tensor, beam_size: int) -> None:
+def decode(model: Transformer, sources: torch.Tensor, beam_size: int) -> None:
     """Run a complete beam search."""
     count = len(sources)
     state = start_fast(model, sources)
@@ -85,7 +84,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def measure(
-    model: PrepackedTransformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
+    model: Transformer, sentences: int, beam_size: int, threads: int, rounds: int, seconds: float
 ) -> dict[str, float]:
     """Return the median milliseconds per batch of each variant."""
     sources = torch.randint(4, VOCABULARY, (sentences, PIECES))

@@ -27,8 +27,7 @@ import transduce.inference.scorers
 import transduce.kernels.select
 from transduce.inference.scorers import TransformerScorer
 from transduce.kernels.cpu.training.layer import NativeTraining
-from transduce.kernels.prepacked import Int8Linear, quantize
-from transduce.kernels.select import int8_linear_maker, make_inference_copy
+from transduce.kernels.select import make_inference_copy, quantize
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
@@ -163,8 +162,6 @@ def decoding_without(*groups: str) -> Iterator[None]:
             stack.enter_context(patch.object(transduce.inference.decoding, "find_batch_search", none))
         if "compiled steps" in groups:
             stack.enter_context(patch.object(select, "_find_compiled", lambda _: "switched off"))
-        if "eager decoder" in groups:
-            stack.enter_context(patch.object(select, "why_not_eager", lambda _: "switched off"))
         if "top-k" in groups:
             use_kernels(None)
             transduce.inference.scorers.install_search_kernels.cache_clear()
@@ -190,18 +187,16 @@ def search(model: Transformer, sentences: int, beam_size: int) -> None:
 
 def decoding_variants(size: tuple[int, int, int], precision: str) -> Iterator[tuple[str, dict[str, Function]]]:
     """Yield, for each of `SEARCHES`, its name and a search with all kernels, and without more and more of them."""
-    removed = ("compiled search", "compiled steps", "eager decoder", "top-k")
-    model, fbgemm = build(*size).eval(), None
+    removed = ("compiled search", "compiled steps", "top-k")
+    model = build(*size).eval()
     if precision == "int8":
-        model, fbgemm = quantize(model, make=int8_linear_maker()), quantize(build(*size).eval(), make=Int8Linear)
+        model = quantize(model)
     else:
         make_inference_copy(model, DTYPES[precision])
     for sentences, beam_size in SEARCHES:
         variants = {"all kernels": _searching(model, sentences, beam_size, ())}
         for count in range(1, len(removed) + 1):
             variants[f"-{removed[count - 1]}"] = _searching(model, sentences, beam_size, removed[:count])
-        if fbgemm is not None:
-            variants["FBGEMM with eager decoder"] = _searching(fbgemm, sentences, beam_size, removed[:2])
         yield f"{sentences} × {beam_size}", variants
 
 

@@ -46,7 +46,7 @@ GROUPS = {
     ],
     "Load and save": [
         *("load", "pipeline", "save", "import_model", "ImportReport", "export", "ExportReport"),
-        *("quantize", "QuantizeReport", "prove_int8", "Int8Proof", "verify", "VerifyReport"),
+        *("quantize", "QuantizeReport", "prove_int8", "Int8Proof", "Int8Comparison", "verify", "VerifyReport"),
     ],
     "Translate": ["Translator", "Translation", "Alternative", "SearchSettings", "SamplingSettings"],
     "Documents": ["translate_document", "DocumentSettings", "translate_markup", "MarkupSettings"],

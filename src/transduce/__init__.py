@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from transduce.model.transformer import Transformer
     from transduce.model_folder.upkeep import QuantizeReport, VerifyReport, verify
     from transduce.model_folder.upkeep import quantize_folder as quantize
-    from transduce.model_folder.weight_cache import Int8Proof
+    from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof
     from transduce.model_folder.write import save
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
@@ -83,8 +83,7 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
-    from transduce.training.forecast import RunForecast
-    from transduce.training.learning_curves import ScoreForecast
+    from transduce.training.forecast import RunForecast, ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -123,6 +122,7 @@ __all__ = [
     "Inspection",
     "InspectionPage",
     "InstallReport",
+    "Int8Comparison",
     "Int8Proof",
     "Intervention",
     "LogitLens",
@@ -277,6 +277,7 @@ _DEFINED_IN = {
     "PronounPair": "transduce.inspection.pronouns",
     "QualityWarning": "transduce.inference.quality_estimation",
     "QuantizeReport": "transduce.model_folder.upkeep",
+    "Int8Comparison": "transduce.model_folder.weight_cache",
     "Int8Proof": "transduce.model_folder.weight_cache",
     "SamplingSettings": "transduce.search.settings",
     "Score": "transduce.inference.scoring",
@@ -291,7 +292,7 @@ _DEFINED_IN = {
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
     "RunForecast": "transduce.training.forecast",
-    "ScoreForecast": "transduce.training.learning_curves",
+    "ScoreForecast": "transduce.training.forecast",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",

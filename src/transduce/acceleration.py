@@ -22,7 +22,6 @@ from transduce.model.transformer import DecodingState
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState
     from transduce.kernels.cpu.selection import NativeReductions
-    from transduce.kernels.prepacked import MakeLinear
 
 __all__ = [
     "PackedModel",
@@ -33,9 +32,7 @@ __all__ = [
     "exact_projection",
     "find_batch_search",
     "forecast_decoder",
-    "has_compiled_steps",
     "has_kernels",
-    "int8_linear_maker",
     "is_recording",
     "kernels_for_training",
     "make_inference_copy",
@@ -54,14 +51,11 @@ __all__ = [
 NO_KERNELS = "this installation has no kernels of our own (the folder `transduce/kernels` is missing)"
 
 try:
-    from transduce.kernels.cuda.available import why_no_triton
     from transduce.kernels.cuda.graphs import is_recording
     from transduce.kernels.prepacked import (
         PackedModel,
         PrepackedModel,
-        outline_quantized,
         packed_layers,
-        quantize,
     )
     from transduce.kernels.select import (
         compiled_state,
@@ -70,16 +64,17 @@ try:
         exact_projection,
         find_batch_search,
         forecast_decoder,
-        has_compiled_steps,
         has_kernels,
-        int8_linear_maker,
         kernels_for_training,
         make_inference_copy,
+        outline_quantized,
+        quantize,
         select_decoder,
         start_fast,
         start_prompts,
         temporary_inference_copy,
         why_no_kernels,
+        why_no_triton,
     )
 except ModuleNotFoundError as missing:
     if missing.name != "transduce.kernels":
@@ -108,7 +103,7 @@ except ModuleNotFoundError as missing:
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 
-    def outline_quantized(model: nn.Module, make: Any) -> PackedModel | None:  # type: ignore[misc]  # noqa: ARG001
+    def outline_quantized(model: nn.Module) -> PackedModel | None:  # noqa: ARG001
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 
@@ -122,7 +117,7 @@ except ModuleNotFoundError as missing:
         """Return False, since the kernels package is missing."""
         return False
 
-    def why_no_kernels(threads: int) -> str | None:  # noqa: ARG001
+    def why_no_kernels(threads: int) -> str | None:  # type: ignore[misc]  # noqa: ARG001
         """Return why there are no compiled kernels for this CPU."""
         return NO_KERNELS
 
@@ -144,18 +139,13 @@ except ModuleNotFoundError as missing:
             return None
         raise TransduceError(f"`training.kernels` is native, but {NO_KERNELS}: set it to torch.")
 
-    def int8_linear_maker() -> "MakeLinear":
-        """Refuse to make 8-bit weights, which need kernels.
+    def quantize(model: nn.Module, *, after_each_layer: Any) -> NoReturn:  # type: ignore[misc]  # noqa: ARG001
+        """Refuse to make 8-bit weights, which need the kernels package.
 
         Raises:
             TransduceError: always.
         """
-        raise TransduceError(f"`precision` is int8, but {NO_KERNELS}: use fp32 or bf16.")
-
-    def quantize(model: nn.Module, make: Any) -> NoReturn:  # type: ignore[no-redef]  # noqa: ARG001
-        """Raise the error of `int8_linear_maker`, since 8-bit weights need the kernels package."""
-        int8_linear_maker()
-        raise AssertionError
+        raise TransduceError(f"Precision `int8` needs compiled kernels, but {NO_KERNELS}: use `fp32` or `bf16`.")
 
     def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
         """Convert a model to a dtype in place; prepacked weights need the kernels package."""
@@ -190,10 +180,6 @@ except ModuleNotFoundError as missing:
     def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
         """Return the state of each token, (B, S) to (B, S, D), by the model's PyTorch modules."""
         return model.encode(ids, token_types=token_types)[0]
-
-    def has_compiled_steps(model: EncoderDecoder) -> bool:  # noqa: ARG001
-        """Return False, since no compiled steps exist without the kernels package."""
-        return False
 
     def compiled_state(state: DecodingState) -> "NativeState | None":  # noqa: ARG001
         """Return None, since no compiled steps exist without the kernels package."""

@@ -1,6 +1,6 @@
 """Validate arguments that users pass: texts, numbers and paths."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,9 @@ def as_texts(value: str | Iterable[str]) -> list[str]:
         return [value]
     if not isinstance(value, Iterable) or isinstance(value, bytes | bytearray):
         raise TransduceError(f"Pass a text (a `str`) or a list of texts, not {value!r}.")
+    if isinstance(value, Mapping | set | frozenset):
+        form = "a list of its values" if isinstance(value, Mapping) else "a sorted list"
+        raise TransduceError(f"Pass a text (a `str`) or a list of texts, not a `{type(value).__name__}`: pass {form}.")
     texts = list(value)
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):

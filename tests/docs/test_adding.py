@@ -104,7 +104,6 @@ from transduce.interop.hugging_face.families import HUGGING_FACE
 from transduce.interop.onnx.export import ONNX
 from transduce.kernels.cpu.decoding.compiled_steps import COMPILABLE
 from transduce.kernels.cuda.decode_graph import TRITON
-from transduce.kernels.eager import EAGER
 from transduce.kernels.prepacked import PREPACKABLE
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
@@ -114,7 +113,7 @@ sizes = {"source_vocabulary_size": 50, "target_vocabulary_size": 50, "d_model": 
 new = {"activation": "squared-relu", "norm": "scale", "attention_score": "cosine", "positions": "distance"}
 for name, value in {**new, "attention": "gated"}.items():
     config = ModelConfig(**sizes, num_encoder_layers=1, num_decoder_layers=1, **{name: value})
-    for table in (ONNX, CTRANSLATE2, HUGGING_FACE, EAGER, TRITON, COMPILABLE, PREPACKABLE):
+    for table in (ONNX, CTRANSLATE2, HUGGING_FACE, TRITON, COMPILABLE, PREPACKABLE):
         assert refusal(table, build_model(config).eval()), (name, table.title)
     for target, obstacles in exporters._OBSTACLES.items():
         assert name in obstacles(config), (name, target)

@@ -58,6 +58,12 @@ def test_fuzzy_marks_and_overwriting() -> None:
     assert '#, fuzzy\nmsgid "done"\nmsgstr "done!"' in result
 
 
+def test_flags_of_an_obsolete_entry_are_not_the_next_entrys() -> None:
+    source = '#, fuzzy\n#~ msgid "b"\n#~ msgstr "c"\n\nmsgid "one"\nmsgstr ""\n'
+    expected = source.replace('msgid "one"\nmsgstr ""', '#, fuzzy\nmsgid "one"\nmsgstr "one!"')
+    assert translated(source, "a.po", mark_fuzzy=True) == expected
+
+
 def test_long_translations_are_wrapped_as_gettext_does() -> None:
     text = "some words " * 10 + "at the end.\nAnother line"
     header = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"'
@@ -120,6 +126,18 @@ def test_xliff_2() -> None:
         "</segment>", f"<target>{content.replace('>a', '>A')}</target></segment>"
     )
     assert translated(source, "a.xliff", target_language="de") == expected
+
+
+def test_initial_segments_of_xliff_2_are_translated() -> None:
+    units = "".join(
+        f'<unit id="{state}"><segment state="{state}"><source>x a</source><target>x a</target></segment></unit>'
+        for state in ("initial", "translated", "final")
+    )
+    source = f'<xliff version="2.0" srcLang="en" trgLang="de"><file>{units}</file></xliff>'
+    changed = 'state="translated"><source>x a</source><target>x a!</target>'
+    assert translated(source, "a.xlf") == source.replace(
+        'state="initial"><source>x a</source><target>x a</target>', changed
+    )
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,10 @@ def test_json_escapes_are_written_as_in_the_source() -> None:
     assert translated('{"a": "\\u00e4 \\"b\\""}', "a.json") == '{"a": "\\u00c4 \\"B\\""}'
 
 
+def test_half_of_a_surrogate_pair_in_json_is_the_replacement_character() -> None:
+    assert translated('{"a": "b \\ud83d", "c": "\\ud83d"}', "a.json") == '{"a": "B \\ufffd", "c": "\\ud83d"}'
+
+
 def test_markup_in_json_is_html() -> None:
     assert translated('{"a": "x <b>y</b>"}', "a.json") == '{"a": "X <B>Y</B>"}'
 
@@ -88,6 +92,8 @@ def test_json_lines() -> None:
         ("id,text\n1,a\n", ("2",), "id,TEXT\n1,A\n"),
         ('id,text\n1,"a\nb"\n2,c', ("text",), 'id,text\n1,"A\nB"\n2,C'),
         ("a b\nc\n", (), "A B\nC\n"),
+        ('text\na, b\n"c, d"\n', ("text",), 'text\n"A, B"\n"C, D"\n'),
+        ("id,text\n1,a,\n", ("text",), "id,text\n1,A,\n"),
     ],
 )
 def test_columns_of_tables(source: str, columns: tuple[str, ...], expected: str) -> None:
@@ -104,7 +110,9 @@ def test_a_cell_with_a_new_delimiter_is_quoted() -> None:
     [
         ("a.csv", "id,text\n1,a\n", {}, "Name the columns to translate by `columns` (--columns)"),
         ("a.csv", "id,text\n1,a\n", {"columns": ("title",)}, "but one is 'title'"),
+        ("a.csv", "id,text\n1,a\n2,b, c\n", {"columns": ("text",)}, "Line 3 has 3 cells, but the header has 2 names"),
         ("a.json", '{"a": "b",}', {}, "The document is not JSON: line 1"),
+        ("a.arb", "كتاب\n", {}, "or pass --format txt to translate its lines"),
         ("a.json", '{"a": "b"}', {"fields": ("c",)}, "`fields` must match texts of the document"),
         ("a.json", '{"a": "b"}', {"columns": ("c",)}, "`columns` applies to csv, tsv"),
         ("a.srt", "some text", {}, "has no time code"),
@@ -129,6 +137,14 @@ def test_other_encodings() -> None:
         translate_upload(latin, "a.txt", upper)
     with pytest.raises(TransduceError, match="which has no '中'"):
         translate_upload(latin, "a.txt", lambda *_: ["中"], DocumentSettings(encoding="latin-1"))
+
+
+def test_characters_that_an_encoding_of_markup_lacks_are_references() -> None:
+    html = '<meta charset="gb2312"><p>我</p>'.encode("gb2312")
+    result = translate_upload(
+        html, "a.html", lambda texts, _: [each.replace("我", "Zoë") for each in texts], DocumentSettings()
+    )
+    assert result == b'<meta charset="gb2312"><p>Zo&#235;</p>'
 
 
 def test_equal_texts_are_translated_once() -> None:

@@ -15,8 +15,7 @@ from transduce.inference.decoding import CompiledSearch, find_compiled_search, s
 from transduce.inference.scorers import TransformerScorer, install_search_kernels
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.selection import NativeReductions
-from transduce.kernels.prepacked import PrepackedTransformer, quantize
-from transduce.kernels.select import int8_linear_maker
+from transduce.kernels.select import quantize
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.beam import Beam, BeamSearch, GenerateSearch
@@ -63,7 +62,7 @@ def kernels() -> Iterator[None]:
 
 
 @cache
-def build(seed: int = 1, end: float = 4.0, **changes: object) -> PrepackedTransformer:
+def build(seed: int = 1, end: float = 4.0, **changes: object) -> Transformer:
     """Build a model whose sentences end after some tokens, the earlier the larger `end` is."""
     torch.manual_seed(seed)
     sizes = {"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 64, "d_ff": 128, "num_heads": 2}
@@ -74,7 +73,7 @@ def build(seed: int = 1, end: float = 4.0, **changes: object) -> PrepackedTransf
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
         assert model.output_bias is not None
         model.output_bias[END] = end
-    return quantize(model, make=int8_linear_maker())
+    return quantize(model)
 
 
 def sources(count: int = len(LONGEST)) -> Tensor:
@@ -87,7 +86,7 @@ def sources(count: int = len(LONGEST)) -> Tensor:
     return rows
 
 
-def both(model: PrepackedTransformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
+def both(model: Transformer, beam: Beam, longest: list[int]) -> tuple[CompiledSearch, Search]:
     """Return the compiled search, and the equivalent search that runs step by step."""
     bounds = Bounds(PAD, END, torch.tensor(longest))
     program = find_compiled_search(TransformerScorer(model, sources(len(longest))), bounds, beam)
@@ -133,7 +132,7 @@ def test_with_other_models_too(changes: dict[str, object]) -> None:
 
 
 @torch.inference_mode()
-def test_a_long_search_needs_more_room_than_there_was_at_first() -> None:
+def test_a_long_search_needs_more_capacity_than_there_was_at_first() -> None:
     model = build(end=-100.0)
     for beam_size in (1, 3):
         program, stepwise = both(model, Beam(beam_size=beam_size), [150, 70])
@@ -169,7 +168,7 @@ class Watching:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @torch.inference_mode()
-def test_who_watches_sees_the_same_and_may_give_sentences_up(beam_size: int) -> None:
+def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> None:
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4, 2]}
     results: list[list[list[Hypothesis]]] = []
     watching = []
@@ -216,7 +215,7 @@ GENERATE = [
 
 
 def both_with_rules(
-    model: PrepackedTransformer, beam: Beam, rules: list[Rule], generate: GenerateSettings | None
+    model: Transformer, beam: Beam, rules: list[Rule], generate: GenerateSettings | None
 ) -> tuple[CompiledSearch | None, Search]:
     """Return the compiled search with rules, and the equivalent search that runs step by step."""
     bounds = Bounds(PAD, END, torch.tensor(LONGEST))
@@ -268,7 +267,7 @@ def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_siz
 
 
 @torch.inference_mode()
-def test_sentences_given_up_in_generate_keep_their_hypotheses() -> None:
+def test_sentences_stopped_in_generate_keep_their_hypotheses() -> None:
     giving_up = {2: [0, 5], 4: [1, 6], 6: [4, 2]}
     beam = Beam(beam_size=4, n_best=2, alpha=1.0)
     program, stepwise = both_with_rules(build(), beam, RULES["minimum length"], GENERATE[3])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.inference.generator import Generator
+from transduce.inference.generator import ContinuousGeneration, Generation, Generator
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.select import decoded_model, make_inference_copy
 from transduce.model.config import ModelConfig
@@ -26,8 +26,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(lambda: pairs, TokenizerSettings(kind="character", byte_fallback=False))
 
 
-@pytest.fixture(scope="module", params=["PyTorch", "machine code"])
-def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator:
+def make_generator(tokenizer: Tokenizer, backend: str, context: int) -> Generator:
     """Return a float32 generator, computed by PyTorch or by kernels."""
     torch.manual_seed(3)
     size = tokenizer.target.size
@@ -40,17 +39,23 @@ def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator
         d_ff=128,
         num_heads=2,
         positions="learned",
-        max_positions=CONTEXT,
+        max_positions=context,
         pad_id=tokenizer.target.pad_id,
         eos_id=tokenizer.target.eos_id,
         start_id=tokenizer.target.eos_id,
     )
     model = Decoder(config).eval()
-    if request.param == "machine code":
+    if backend == "machine code":
         make_inference_copy(model, torch.float32)
         if decoded_model(model) is model:
             pytest.skip("there are no kernels for this processor")
-    return Generator(model, tokenizer, context=CONTEXT)
+    return Generator(model, tokenizer, context=context)
+
+
+@pytest.fixture(scope="module", params=["PyTorch", "machine code"])
+def generator(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Generator:
+    """Return a float32 generator, computed by PyTorch or by kernels."""
+    return make_generator(tokenizer, request.param, CONTEXT)
 
 
 def window_of(text: list[int], prompt: int) -> list[int]:
@@ -75,7 +80,7 @@ def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Ge
             logits[[generator.vocabulary.pad_id, generator.vocabulary.unk_id]] = float("-inf")
             ids.append(int(logits.argmax()))
             values.append(float(logits.log_softmax(dim=-1).max()))
-    assert list(found.tokens) == generator.vocabulary.pieces(ids[prompt:])
+    assert list(found.tokens) == generator.vocabulary.tokens(ids[prompt:])
     assert found.token_log_probabilities == pytest.approx(values, abs=1e-4)
     assert not found.ended
 
@@ -174,7 +179,7 @@ def test_rules_hold(generator: Generator) -> None:
     assert len(set(pairs)) == len(pairs)
 
 
-def test_the_score_of_a_text_is_the_sum_over_its_pieces(generator: Generator) -> None:
+def test_the_score_of_a_text_is_the_sum_over_its_tokens(generator: Generator) -> None:
     ids = generator.prompt_ids("abc def")
     with torch.inference_mode():
         probabilities = generator.model(torch.tensor([ids[:-1]]))[0].log_softmax(dim=-1)
@@ -248,6 +253,45 @@ def test_several_prompts_are_continued_as_each_alone(generator: Generator, searc
     for prompt, each in zip(prompts, found, strict=True):
         alone = generator(prompt, search=search)
         assert [one.text for one in each.continuations] == [one.text for one in alone.continuations]
+
+
+@pytest.mark.parametrize("backend", ["PyTorch", "machine code"])
+def test_prompts_that_join_later_are_continued_as_each_alone(backend: str) -> None:
+    """They have different settings, and some fill the context; the vocabulary is large enough for compiled searches."""
+    letters = "".join(chr(0x4E00 + number) for number in range(100))
+    tokenizer = Tokenizer.train(
+        lambda: [Pair(letters, "", 1)], TokenizerSettings(kind="character", byte_fallback=False)
+    )
+    generator = make_generator(tokenizer, backend, 40)
+    samples = SearchSettings(n_best=2, max_length=9, sampling=SamplingSettings(temperature=0.9, top_k=4, seed=5))
+    other = msgspec.structs.replace(samples, max_length=20, sampling=SamplingSettings(temperature=0.9, top_k=4, seed=8))
+    greedy, beam = msgspec.structs.replace(GREEDY, max_length=8), SearchSettings(beam_size=2, n_best=2, max_length=5)
+    orders = [
+        (letters[:9], msgspec.structs.replace(GREEDY, max_length=30)),
+        (letters[10:14], samples),
+        (letters[:2], other),
+        (letters[3], greedy),
+        ("", msgspec.structs.replace(other, max_length=1)),
+        (letters[:35], other),
+        (letters[20:30], beam),
+        (letters[50:60], greedy),
+        (letters[60:64], samples),
+    ]
+    running, found = ContinuousGeneration(generator), dict[int, Generation]()
+    for prompt, search in orders:
+        running.join([prompt], [search])
+        running.step()
+        found |= running.take_finished()
+    assert {0, 5} <= running.texts().keys()
+    running.abandon([0])
+    for _ in range(20):
+        running.step()
+        found |= running.take_finished()
+    assert (running.texts(), running.free_texts) == ({}, 64)
+    for number, (prompt, search) in enumerate(orders):
+        alone = generator.generate(prompt, search)
+        texts, expected = ([one.text for one in each.continuations] for each in (found[number], alone))
+        assert texts == expected if number else expected[0].startswith(texts[0])
 
 
 def test_samples_of_a_prompt_do_not_depend_on_other_prompts(generator: Generator) -> None:

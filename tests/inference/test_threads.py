@@ -10,8 +10,7 @@ import torch
 from transduce.inference import translator as module
 from transduce.inference.batching import decode_in_parallel
 from transduce.inference.translator import Translator
-from transduce.kernels.prepacked import quantize
-from transduce.kernels.select import has_kernels, int8_linear_maker
+from transduce.kernels.select import has_kernels, quantize
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search.scorer import Hypothesis
@@ -61,7 +60,7 @@ def test_an_error_is_raised_and_what_waits_is_left() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_with_one_thread_they_are_decoded_by_whoever_asks() -> None:
+def test_with_one_thread_they_are_decoded_by_the_caller() -> None:
     own = threading.get_ident()
     assert list(decode_in_parallel(lambda _: threading.get_ident(), range(4), 1)) == [own] * 4
 
@@ -91,7 +90,7 @@ def test_translations_are_the_same(
         d_ff=128,
         num_heads=2,
     )
-    own = Translator(quantize(Transformer(config).eval(), make=int8_linear_maker()), translator.tokenizer)
+    own = Translator(quantize(Transformer(config).eval()), translator.tokenizer)
     monkeypatch.setattr(module, "batch_token_budget", lambda _: 24)
     decoding, search_ids = set(), own.search_ids
 

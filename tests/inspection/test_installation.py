@@ -23,7 +23,7 @@ def test_the_report_has_what_is_selected(capsys: pytest.CaptureFixture[str], tmp
     assert written["versions"]["PyTorch"] == torch.__version__
     assert f"PyTorch {torch.__version__}" in shown
     assert written["training"]["backend"] == ("native" if has_kernels() else "torch")
-    assert written["decoding"]["backend"] in ("compiled", "eager")
+    assert written["decoding"]["backend"] in ("compiled", "reference")
     assert [extra["name"] for extra in written["extras"]] == list(installation.EXTRAS)
     assert (written["device"], written["threads"], written["model"]) == ("cpu", 1, None)
 
@@ -37,15 +37,15 @@ def test_a_refused_fast_path_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", without_llvmlite)
-    select._why_no_kernels.cache_clear()
+    select.why_no_kernels.cache_clear()
     try:
         report = check_install(device="cpu", threads=1)
     finally:
-        select._why_no_kernels.cache_clear()
+        select.why_no_kernels.cache_clear()
     reason = "llvmlite is not installed (pip install 'transduce[fast]')"
     assert (report.training.backend, report.training.reason) == ("torch", reason)
     assert report.decoding.refused["compiled"] == reason
-    assert f"decoding   eager; not compiled, because {reason}" in str(report)
+    assert f"decoding   reference; not compiled, because {reason}" in str(report)
     assert "fast lacks llvmlite (pip install 'transduce[fast]')" in str(report)
 
 

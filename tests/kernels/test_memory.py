@@ -1,4 +1,6 @@
-"""Test named arrays in one block of memory: tensors see what Python writes, and arrays do not overlap."""
+"""Test named arrays in one block of memory, and rows of a matrix that are read from its file."""
+
+from pathlib import Path
 
 import pytest
 
@@ -6,7 +8,11 @@ pytest.importorskip("llvmlite")
 
 import torch
 
+from transduce.kernels.cpu.gemm.decode import NativeVocabulary, make_int8_linear
+from transduce.kernels.cpu.jit import memory
+from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.memory import Arena
+from transduce.model_folder.tensor_files import MappedTensors, write_tensors
 
 ARRAYS = {
     "one": (torch.int64, (3,)),
@@ -30,3 +36,26 @@ def test_an_array_is_the_same_by_its_address_as_a_tensor_and_as_numbers() -> Non
         assert arena.addresses[name] % 64 == 0
         if name != "none":
             assert arena.tensor(name).data_ptr() == arena.addresses[name]
+
+
+@pytest.mark.skipif(not memory._MAPS.exists(), reason="only Linux tells where a matrix is mapped from")
+@pytest.mark.skipif(find_integer_tile() is None, reason="there are no kernels for this processor")
+def test_rows_of_a_mapped_matrix_are_read_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first windows the mapping is not read any more; a matrix that was changed is not read from the file."""
+    monkeypatch.setattr(memory, "_MIN_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(memory, "_MAX_WINDOWS", 2)
+    tensors = {"other": torch.zeros(7), "matrix": torch.randn(3000, 128)}
+    write_tensors(tmp_path / "model.safetensors", tensors, tensors.items(), {})
+    matrix = MappedTensors(tmp_path, "model.safetensors").tensor("matrix")
+    mapped, plain = (make_int8_linear(each, None, "vocabulary") for each in (matrix, tensors["matrix"]))
+    assert isinstance(mapped, NativeVocabulary)
+    x = torch.randn(9, 128)
+    assert torch.equal(mapped(x), plain(x))
+    numbers = memory.file_rows(mapped.exact_weight)
+    assert numbers[memory._READ] != 0
+    assert numbers[memory._MARKS :].view(torch.uint8).sum() == 2
+    assert memory.file_rows(tensors["matrix"]).tolist() == [0]
+    with torch.no_grad():
+        mapped.exact_weight.mul_(2.0)
+    assert not torch.equal(mapped(x), plain(x))
+    assert numbers[memory._READ] == 0

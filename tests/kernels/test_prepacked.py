@@ -14,7 +14,6 @@ from transduce.kernels.cpu.decoding.state import NativeState
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, Tile
-from transduce.kernels.eager import EagerState
 from transduce.kernels.select import decoded_model, make_inference_copy, start_fast, temporary_inference_copy
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
@@ -62,14 +61,14 @@ VARIANTS: dict[str, dict[str, object]] = {
     **{f"a gate, {gate}": {"activation": gate} for gate in ("swiglu", "geglu", "reglu")},
 }
 
-OTHERS: list[tuple[dict[str, object], type]] = [
-    ({"d_ff": 120}, EagerState),
-    ({"norm": "batch"}, MemoryState),
-    ({"norm_order": "sandwich"}, MemoryState),
-    ({"attention_window": 3}, MemoryState),
-    ({"attention_score": "additive"}, MemoryState),
-    ({"attention_kind": "hard"}, MemoryState),
-    ({"d_v": 64}, MemoryState),
+OTHERS: list[dict[str, object]] = [
+    {"d_ff": 120},
+    {"norm": "batch"},
+    {"norm_order": "sandwich"},
+    {"attention_window": 3},
+    {"attention_score": "additive"},
+    {"attention_kind": "hard"},
+    {"d_v": 64},
 ]
 
 
@@ -129,7 +128,7 @@ def test_products_are_sums_of_float32_in_one_order(tile: Tile, threads: int) -> 
 
 @pytest.mark.skipif(PAIRS is None, reason="this processor has no instructions for bfloat16")
 @torch.inference_mode()
-def test_likely_pieces_have_exact_logits_in_bfloat16() -> None:
+def test_likely_tokens_have_exact_logits_in_bfloat16() -> None:
     torch.manual_seed(1)
     assert PAIRS is not None
     weight, bias, x = torch.randn(300, 64), torch.randn(300), torch.randn(40, 64)
@@ -214,7 +213,7 @@ def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
         layer.feed_forward.outer.weight.mul_(2.0)
     with torch.inference_mode():
         changed = first_logits(model)
-        expected = model.project(EagerState(model, SOURCES).step(torch.full((len(SOURCES), 1), 7)))
+        expected = model.project(model.start(SOURCES).step(torch.full((len(SOURCES), 1), 7)))
     assert not torch.allclose(changed, before, atol=0.05)
     torch.testing.assert_close(changed, expected.float(), rtol=0.05, atol=0.2)
     layer.feed_forward.outer.weight = torch.nn.Parameter(layer.feed_forward.outer.weight.detach() / 2.0)
@@ -224,7 +223,7 @@ def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dtype) -> None:
+def test_a_module_that_somebody_replaced_is_not_passed_over(dtype: torch.dtype) -> None:
     model, _ = build(dtype)
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
@@ -241,7 +240,7 @@ def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dt
 def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = build(torch.float32)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    for most, state in ((size, NativeState), (size - 1, EagerState)):
+    for most, state in ((size, NativeState), (size - 1, MemoryState)):
         monkeypatch.setattr(select, "_max_copy_bytes", lambda most=most: most)
         assert isinstance(start_fast(build(torch.float32)[0], SOURCES), state)
 
@@ -251,22 +250,22 @@ def test_a_model_that_is_large_is_not_there_twice(monkeypatch: pytest.MonkeyPatc
 def test_a_temporary_inference_copy_goes_when_its_time_is_over(dtype: torch.dtype) -> None:
     _, model = build(torch.float32)
     model.to(dtype)
-    assert isinstance(start_fast(model, SOURCES), EagerState)
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
     with temporary_inference_copy(model):
         state = start_fast(model, SOURCES)
         assert isinstance(state, NativeState)
-    expected = EagerState(model.float(), SOURCES).step(torch.full((len(SOURCES), 1), 7))
+    expected = model.float().start(SOURCES).step(torch.full((len(SOURCES), 1), 7))
     torch.testing.assert_close(state.step(torch.full((len(SOURCES), 1), 7)), expected, rtol=0.05, atol=0.05)
-    assert isinstance(start_fast(model, SOURCES), EagerState)
+    assert isinstance(start_fast(model, SOURCES), MemoryState)
 
 
 @torch.inference_mode()
-def test_models_without_a_twin_are_decoded_by_pytorch() -> None:
+def test_models_without_an_inference_copy_are_decoded_by_pytorch() -> None:
     model, plain = build(torch.float32)
-    assert isinstance(start_fast(plain, SOURCES), EagerState)
-    assert isinstance(start_fast(copy.deepcopy(model), SOURCES), EagerState)
+    assert isinstance(start_fast(plain, SOURCES), MemoryState)
+    assert isinstance(start_fast(copy.deepcopy(model), SOURCES), MemoryState)
     assert decoded_model(plain) is plain
-    for changes, state in OTHERS:  # which compiled decoding does not support
+    for changes in OTHERS:  # which compiled decoding does not support
         other, _ = build(torch.float32, changes)
-        assert isinstance(start_fast(other, SOURCES), state)
+        assert isinstance(start_fast(other, SOURCES), MemoryState)
         assert decoded_model(other) is other

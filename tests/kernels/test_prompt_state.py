@@ -9,19 +9,19 @@ from torch import Tensor
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
-from transduce.inference.decoding import find_compiled_search, run_joining
+from transduce.inference.decoding import CompiledSearch, find_compiled_search, run_joining
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.cpu.decoding.state import NativePromptState
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
-from transduce.kernels.prepacked import quantize
-from transduce.kernels.select import decoded_model, int8_linear_maker, make_inference_copy, start_prompts
+from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
+from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder, PromptState
 from transduce.model.transformer import DecodingState
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
-from transduce.search.scorer import Bounds, Search, run
+from transduce.search.scorer import Bounds, Hypothesis, Search, run
 from transduce.search.settings import SamplingSettings
 
 if find_integer_tile() is None:
@@ -63,7 +63,7 @@ def build(precision: str, changes: dict[str, object] | None = None) -> tuple[Dec
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
     plain = copy.deepcopy(model)
     if precision == "int8":
-        return quantize(model, make=int8_linear_maker()), plain
+        return quantize(model), plain
     make_inference_copy(model, torch.bfloat16 if precision == "bf16" else torch.float32)
     return model, plain
 
@@ -111,7 +111,7 @@ def test_a_text_that_is_given_has_the_logits_of_its_steps(precision: str) -> Non
 
 
 @torch.inference_mode()
-def test_bricks_without_programs_are_left_to_pytorch() -> None:
+def test_components_without_kernels_are_left_to_pytorch() -> None:
     others: list[dict[str, object]] = [{"attention_window": 3}, {"norm": "batch"}, {"d_ff": 120}]
     for changes in others:
         model, _ = build("fp32", changes)
@@ -179,7 +179,7 @@ def test_prompts_that_join_a_batch_are_continued_as_alone(
     beam = Beam(beam_size=1) if kind == "greedy" else Beam(beam_size=3, n_best=3)
     begun: list[list[int]] = []
 
-    def begin(numbers: Sequence[int]) -> Search:
+    def begin(numbers: Sequence[int], reserved: ReservedCapacity | None = None) -> CompiledSearch:
         begun.append(list(numbers))
         chosen = [prompts[number] for number in numbers]
         rules: list[Rule] = [
@@ -191,12 +191,54 @@ def test_prompts_that_join_a_batch_are_continued_as_alone(
         if kind == "samples":
             draw = Draw(SamplingSettings(top_k=40), [0] * len(numbers), samples=3, seeds=list(numbers))
         bounds = Bounds(0, END, torch.tensor([longest[number] for number in numbers]))
-        search = find_compiled_search(continuing(model, chosen), bounds, beam, rules=rules, draw=draw)
+        scorer = continuing(model, chosen)
+        search = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw, reserved=reserved)
         assert search is not None
         return search
 
     found = run_joining(begin, len(prompts), 4)
     assert [number for batch in begun for number in batch] == list(range(len(prompts)))
     assert len(begun) > 4
-    assert found == [run(begin([number]))[0] for number in range(len(prompts))]
+    alone = [run(begin([number]))[0] for number in range(len(prompts))]
+    assert found == alone
     assert {hypothesis.ended for own in found or [] for hypothesis in own} == {True, False}
+    chosen = max(range(1, len(alone)), key=lambda number: min(len(each.ids) for each in alone[number]))
+    later, given_up = join_over_time(begin, alone, chosen)
+    assert later == {number: own for number, own in enumerate(alone) if number != chosen}
+    assert kind == "beam" or [each.ids for each in given_up] == [each.ids[:2] for each in alone[chosen]]
+
+
+def join_over_time(
+    begin: Callable[..., CompiledSearch], alone: Sequence[Sequence[Hypothesis]], chosen: int
+) -> tuple[dict[int, list[Hypothesis]], list[Hypothesis]]:
+    """Continue prompts of which one joins the batch after each step; a chosen one is given up after two tokens.
+
+    Returns:
+        The hypotheses of the others by number, and those of the chosen one.
+    """
+    main = begin([0], ReservedCapacity(3, 90, 110))
+    assert isinstance(main.search, JoinableSearch)
+    main.advance()
+    numbers, waiting, found = {0: 0}, [*range(1, len(alone))], dict[int, list[Hypothesis]]()
+    given_up: list[Hypothesis] = []
+    while numbers or waiting:
+        main.advance()
+        active = main.rows.tolist()
+        found |= {numbers.pop(index): main.take(index) for index in list(numbers) if index not in active}
+        for index, length in zip(active, main.own_lengths(), strict=True):
+            if (numbers[index], length) == (chosen, 2):
+                main.abandon([index])
+                given_up = main.take(index)
+                del numbers[index]
+        if waiting and len(numbers) < 3:
+            number = waiting.pop(0)
+            new = begin([number])
+            new.advance()
+            if not len(new.rows):
+                found[number] = new.take(0)
+                continue
+            index = min({0, 1, 2} - numbers.keys())
+            assert main.search.can_absorb(new.search)
+            main.search.absorb(new.search, [index])
+            numbers[index] = number
+    return found, given_up

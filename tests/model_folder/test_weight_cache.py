@@ -24,6 +24,7 @@ from transduce.model_folder import weight_cache
 from transduce.model_folder.load import load_model_at, quantize_to_int8
 from transduce.model_folder.read import ModelFolder, read_any_model_folder
 from transduce.model_folder.tensor_files import MappedTensors, write_tensors
+from transduce.model_folder.weight_cache import Int8Comparison
 from transduce.model_folder.write import write_model_folder
 from transduce.text.tokenizer import Tokenizer
 
@@ -151,16 +152,20 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
     (tmp_path / "lines").write_text(lines, "utf-8")
     assert main(["quantize", str(folder), "--prove", str(tmp_path / "lines")]) == 0
     proof = prove_int8(folder, lines.splitlines(), lines.splitlines())
-    assert str(proof).partition(", BLEU")[0] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "greedily" in shown
+    assert "with 4 hypotheses" in shown  # the folder's own search
     assert proof.sentences == 120
+    assert [each.beam_size for each in proof.comparisons] == [1, 4]
+    assert all(each.bleu_difference is not None for each in proof.comparisons)
     prepacked = read_any_model_folder(folder, packed="int8").prepacked
     assert prepacked is not None
     for sentences, equal, difference, holds in ((120, 119, 0.05, True), (120, 118, 0.0, False), (99, 99, None, False)):
-        made = weight_cache.write_proof(prepacked, sentences=sentences, equal=equal, bleu_difference=difference)
-        assert made.holds == holds
+        found = [Int8Comparison(1, False, sentences), Int8Comparison(4, False, equal, difference)]
+        assert weight_cache.write_proof(prepacked, sentences, found).holds == holds
         assert taken() == ("int8" if holds else usual)
-    assert not weight_cache.write_proof(prepacked, sentences=500, equal=500, bleu_difference=-0.2).holds
-    weight_cache.write_proof(prepacked, sentences=500, equal=500)
+    assert not weight_cache.write_proof(prepacked, 500, [Int8Comparison(1, False, 500, -0.2)]).holds
+    weight_cache.write_proof(prepacked, 500, [Int8Comparison(1, False, 500)])
     assert open_translator([folder, folder], device="cpu", threads=1).precision == usual  # an ensemble
     monkeypatch.setattr(weight_cache, "version", lambda _: "another")
     assert taken() == usual

@@ -42,9 +42,6 @@ platform.machine = lambda: "arm64"
 import torch
 torch.backends.cpu.get_cpu_capability = lambda: "DEFAULT"
 torch.cpu._is_amx_tile_supported = torch.cpu._is_avx512_bf16_supported = lambda: False
-class Engines:
-    supported_engines = ["none", "qnnpack"]
-torch.backends.quantized = Engines()
 
 from transduce.kernels.cpu.jit import compiler
 def compile_kernels(*_):
@@ -122,20 +119,20 @@ def test_training_search_and_scores_are_those_of_unused_kernels(without: dict[st
 
 
 def test_another_processor_takes_the_same_path(without: dict[str, Any], tmp_path: Path) -> None:
-    """An ARM processor has neither kernels nor PyTorch's FBGEMM, so nothing is compiled; results differ by rounding."""
+    """An ARM processor has no kernels, so nothing is compiled."""
     found = run(ARM, tmp_path / "arm")
-    assert found["losses"] == without["losses"]
-    assert found["scores"] == pytest.approx(without["scores"], abs=1e-5)
-    for name in ("greedy", "beam"):
-        assert [text for text, _ in found[name]] == [text for text, _ in without[name]]
-        assert [score for _, score in found[name]] == pytest.approx([score for _, score in without[name]], abs=1e-5)
-    assert "x86" in found["int8"]
+    for name in ("losses", "scores", "greedy", "beam"):
+        assert found[name] == without[name], name
+    assert found["int8"] == (
+        "Precision `int8` needs compiled kernels, but transduce has no kernels for this processor: use `fp32` or "
+        "`bf16`."
+    )
 
 
 def test_what_needs_kernels_is_refused_in_one_sentence(without: dict[str, Any]) -> None:
     assert without["int8"] == (
-        "`precision` is int8, but this installation has no kernels of our own (the folder `transduce/kernels` is "
-        "missing): use fp32 or bf16."
+        "Precision `int8` needs compiled kernels, but this installation has no kernels of our own (the folder "
+        "`transduce/kernels` is missing): use `fp32` or `bf16`."
     )
 
 

@@ -1,21 +1,24 @@
 """Completions by OpenAI's and Ollama's APIs: limits, stop sequences, tokens, and language models."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 
+from transduce.errors import TransduceError
 from transduce.inference.generator import Generator
 from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.search.settings import SearchSettings
+from transduce.serving.batching import Batcher, Workers
 from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length
-from transduce.serving.jobs import JobSentence
+from transduce.serving.messages import RequestError
+from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
 from transduce.serving.settings import ServingSettings
 from transduce.text.corpus import Pair
@@ -318,28 +321,90 @@ def test_a_language_model_stops_at_a_stop_sequence(both: Any, generator: ServedG
     assert reply["usage"]["completion_tokens"] <= 8
 
 
-def test_prompts_of_several_requests_are_continued_in_one_batch(generator: ServedGenerator) -> None:
-    """Their seeds and lengths may differ; each ends at its own stop sequence, and reports its own text."""
-    requests = [
-        CompletionRequest("letters", ["abc", "d"], choices=2, max_tokens=9, sampling={"seed": 4}),
-        CompletionRequest("letters", ["hi d e f g h i"], choices=2, max_tokens=12, sampling={"seed": 5}),
-        CompletionRequest("letters", ["g"], choices=2, max_tokens=12, stop=("a", "b", "c"), sampling={"seed": 5}),
-    ]
+REQUESTS = [
+    CompletionRequest("letters", ["abc", "d"], choices=2, max_tokens=90, sampling={"seed": 4}),
+    CompletionRequest("letters", ["hi d e f g h i"], choices=2, max_tokens=12, sampling={"seed": 5}),
+    CompletionRequest("letters", ["g"], choices=2, max_tokens=60, stop=("a", "b", "c"), sampling={"seed": 5}),
+    CompletionRequest("letters", ["abc"], max_tokens=9, sampling={"temperature": 0.0}),
+]
+
+
+@contextmanager
+def working() -> Iterator[Batcher]:
+    batcher = Batcher(max_running=9, max_waiting=9, batch_tokens=1000, gather_seconds=0.0)
+    workers = Workers(batcher, Metrics(), workers=1, threads=1)
+    workers.start()
+    try:
+        yield batcher
+    finally:
+        batcher.close()
+        workers.join(30)
+
+
+def test_requests_join_those_that_are_running_and_get_what_they_would_get_alone(generator: ServedGenerator) -> None:
+    """The first request is running when the others come; it is the last to be answered."""
+
+    def jobs() -> list[GenerationJob]:
+        return [GenerationJob(generator, request, ServingSettings()) for request in REQUESTS]
+
+    alone, together, ended = jobs(), jobs(), list[int]()
+    reported: list[list[str]] = [[], []]
+    with working() as batcher:
+        for job in alone:
+            if job is alone[1]:
+                job.report = reported[0].append
+            batcher.submit(job)
+            job.future.result(60)
+    first, *others = together
+    for job in together:
+        job.future.add_done_callback(lambda future: ended.append([job.future for job in together].index(future)))
+
+    def begin_others(text: str) -> None:  # noqa: ARG001
+        first.report = None
+        batcher.submit(*others)
+
+    first.report, others[0].report = begin_others, reported[1].append
+    with working() as batcher:
+        batcher.submit(first)
+        assert [job.future.result(60) for job in together] == [job.future.result(60) for job in alone]
+    assert reported[0] == reported[1] != []
+    assert ended[-1] == 0
+    assert sorted(ended) == [0, 1, 2, 3]
+
+
+def test_a_request_that_nobody_waits_for_leaves_the_others(generator: ServedGenerator) -> None:
+    requests = [CompletionRequest("letters", ["ab"], max_tokens=most, sampling={"seed": 1}) for most in (500, 40, 40)]
     jobs = [GenerationJob(generator, request, ServingSettings()) for request in requests]
-    batch = [JobSentence(job, number) for job in jobs for number in range(len(job.sentences))]
-    assert all(jobs[0].is_compatible_with(job) for job in jobs)
-    reported: list[str] = []
-    jobs[1].report = reported.append
-    assert jobs[0].decode(batch, Silent()) == [entry.job.decode([entry], Silent())[0] for entry in batch]
-    half = len(reported) // 2
-    assert reported[:half] == reported[half:] != []
-    cold = CompletionRequest("letters", ["abc"], choices=2, max_tokens=9, sampling={"seed": 4, "temperature": 0.2})
-    assert not jobs[0].is_compatible_with(GenerationJob(generator, cold, ServingSettings()))
+    with working() as batcher:
+
+        def give_up(text: str) -> None:
+            if len(text) > 5:
+                batcher.abandon(jobs[0])
+
+        jobs[0].report = give_up
+        batcher.submit(*jobs)
+        assert jobs[1].future.result(60) == jobs[2].future.result(60)
+        batcher.close()
+    assert not jobs[0].future.done()
+    assert batcher.running == 0
 
 
-class Silent:
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:  # noqa: ARG002
-        return ()
+def test_an_error_reaches_the_request_that_caused_it_alone(
+    generator: ServedGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [GenerationJob(generator, request, ServingSettings()) for request in REQUESTS]
+    prompt_ids = generator.generator.prompt_ids
+
+    def refuse(text: str) -> list[int]:
+        if text == "g":
+            raise TransduceError("No g.")
+        return prompt_ids(text)
+
+    monkeypatch.setattr(generator.generator, "prompt_ids", refuse)
+    with working() as batcher:
+        batcher.submit(*jobs)
+        assert isinstance(jobs[2].future.exception(60), RequestError)
+        assert [job.future.exception(60) for job in (jobs[0], jobs[1], jobs[3])] == [None] * 3
 
 
 def test_penalties_of_openai_are_those_of_the_settings(both: Any, generator: ServedGenerator) -> None:

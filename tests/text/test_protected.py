@@ -28,6 +28,10 @@ def found(text: str, *patterns: str) -> list[str]:
         ),
         ("{% if a %}x{{ b | c }}{# d #}", ["{% if a %}", "{{ b | c }}", "{# d #}"]),
         ("访问https://example.com/a_b?x=1看看。", ["https://example.com/a_b?x=1"]),
+        ("看https://example.com/看看吧", ["https://example.com/"]),
+        ("见https://zh.wikipedia.org/wiki/北京_(消歧义)。", ["https://zh.wikipedia.org/wiki/北京_(消歧义)"]),
+        ("https://a.example?q=北京&x=1，好", ["https://a.example?q=北京&x=1"]),
+        ("http://例子.测试/路径?a=1&b=2 好", ["http://例子.测试/路径?a=1&b=2"]),
         ("%shttps://a.example/b", ["https://a.example/b"]),
         ("See (https://en.wikipedia.org/wiki/A_(b)).", ["https://en.wikipedia.org/wiki/A_(b)"]),
         ("Ask me@x.org, or a.b+c@d.co.uk.", ["me@x.org", "a.b+c@d.co.uk"]),
@@ -155,6 +159,6 @@ def test_hostile_texts_take_linear_time(part: str) -> None:
     assert time.process_time() - started < 1.0  # quadratic expressions take a minute
 
 
-def test_tags_are_told_from_words() -> None:
+def test_tags_are_distinguished_from_words() -> None:
     assert all(map(is_inline_tag, ["<0>", "</b>", '<ph id="1"/>']))
     assert not any(map(is_inline_tag, ["{name}", "<", "a < b"]))

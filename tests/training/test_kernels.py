@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.select import has_kernels, kernels_for_training
+from transduce.kernels.select import has_kernels, kernels_for_training, why_no_triton
 from transduce.machine import detect_machine
 from transduce.model.backend import backend_in_use
 from transduce.model.config import ModelConfig
@@ -59,9 +58,9 @@ def test_on_a_gpu_they_need_triton_and_what_it_needs(monkeypatch: pytest.MonkeyP
         "torch", "the kernels need an NVIDIA GPU of the Ampere generation or later"
     )
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr("transduce.kernels.cuda.available.why_triton_fails", lambda _: "no ptxas")
+    monkeypatch.setattr("transduce.kernels.select.why_triton_fails", lambda _: "no ptxas")
     assert choose_kernels("cuda", 1) == Choice("torch", "no ptxas")
-    monkeypatch.setattr("transduce.kernels.cuda.available.why_triton_fails", lambda _: None)
+    monkeypatch.setattr("transduce.kernels.select.why_triton_fails", lambda _: None)
     assert choose_kernels("cuda", 1).value == "native"
     assert choose_kernels("cuda", 1, compiled=True).value == "torch"
 
@@ -77,7 +76,7 @@ def test_compiled_layers_have_kernels_of_theirs() -> None:
         TrainingSettings(compile=True, kernels="native")
 
 
-def test_said_where_there_are_none(
+def test_reported_where_there_are_none(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.training.choices.why_no_kernels", lambda _: "there are none")

@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         metavar="FILE",
-        help="translate these lines in 8 bits and in float32: if 99 %% of at least 100 are equal, `--precision auto` "
-        "takes 8 bits here",
+        help="translate these lines in 8 bits and in float32, greedily and with the folder's search settings: if 99 %% "
+        "of at least 100 are equal, `--precision auto` takes 8 bits here",
     )
     parser.add_argument(
         "--references",

@@ -18,9 +18,9 @@ class Source(NamedTuple):
     settings: DocumentSettings
     limits: Limits
 
-    def text_file(self, encoding: str = "utf-8") -> TextFile:
+    def text_file(self, encoding: str = "utf-8", *, is_markup: bool = False) -> TextFile:
         """Return the content as a text file; the encoding is used unless the settings name another."""
-        return TextFile(self.content, self.settings.encoding or encoding)
+        return TextFile(self.content, self.settings.encoding or encoding, is_markup=is_markup)
 
     def archive(self) -> Archive:
         """Return the document's content as a ZIP archive."""
@@ -77,9 +77,9 @@ _ARCHIVE_FORMATS = (
     Format("docx", "Word document", (".docx",), "office:read_docx", f"{_OFFICE}.wordprocessingml.document"),
     Format("pptx", "PowerPoint file", (".pptx",), "office:read_pptx", f"{_OFFICE}.presentationml.presentation"),
     Format("xlsx", "Excel workbook", (".xlsx",), "office:read_xlsx", f"{_OFFICE}.spreadsheetml.sheet"),
-    Format("odt", "OpenDocument text", (".odt",), "opendocument:read_opendocument", f"{_OPEN}.text"),
-    Format("odp", "OpenDocument slides", (".odp",), "opendocument:read_opendocument", f"{_OPEN}.presentation"),
-    Format("ods", "OpenDocument table", (".ods",), "opendocument:read_opendocument", f"{_OPEN}.spreadsheet"),
+    Format("odt", "OpenDocument text", (".odt",), "office:read_opendocument", f"{_OPEN}.text"),
+    Format("odp", "OpenDocument slides", (".odp",), "office:read_opendocument", f"{_OPEN}.presentation"),
+    Format("ods", "OpenDocument table", (".ods",), "office:read_opendocument", f"{_OPEN}.spreadsheet"),
     Format("epub", "e-book", (".epub",), "web:read_epub", "application/epub+zip"),
 )
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}

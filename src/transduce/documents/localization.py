@@ -119,12 +119,23 @@ def _entries(text: str) -> Iterator[_Entry]:
             literals.append((line, continuation["string"]))
         elif stripped.startswith("#") or not stripped:
             close()
-            flags = line if stripped.startswith("#,") else flags
+            flags = _flags_after(line, flags)
         else:
             raise TransduceError(f"The document should be a gettext catalog, but line {number} is {stripped[:60]!r}.")
     close()
     if entry is not None:
         yield entry
+
+
+def _flags_after(line: Line, flags: Line | None) -> Line | None:
+    """Return the line of flags of the entry that follows a comment or an empty line.
+
+    Args:
+        line: the comment or empty line; an obsolete entry is a comment, to which the flags before it belong.
+        flags: the line of flags before it.
+    """
+    comment = line.text.lstrip()
+    return None if comment.startswith("#~") else line if comment.startswith("#,") else flags
 
 
 def _unquoted(literal: str) -> str:
@@ -188,6 +199,7 @@ _XML_TOKEN = re.compile(
 _XML_ATTRIBUTE = re.compile(r"""(?P<name>[^\s=]+)\s*=\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)')""")
 _PAIRS = {"g", "pc", "mrk"}
 _UNTRANSLATED_STATES = {"new", "needs-translation", "initial"}
+"""States of a `target` (XLIFF 1.2) or of a `segment` (XLIFF 2) whose translation is still to be made."""
 
 
 @dataclass
@@ -216,7 +228,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 def read_xliff(source: Source) -> Document:
     """Return the document of an XLIFF file: the segments without a translation, or all with `overwrite`."""
-    file = source.text_file(xml_encoding(source.content))
+    file = source.text_file(xml_encoding(source.content), is_markup=True)
     check_xml(file.text, "XLIFF")
     edits: list[Edit] = []
     root: re.Match[str] | None = None
@@ -263,13 +275,26 @@ def _close(file: TextFile, opened: list[_Element], match: re.Match[str], setting
         elif element.name == "target":
             start_tag = file.text[element.start : element.inner]
             parent.target = (element.start, match.end(), start_tag)
-            is_open = element.attributes.get("state") in _UNTRANSLATED_STATES
+            is_open = not _UNTRANSLATED_STATES.isdisjoint(
+                each.attributes.get("state", "") for each in (element, parent)
+            )
             parent.attributes["target"] = "" if is_open else _XML_TOKEN.sub("", file.text[inner[0] : inner[1]]).strip()
     if element.name not in ("trans-unit", "segment") or element.source is None or element.is_untranslated:
         return
     if settings.overwrite or not element.attributes.get("target"):
         edit = _edit_segment(file, element)
-        yield from [edit] if has_letters(edit.units[0].text) else []
+        if has_letters(edit.units[0].text):
+            if element.name == "segment":
+                yield from _state_edits(file, element)
+            yield edit
+
+
+def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
+    """Yield the edit that gives an XLIFF 2 segment with the state `initial` the state `translated`."""
+    state = re.search(r"""\sstate\s*=\s*["'](initial)["']""", file.text[segment.start : segment.inner])
+    if state is not None:
+        start, end = (segment.start + position for position in state.span(1))
+        yield Edit(start, end, [], lambda _: "translated", is_in_place=False)
 
 
 _MAX_INDENTATION = 400  # columns
@@ -360,9 +385,9 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
     for part in parts:
         source = part if isinstance(part, str) else sources[part]
         name = re.match(r"<(?:[\w.-]+:)?(\w+)", source)
-        kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "point")
-        number = part.id if isinstance(part, Tag) and kind != "point" else -1
-        tokens.append(Token(kind, source, name[1] if name and kind == "point" else "", number))
+        kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "empty")
+        number = part.id if isinstance(part, Tag) and kind != "empty" else -1
+        tokens.append(Token(kind, source, name[1] if name and kind == "empty" else "", number))
     paired: list[Part] = []
     numbers: dict[int, int] = {}  # of the start tags, by the numbers of the new pairs
     for part, token, new in zip(parts, tokens, with_paired_codes(tokens), strict=True):

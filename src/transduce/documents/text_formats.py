@@ -132,6 +132,7 @@ def _edit_paragraph(file: TextFile, paragraph: Sequence[Line], *, keep_source: b
 
 # --- JSON ---
 
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _JSON_SPACE = re.compile(r"[ \t\r\n]*")
 _JSON_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*+"')
 _JSON_OTHER = re.compile(r"[-+.\w]+")
@@ -171,7 +172,10 @@ def _check_json(text: str, line: int) -> None:
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        raise TransduceError(f"The document is not JSON: line {line or error.lineno}, {error.msg}.") from None
+        raise TransduceError(
+            f"The document is not JSON: line {line or error.lineno}, {error.msg}. Repair it, or pass --format txt to "
+            "translate its lines as they are."
+        ) from None
     except RecursionError:
         raise TransduceError("The document is JSON that is nested too deeply: flatten it.") from None
 
@@ -188,7 +192,7 @@ def _json_edits(text: str, offset: int, fields: Sequence[str]) -> list[Edit]:
     is_ascii = text.isascii() and "\\u" in text
     edits = []
     for path, start, end in _json_strings(text):
-        value = json.loads(text[start:end])
+        value = _LONE_SURROGATE.sub("\ufffd", json.loads(text[start:end]))
         is_chosen = any(_matches(path, pattern) for pattern in patterns) if patterns else _is_prose(path, value)
         if is_chosen and has_letters(value):
             unit = Unit(value, "html" if _HTML_TAG.search(value) else "text")
@@ -303,9 +307,28 @@ def _read_table(file: TextFile, delimiter: str, columns: Sequence[str]) -> Docum
     rows = list(_rows(file.text, delimiter))
     if not rows:
         return file.document([])
+    if len(rows[0]) == 1 and rows[0][0].text.strip() in columns:  # the header names one column, so rows are one cell
+        rows = list(_rows(file.text, "\0"))
     indices, has_header = _columns(rows, columns)
+    if has_header:
+        _check_widths(file.text, rows)
     chosen = [row[index] for row in rows[1 if has_header else 0 :] for index in indices if index < len(row)]
     return file.document([_edit_cell(cell, delimiter) for cell in chosen if has_letters(cell.text)])
+
+
+def _check_widths(text: str, rows: Sequence[Sequence[_Cell]]) -> None:
+    """Refuse a table with a row of more cells than its header has names; empty cells at the end do not count.
+
+    Raises:
+        TransduceError: a row has more cells than the header, so that a delimiter in a text probably cut the text.
+    """
+    for row in rows[1:]:
+        if any(cell.text.strip() for cell in row[len(rows[0]) :]):
+            line = text.count("\n", 0, row[0].start) + 1
+            raise TransduceError(
+                f"Line {line:,} has {len(row)} cells, but the header has {len(rows[0])} names: put texts that contain "
+                'the delimiter in double quotes, as in "one, two".'
+            )
 
 
 def _edit_cell(cell: _Cell, delimiter: str) -> Edit:

@@ -279,12 +279,13 @@ class Edit(NamedTuple):
 class TextFile:
     """A text file whose bytes outside of the edited spans never change."""
 
-    def __init__(self, content: bytes, encoding: str = "utf-8") -> None:
+    def __init__(self, content: bytes, encoding: str = "utf-8", *, is_markup: bool = False) -> None:
         """Decode a file.
 
         Args:
             content: the bytes; a byte order mark decides the encoding.
             encoding: encoding of a file without a byte order mark.
+            is_markup: the file is HTML or XML, which has references for characters that the encoding lacks.
 
         Raises:
             TransduceError: the bytes are not text in this encoding.
@@ -301,6 +302,7 @@ class TextFile:
                 f"The document should be text in {self.encoding}, but byte {error.start + len(self.mark):,} is not: "
                 "convert it to UTF-8, or name its encoding on the command line by --encoding."
             ) from None
+        self._is_markup = is_markup
         self.newline = next((each for each in ("\r\n", "\n", "\r") if each in self.text), "\n")
 
     def document(self, edits: Iterable[Edit], *, always: bool = False) -> Document:
@@ -336,7 +338,7 @@ class TextFile:
             TransduceError: the encoding lacks a character of the text.
         """
         try:
-            return self.mark + text.encode(self.encoding)
+            return self.mark + text.encode(self.encoding, "xmlcharrefreplace" if self._is_markup else "strict")
         except UnicodeEncodeError as error:
             raise TransduceError(
                 f"The document is in {self.encoding}, which has no {text[error.start]!r}: convert it to UTF-8 first."

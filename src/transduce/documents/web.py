@@ -17,7 +17,7 @@ _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]+)""", 
 
 def read_html(source: Source) -> Document:
     """Return the document of an HTML file, which is one unit."""
-    return _html_document(source.text_file(_html_encoding(source.content)))
+    return _html_document(source.text_file(_html_encoding(source.content), is_markup=True))
 
 
 def _html_encoding(content: bytes) -> str:
@@ -53,9 +53,9 @@ def read_epub(source: Source) -> Document:
         if media_type == "application/xhtml+xml":
             if _ENCRYPTION in archive and name.encode() in archive[_ENCRYPTION]:
                 raise TransduceError("The e-book has copy protection, so its text cannot be read.")
-            documents[name] = _html_document(TextFile(archive[name], _html_encoding(archive[name])))
+            documents[name] = _html_document(TextFile(archive[name], _html_encoding(archive[name]), is_markup=True))
         elif media_type == "application/x-dtbncx+xml":
-            documents[name] = _labels(TextFile(archive[name], xml_encoding(archive[name])))
+            documents[name] = _labels(TextFile(archive[name], xml_encoding(archive[name]), is_markup=True))
     units = [unit for document in documents.values() for unit in document.units]
 
     def write(translations: Sequence[str]) -> bytes:

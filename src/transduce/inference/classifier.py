@@ -18,7 +18,8 @@ from transduce.inference.batching import batches_by_length, pad
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import load_encoder_at, summary
+from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.read import read_encoder_folder
 from transduce.text.special_tokens import special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 
@@ -120,5 +121,5 @@ def load_classifier(
     """
     folder = as_path(folder, "A model's folder")
     card = read_task_card(folder, "classification", use="Classifying")
-    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
-    return Classifier(model, tokenizer, card.labels, length=card.length)
+    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    return Classifier(content.model, content.tokenizer, card.labels, length=card.length)

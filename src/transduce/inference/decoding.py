@@ -28,6 +28,7 @@ from transduce.model.backend import (
     FoundHypothesis,
     JoinableSearch,
     RepetitionPenalties,
+    ReservedCapacity,
     SamplingNumbers,
     SearchBounds,
     SearchRules,
@@ -111,7 +112,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
 
 
 def read_max_source_tokens(folder: Path) -> int:
-    """Return the maximum source length of training in tokens (`data.filters.max_pieces`), or the default length.
+    """Return the maximum source length of training in tokens (`data.filters.max_tokens`), or the default length.
 
     Raises:
         TransduceError: the run's settings cannot be read.
@@ -119,7 +120,9 @@ def read_max_source_tokens(folder: Path) -> int:
     if is_hugging_face_folder(folder) or not (folder / _RUN_SETTINGS).is_file():
         return DEFAULT_MAX_SOURCE
     try:
-        return msgspec.convert(read_toml(folder, _RUN_SETTINGS), _Run).data.filters.max_pieces
+        return msgspec.convert(
+            with_current_settings(read_toml(folder, _RUN_SETTINGS), warn=False), _Run
+        ).data.filters.max_tokens
     except msgspec.ValidationError as error:
         raise TransduceError(f"The settings in {folder / _RUN_SETTINGS} cannot be used: {error}.") from None
 
@@ -148,7 +151,7 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 class _Filters(msgspec.Struct, frozen=True):
     """The settings of `data.filters` in a training run's configuration that translation uses; it ignores the others."""
 
-    max_pieces: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -174,7 +177,14 @@ class CompiledSearch:
     """A compiled search, equal to `BeamSearch`, `GenerateSearch` or `GreedySearch` (implements `scorer.Search`)."""
 
     def __init__(
-        self, search: BatchSearch, bounds: Bounds, beam: Beam, divisor: LengthPenalty, *, samples: bool = False
+        self,
+        search: BatchSearch,
+        bounds: Bounds,
+        beam: Beam,
+        divisor: LengthPenalty,
+        *,
+        samples: bool = False,
+        reserved: ReservedCapacity | None = None,
     ) -> None:
         """Wrap a compiled search that has not run a step yet.
 
@@ -184,8 +194,10 @@ class CompiledSearch:
             beam: the options of the beam; its size is the number of samples of a sentence.
             divisor: the length penalty of scores.
             samples: whether tokens are drawn.
+            reserved: the capacity that the compiled search has for prompts that join it; None: that of its own.
         """
         self.search = search
+        self.reserved = reserved
         self.divisor = divisor
         self.samples = samples
         self.beam = beam
@@ -237,6 +249,16 @@ class CompiledSearch:
         decoding = set(self.search.active.tolist())
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
+    def own_lengths(self) -> list[int | None]:
+        """Return how many of the tokens in `hypotheses` each unfinished sentence has, (B,); None: all."""
+        return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
+
+    def take(self, index: int) -> list[Hypothesis]:
+        """Return the n best hypotheses of the finished sentence at an index, which another sentence may have then."""
+        found = self.best(index)
+        self._given_up.pop(index, None)
+        return found
+
     def best(self, index: int) -> list[Hypothesis]:
         """Return the n best hypotheses of the finished sentence at an index of the batch."""
         if index in self._given_up:
@@ -276,7 +298,7 @@ def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int)
     begun = len(sentence_at)
     main.advance(1)
     while True:
-        main.advance(_ALL_STEPS, least=size - max(1, size // _REFILL) if begun < count else 0)
+        main.advance(_ALL_STEPS, max_unfinished=size - max(1, size // _REFILL) if begun < count else 0)
         active = set(main.active.tolist())
         for index in [index for index in sentence_at if index not in active]:
             results[sentence_at.pop(index)] = search.best(index)
@@ -307,6 +329,7 @@ def find_compiled_search(
     rules: Sequence[Rule] = (),
     generate: GenerateSettings | None = None,
     draw: Draw | None = None,
+    reserved: ReservedCapacity | None = None,
 ) -> CompiledSearch | None:
     """Return a compiled search for a scorer that has run no step; None if no kernel supports it or memory is short.
 
@@ -317,6 +340,7 @@ def find_compiled_search(
         rules: rules applied to the logits in turn.
         generate: the settings of `GenerateSearch`; None for the paper's search.
         draw: draws tokens; None for a search of the best hypotheses.
+        reserved: capacity for prompts that join later; None: none join, or only as many as have finished.
     """
     if not isinstance(scorer, TransformerScorer | ContinuingScorer) or beam.groups > 1:
         return None
@@ -328,6 +352,8 @@ def find_compiled_search(
     if compiled_rules is None or max(longest) * len(longest) * beam.beam_size > _MAX_NUMBERS:
         return None
     divisor = length_penalty if generate is None else length_power
+    kept: ReservedCapacity | None = None
+    greatest = max(longest) if reserved is None else max(*longest, reserved.tokens)
     limits = SearchBounds(
         start_id=bounds.start_id,
         eos_id=bounds.eos_id,
@@ -335,12 +361,19 @@ def find_compiled_search(
         max_lengths=longest,
         beam_size=beam.beam_size,
         n_best=beam.n_best,
-        penalties=_penalties(divisor, beam.alpha, 1 + (max(longest) + 2) // 64),
+        penalties=_penalties(divisor, beam.alpha, 1 + (greatest + 2) // 64),
         rules=compiled_rules._replace(ranking=ranking),
         sampling=None if draw is None else _sampling_numbers(draw, max(longest)),
+        reserved=reserved,
     )
     search = find_batch_search(scorer.state, limits)
-    return None if search is None else CompiledSearch(search, bounds, beam, divisor, samples=draw is not None)
+    if search is None and reserved is not None:
+        search = find_batch_search(scorer.state, limits._replace(reserved=None))
+    elif isinstance(search, JoinableSearch):
+        kept = reserved
+    if search is None:
+        return None
+    return CompiledSearch(search, bounds, beam, divisor, samples=draw is not None, reserved=kept)
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:

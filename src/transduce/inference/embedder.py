@@ -5,7 +5,6 @@ Legend: B texts, L tokens of a text, D model width.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
 
 import msgspec
 import torch
@@ -19,7 +18,8 @@ from transduce.inference.batching import batches_by_length, pad
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
-from transduce.model_folder.load import load_encoder_at, summary
+from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.read import read_encoder_folder
 from transduce.text.special_tokens import special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 
@@ -72,10 +72,6 @@ class Embedder:
     def __repr__(self) -> str:
         return summary("Embedder", self.model, f"{self.pooling} pooling", f"{self.length} tokens at most")
 
-    @overload
-    def __call__(self, text: str) -> Tensor: ...
-    @overload
-    def __call__(self, text: list[str] | tuple[str, ...]) -> Tensor: ...
     def __call__(self, text: str | list[str] | tuple[str, ...]) -> Tensor:
         """Return the vector of a text, (D,), or of each text in a list, (B, D); float32 on the CPU."""
         vectors = self.vectors(self.encode(as_texts(text)))
@@ -94,7 +90,7 @@ class Embedder:
         rows, found = self.encode(texts), dict[int, TokenStates]()
         for batch, _, states in self._each_batch(rows):
             for index, row in zip(batch, states, strict=True):
-                tokens = tuple(self.tokenizer.source.pieces(rows[index]))
+                tokens = tuple(self.tokenizer.source.tokens(rows[index]))
                 found[index] = TokenStates(tokens, row[: len(tokens)].clone())
         return [found[index] for index in range(len(texts))]
 
@@ -154,12 +150,12 @@ def load_embedder(
     """
     folder = as_path(folder, "A model's folder")
     card = find_task_card(folder) if folder.is_dir() else None
-    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
-    length = model.config.max_positions if card is None else card.length
+    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    length = content.model.config.max_positions if card is None else card.length
     own_pooling = "mean" if card is None or card.pooling is None else card.pooling
     return Embedder(
-        model,
-        tokenizer,
+        content.model,
+        content.tokenizer,
         length=length,
         pooling=own_pooling if pooling is None else pooling,
         normalizes=(card is not None and card.normalizes) if normalizes is None else normalizes,

@@ -23,7 +23,7 @@ from transduce.inference.load import open_translator
 from transduce.inference.translator import Translator
 from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.upkeep import quantize_folder
-from transduce.model_folder.weight_cache import Int8Proof, write_proof
+from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof, write_proof
 from transduce.search.settings import SearchSettings, checked_search
 
 _MOST_SHOWN = 8  # labels in a message
@@ -147,9 +147,9 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
 def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[str] | None = None) -> Int8Proof:
     """Quantize a translator, measure how often it translates as in float32, and store the result beside the weights.
 
-    If at least 99 % of at least 100 sentences have the same greedy translation, and BLEU differs by at most 0.1,
-    `precision="auto"` takes the 8-bit weights on processors with these instructions. It does so until the model or the
-    version of transduce changes.
+    Every sentence is translated greedily and with the folder's own search settings. If each search gives at least 99 %
+    of at least 100 sentences the same translation, and BLEU differs by at most 0.1, `precision="auto"` takes the 8-bit
+    weights on processors with these instructions. It does so until the model or the version of transduce changes.
 
     Args:
         folder: the folder of a translation model that `transduce train`, `transduce import` or `save` wrote.
@@ -166,21 +166,27 @@ def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[
     sources = as_texts(sources)
     check_line_counts({"sources": sources} | ({} if references is None else {"references": as_texts(references)}))
     folder = as_path(folder, "The model's folder")
-    outputs, language = [], None
+    outputs: list[dict[SearchSettings, list[str]]] = []
+    language = None
     for precision in ("fp32", "int8"):
         translator = open_translator(folder, precision=precision, device="cpu")  # refuses other kinds of models
-        greedy = msgspec.structs.replace(translator.search, beam_size=1, n_best=1, diverse_groups=1, sampling=None)
-        outputs.append([each.text for each in translator.translate(sources, greedy)])
+        own = msgspec.structs.replace(translator.search, n_best=1)
+        greedy = msgspec.structs.replace(own, beam_size=1, diverse_groups=1, sampling=None)
+        searches = dict.fromkeys((greedy, own))
+        outputs.append({search: [each.text for each in translator.translate(sources, search)] for search in searches})
         language = translator.target_language
         del translator
         if precision == "fp32":
             quantize_folder(folder)
-    difference = None
-    if references is not None:
-        exact, rounded = (score(texts, references, target_language=language).bleu.value for texts in outputs)
-        difference = round(rounded - exact, 3)
+    comparisons = []
+    for search, exact in outputs[0].items():
+        rounded, difference = outputs[1][search], None
+        if references is not None:
+            bleus = [score(texts, references, target_language=language).bleu.value for texts in (rounded, exact)]
+            difference = round(bleus[0] - bleus[1], 3)
+        equal = sum(one == other for one, other in zip(exact, rounded, strict=True))
+        comparisons.append(Int8Comparison(search.beam_size, search.sampling is not None, equal, difference))
     prepacked = read_any_model_folder(folder, packed="int8").prepacked
     if prepacked is None:
         raise TransduceError(f"The 8-bit weights of {folder} have changed meanwhile: try again.")
-    equal = sum(one == other for one, other in zip(*outputs, strict=True))
-    return write_proof(prepacked, sentences=len(sources), equal=equal, bleu_difference=difference)
+    return write_proof(prepacked, len(sources), comparisons)

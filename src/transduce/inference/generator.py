@@ -9,17 +9,19 @@ Legend: W texts of one prompt, t new tokens so far.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, overload
 
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from transduce.acceleration import decoded_model
 from transduce.argument_checks import as_path, as_text, as_texts
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.decoding import (
+    CompiledSearch,
     build_rules,
     explain_search_out_of_memory,
     find_compiled_search,
@@ -28,6 +30,7 @@ from transduce.inference.decoding import (
 )
 from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
+from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
 from transduce.model.decoder import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
@@ -119,6 +122,19 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
         return self.nats / math.log(2.0) / max(1, self.characters)
 
 
+class GenerateOptions(TypedDict, total=False):
+    """The options of a call of `Generator`, which describes them."""
+
+    n_best: int | None
+    max_length: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    search: SearchSettings | None
+    one_line: bool
+
+
 class Generator:
     """A language model. Call it with the start of a text."""
 
@@ -144,33 +160,9 @@ class Generator:
         return precision_of(self.model)
 
     @overload
-    def __call__(
-        self,
-        prompt: str = "",
-        *,
-        n_best: int | None = None,
-        max_length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        search: SearchSettings | None = None,
-        one_line: bool = False,
-    ) -> Generation: ...
+    def __call__(self, prompt: str = "", **options: Unpack[GenerateOptions]) -> Generation: ...
     @overload
-    def __call__(
-        self,
-        prompt: list[str] | tuple[str, ...],
-        *,
-        n_best: int | None = None,
-        max_length: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int | None = None,
-        search: SearchSettings | None = None,
-        one_line: bool = False,
-    ) -> list[Generation]: ...
+    def __call__(self, prompt: list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]) -> list[Generation]: ...
     def __call__(
         self,
         prompt: str | list[str] | tuple[str, ...] = "",
@@ -230,13 +222,7 @@ class Generator:
         return Generation(prompt, tuple(continuations))
 
     def generate_batch(
-        self,
-        prompts: Sequence[str],
-        search: SearchSettings,
-        *,
-        one_line: bool = False,
-        own_settings: Sequence[SearchSettings] | None = None,
-        observer: Observer | None = None,
+        self, prompts: Sequence[str], search: SearchSettings, *, one_line: bool = False
     ) -> list[Generation]:
         """Continue several texts at once, each as `generate` would continue it alone.
 
@@ -244,10 +230,6 @@ class Generator:
             prompts: the starts of the texts, of any lengths.
             search: search settings.
             one_line: end each continuation at the end of its line.
-            own_settings: settings of each prompt, which may differ from `search` in the maximum length and in the seed
-                only; None: `search` for all.
-            observer: called after each step with the indices of the prompts that are still continued, and their new
-                tokens; it returns the prompts whose continuations end.
 
         Returns:
             The texts with their continuations, in the order of the prompts.
@@ -256,14 +238,11 @@ class Generator:
             TransduceError: a setting is not supported by language models.
         """
         settings, texts = self._settings(search), as_texts(prompts)
-        own = [settings] * len(texts) if own_settings is None else [self._settings(each) for each in own_settings]
-        if any(batch_settings(each) != batch_settings(settings) for each in own):
-            raise TransduceError("`own_settings` may differ from `search` in `max_length` and in the seed only.")
-        waiting = [_Prompt(self.prompt_ids(text), each) for text, each in zip(texts, own, strict=True)]
+        waiting = [_Prompt(self.prompt_ids(text), settings) for text in texts]
         found: dict[int, Generation] = {}
-        joined = self._joined(waiting, settings, one_line=one_line) if observer is None else {}
+        joined = self._joined(waiting, settings, one_line=one_line)
         for batch in self._batches(waiting, settings):
-            watch = self._observer(one_line=one_line) if observer is None else _PartObserver(observer, batch)
+            watch = self._observer(one_line=one_line)
             with torch.inference_mode(), explain_search_out_of_memory(settings):
                 if all(number in joined for number in batch):
                     results = [joined[number] for number in batch]
@@ -413,8 +392,15 @@ class Generator:
             overrides["max_length"] = DEFAULT_LENGTH
         return msgspec.structs.replace(search, sampling=sampling, **overrides)
 
-    def _begin(self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool) -> Search:
-        """Create the search that continues prompts, before its first step."""
+    def _begin(
+        self,
+        prompts: Sequence["_Prompt"],
+        search: SearchSettings,
+        *,
+        one_line: bool,
+        reserved: ReservedCapacity | None = None,
+    ) -> Search:
+        """Create the search that continues prompts, before its first step; `reserved` is for prompts that join it."""
         vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:
@@ -439,11 +425,11 @@ class Generator:
             seeds = [prompt.seed for prompt in prompts]
             draw = Draw(search.sampling, [0] * count, samples=search.n_best, seeds=seeds)
             beam = Beam(beam_size=search.n_best, n_best=search.n_best, alpha=0.0)
-            compiled = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw)
+            compiled = find_compiled_search(scorer, bounds, beam, rules=rules, draw=draw, reserved=reserved)
             return compiled or GreedySearch(scorer, bounds, draw, width=search.n_best, alpha=0.0, rules=rules)
         beam = Beam(beam_size=search.beam_size, n_best=search.n_best, alpha=search.length_penalty)
         with torch.inference_mode():
-            if (compiled := find_compiled_search(scorer, bounds, beam, rules=rules)) is not None:
+            if (compiled := find_compiled_search(scorer, bounds, beam, rules=rules, reserved=reserved)) is not None:
                 return compiled
         if search.beam_size == 1:
             return GreedySearch(scorer, bounds, take_argmax, alpha=search.length_penalty, rules=rules)
@@ -467,7 +453,7 @@ class Generator:
             ids, values, ended = ids[:count], values[:count], True
             score = sum(values) / length_penalty(count, search.length_penalty)
             text = text.split("\n")[0]
-        return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
+        return Continuation(text, tuple(self.vocabulary.tokens(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text that new tokens add to the prompt.
@@ -481,11 +467,168 @@ class Generator:
         return decode_with_line_feeds([*last_line, *ids], self.vocabulary)[len(prompt_text) :]
 
 
+# --- prompts that join while others are continued ---
+
+
+_LEAST_TOKENS = 256  # new tokens of a text for which a batch has capacity at least
+_LEAST_POSITIONS = 1024  # tokens of a prompt and its continuation, likewise
+
+
+class ContinuousGeneration:
+    """Prompts that a language model continues together, and that others may join after any step.
+
+    Each prompt gets the continuations that `Generator.generate` would give it alone. Prompts with the same settings
+    share a batch if compiled kernels continue them. The batches of other prompts take their steps in turn.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        """Create an object without prompts, which `join` adds."""
+        self._generator = generator
+        self._batches: list[_GrowingBatch] = []
+        self._prompts: dict[int, _Prompt] = {}  # that are being continued, by number
+        self._finished: dict[int, Generation] = {}
+        self._count = 0  # of all prompts so far
+
+    @property
+    def free_texts(self) -> int:
+        """The number of further texts that are continued at once, at most."""
+        return max(0, _MAX_TEXTS - sum(_width_of(prompt.search) for prompt in self._prompts.values()))
+
+    def join(self, prompts: Sequence[str], settings: Sequence[SearchSettings]) -> list[int]:
+        """Read prompts, generate their first tokens, and return the number of each prompt.
+
+        Args:
+            prompts: the starts of the texts, of any lengths.
+            settings: the search settings of each prompt.
+
+        Raises:
+            TransduceError: a setting is not supported by language models.
+        """
+        generator, first = self._generator, self._count
+        new = [
+            _Prompt(generator.prompt_ids(text), generator._settings(search), text)
+            for text, search in zip(prompts, settings, strict=True)
+        ]
+        self._count += len(new)
+        alike: dict[SearchSettings, list[int]] = {}
+        for index, prompt in enumerate(new):
+            alike.setdefault(batch_settings(prompt.search), []).append(index)
+        for search, indices in alike.items():
+            for part in generator._batches([new[index] for index in indices], search):
+                self._start({first + indices[index]: new[indices[index]] for index in part}, search)
+        return list(range(first, self._count))
+
+    def step(self) -> None:
+        """Generate the next token of every text."""
+        for batch in list(self._batches):
+            with torch.inference_mode(), explain_search_out_of_memory(batch.settings):
+                batch.search.advance()
+                self._collect(batch)
+
+    def texts(self) -> dict[int, list[list[int]]]:
+        """Return the new tokens so far of each prompt's texts, by the prompt's number."""
+        with torch.inference_mode():
+            return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
+
+    def abandon(self, numbers: Collection[int]) -> None:
+        """End the continuations of prompts; their texts so far become results."""
+        for batch in list(self._batches):
+            if indices := [index for index, number in batch.numbers.items() if number in numbers]:
+                with torch.inference_mode():
+                    batch.search.abandon(indices)
+                self._collect(batch)
+
+    def take_finished(self) -> dict[int, Generation]:
+        """Return the results of the prompts that have finished since the last call, by number."""
+        found, self._finished = self._finished, {}
+        return found
+
+    def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
+        """Take the first step of new prompts, and let them join a batch if one has space for them."""
+        generator, chosen = self._generator, list(prompts.values())
+        tokens = max(each.max_length for each in chosen)
+        needed = ReservedCapacity(len(chosen), tokens, max(len(each.ids) for each in chosen) + tokens)
+        joined = next((each for each in self._batches if each.settings == settings and each.has_space(needed)), None)
+        reserved = None
+        if joined is None and needed.positions <= generator.context:
+            positions = min(generator.context, max(_LEAST_POSITIONS, 2 * needed.positions))
+            tokens = min(positions, max(_LEAST_TOKENS, 2 * tokens))
+            reserved = ReservedCapacity(_texts_at_once(settings), tokens, positions)
+        with torch.inference_mode(), explain_search_out_of_memory(settings):
+            search = generator._begin(chosen, chosen[0].search, one_line=False, reserved=reserved)
+            batch = _GrowingBatch(search, settings, list(prompts))
+            search.advance()
+            self._prompts |= prompts
+            self._collect(batch)
+            if batch.numbers and (joined is None or not joined.absorb(batch)):
+                self._batches.append(batch)
+
+    def _collect(self, batch: "_GrowingBatch") -> None:
+        """Store the results of a batch's prompts that have finished, and remove the batch if none is left."""
+        for number, hypotheses in batch.take_finished().items():
+            prompt = self._prompts.pop(number)
+            each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
+            self._finished[number] = Generation(prompt.text, tuple(each))
+        if not batch.numbers and batch in self._batches:
+            self._batches.remove(batch)
+
+
+class _GrowingBatch:
+    """Prompts that one search continues, which those of another search may join."""
+
+    def __init__(self, search: Search, settings: SearchSettings, numbers: Sequence[int]) -> None:
+        self.search = search
+        self.settings = settings
+        self.numbers = dict(enumerate(numbers))
+        """The number of each unfinished prompt, by its index in the search."""
+
+    def has_space(self, needed: ReservedCapacity) -> bool:
+        """Return whether prompts that need this capacity may join the search."""
+        capacity = self.search.reserved if isinstance(self.search, CompiledSearch) else None
+        return (
+            capacity is not None
+            and needed.sentences <= capacity.sentences - len(self.numbers)
+            and needed.tokens <= capacity.tokens
+            and needed.positions <= capacity.positions
+        )
+
+    def absorb(self, other: "_GrowingBatch") -> bool:
+        """Let the prompts of a batch that has taken its first step join this one; return whether that is possible."""
+        mine, its = self.search, other.search
+        if not isinstance(mine, CompiledSearch) or mine.reserved is None or not isinstance(its, CompiledSearch):
+            return False
+        assert isinstance(mine.search, JoinableSearch)
+        if not mine.search.can_absorb(its.search):
+            return False
+        free = (index for index in range(mine.reserved.sentences) if index not in self.numbers)
+        taken = [(next(free), own) for own in its.rows.tolist()]
+        mine.search.absorb(its.search, [index for index, _ in taken])
+        self.numbers |= {index: other.numbers[own] for index, own in taken}
+        return True
+
+    def texts(self) -> dict[int, list[list[int]]]:
+        """Return the new tokens so far of each prompt's texts, by the prompt's number."""
+        tokens, rows = self.search.hypotheses(), self.search.rows.tolist()
+        lengths = self.search.own_lengths() if isinstance(self.search, CompiledSearch) else [None] * len(rows)
+        return {
+            self.numbers[index]: own[:, :length].tolist()
+            for index, own, length in zip(rows, tokens, lengths, strict=True)
+        }
+
+    def take_finished(self) -> dict[int, list[Hypothesis]]:
+        """Return the hypotheses of prompts that have finished, by number, and free their indices."""
+        search, active = self.search, set(self.search.rows.tolist())
+        take = search.take if isinstance(search, CompiledSearch) else search.results().__getitem__
+        return {self.numbers.pop(index): take(index) for index in list(self.numbers) if index not in active}
+
+
 class _Prompt:
     """A prompt that waits to be continued: its token ids, and the settings that are its own."""
 
-    def __init__(self, ids: list[int], search: SearchSettings) -> None:
+    def __init__(self, ids: list[int], search: SearchSettings, text: str = "") -> None:
         assert search.max_length is not None
+        self.text = text
+        self.search = search
         self.ids = ids
         self.max_length = search.max_length
         self.seed = 0 if search.sampling is None else search.sampling.seed
@@ -493,27 +636,18 @@ class _Prompt:
 
 def _texts_at_once(search: SearchSettings) -> int:
     """Return the number of prompts that are continued at once."""
-    return max(1, _MAX_TEXTS // max(search.beam_size, search.n_best))
+    return max(1, _MAX_TEXTS // _width_of(search))
+
+
+def _width_of(search: SearchSettings) -> int:
+    """Return the number of texts that are continued for each prompt."""
+    return max(search.beam_size, search.n_best)
 
 
 def batch_settings(search: SearchSettings) -> SearchSettings:
     """Return search settings without what may differ between the prompts of a batch: maximum length and seed."""
     sampling = None if search.sampling is None else msgspec.structs.replace(search.sampling, seed=0)
     return msgspec.structs.replace(search, max_length=None, sampling=sampling)
-
-
-class _PartObserver:
-    """Implements `Observer` for a part of all prompts: passes their indices among all on to another observer."""
-
-    def __init__(self, observer: Observer, indices: Sequence[int]) -> None:
-        self._observer = observer
-        self._indices = indices
-
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the indices in this part of the prompts whose continuations end."""
-        indices = torch.tensor([self._indices[row] for row in rows.tolist()])
-        ended = self._observer.after_step(indices, tokens)
-        return [row for row in rows.tolist() if self._indices[row] in ended]
 
 
 class _FirstLine:

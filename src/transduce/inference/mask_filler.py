@@ -17,7 +17,8 @@ from transduce.errors import TransduceError
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import load_encoder_at, summary
+from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.read import read_encoder_folder
 from transduce.text.special_tokens import encode_masked, special_tokens_of, text_token_ids
 from transduce.text.tokenizer import Tokenizer
 
@@ -122,7 +123,7 @@ class Filler:
         vocabulary = self.tokenizer.source
         return tuple(
             tuple(
-                Candidate(vocabulary.piece(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
+                Candidate(vocabulary.token(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
                 for id, value in zip(ids, values, strict=True)
             )
             for ids, values in zip(token_ids.tolist(), best.tolist(), strict=True)
@@ -145,5 +146,5 @@ def load_filler(
     """
     folder = as_path(folder, "A model's folder")
     card = read_task_card(folder, "masked-language-model", use="Filling masks")
-    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
-    return Filler(model, tokenizer, length=card.length)
+    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    return Filler(content.model, content.tokenizer, length=card.length)

@@ -20,7 +20,7 @@ from transduce.machine import Precision
 from transduce.model.transformer import Transformer
 from transduce.model_folder.cards import read_task_card
 from transduce.model_folder.load import load_model_at, summary
-from transduce.model_folder.read import read_any_model_folder
+from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.constraints import BalancedBrackets, BracketToken
 from transduce.search.greedy import GreedySearch, take_argmax
@@ -154,7 +154,7 @@ class Parser:
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
-        tokens = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
+        tokens = self.tokenizer.target.tokens([id for id in best.ids if id in self._meanings])
         symbols = [symbol for token in tokens for symbol in split_symbols(token)]
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)
@@ -215,10 +215,5 @@ def load_parser(
     """
     path = as_path(folder, "A model's folder")
     read_task_card(path, "parsing", use="Parsing")
-    content = load_model_at(read_any_model_folder, path, precision=precision, device=device, threads=threads)
-    if not isinstance(content.model, Transformer):
-        raise TransduceError(
-            f"Parsing needs an encoder and a decoder, but the model in {folder} is of the kind "
-            f"`{content.model.config.kind}`: name another folder."
-        )
+    content = load_model_at(read_model_folder, path, precision=precision, device=device, threads=threads)
     return Parser(content.model, content.tokenizer, search=read_search_settings(path))

@@ -19,7 +19,8 @@ from transduce.inference.batching import batches_by_length, pad
 from transduce.machine import Precision
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import read_task_card
-from transduce.model_folder.load import load_encoder_at, summary
+from transduce.model_folder.load import load_model_at, summary
+from transduce.model_folder.read import read_encoder_folder
 from transduce.text.special_tokens import special_tokens_of
 from transduce.text.tagged import Span, spans_of
 from transduce.text.tokenizer import Tokenizer
@@ -172,5 +173,5 @@ def load_tagger(
     """
     folder = as_path(folder, "A model's folder")
     card = read_task_card(folder, "tagging", use="Tagging")
-    model, tokenizer = load_encoder_at(folder, precision=precision, device=device, threads=threads)
-    return Tagger(model, tokenizer, card.labels, length=card.length)
+    content = load_model_at(read_encoder_folder, folder, precision=precision, device=device, threads=threads)
+    return Tagger(content.model, content.tokenizer, card.labels, length=card.length)

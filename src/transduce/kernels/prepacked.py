@@ -6,9 +6,8 @@ the prepacked matrices, and shares all other float32 tensors.
 
 import copy
 import hashlib
-import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypeGuard, overload
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.encoder import Encoder
-from transduce.model.feed_forward import FeedForward, GatedFeedForward, Linear
+from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.known_classes import (
     DECODER_PARTS,
     ENCODER_PARTS,
@@ -185,12 +184,6 @@ _PREPACKED_CLASSES: dict[type[InferenceModel], type[AnyPrepacked]] = {
 }
 
 
-@overload
-def prepack(model: Transformer, make: MakeLinear) -> PrepackedTransformer: ...
-@overload
-def prepack(model: Decoder, make: MakeLinear) -> PrepackedDecoder: ...
-@overload
-def prepack(model: Encoder, make: MakeLinear) -> PrepackedEncoder: ...
 def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     """Return a model with prepacked weights, made from a float32 model, which must not be used afterwards.
 
@@ -203,8 +196,9 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     """
     if (reason := refusal(PREPACKABLE, model)) is not None:
         raise TransduceError(f"The weights cannot be prepacked, because {reason}: use `fp32` or `bf16`.")
+    prepacked_class = next(prepacked for kind, prepacked in _PREPACKED_CLASSES.items() if isinstance(model, kind))
     with torch.no_grad(), torch.device("meta"):
-        made = _PREPACKED_CLASSES[_kind_of(model)](model.config)
+        made = prepacked_class(model.config)
     made._modules, made._parameters, made._buffers = model._modules, model._parameters, model._buffers
     made._non_persistent_buffers_set = model._non_persistent_buffers_set
     has_rotary = model.config.positions.startswith("rotary")
@@ -226,11 +220,6 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
     if not isinstance(made, PrepackedEncoder):
         made.own_output_weight = made.output_bias = None
     return made.eval()
-
-
-def _kind_of(model: InferenceModel) -> type[InferenceModel]:
-    """Return the base class, among those that can be prepacked, to which a model belongs."""
-    return next(kind for kind in _PREPACKED_CLASSES if isinstance(model, kind))
 
 
 def _prepack_linear(linear: nn.Linear, make: MakeLinear) -> Any:
@@ -257,7 +246,7 @@ class PackedModel:
             originals: the parameters and buffers of the model that it was made of, by name.
         """
         self.model = model
-        self._layers = {name: part for name, part in model.named_modules() if _is_packed(part)}
+        self._layers: dict[str, Any] = {name: part for name, part in model.named_modules() if hasattr(part, "layout")}
         used = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self.needed = [name for name, tensor in originals.items() if id(tensor) in used]
         """The names of the original parameters and buffers that the prepacked model needs besides its layers."""
@@ -296,38 +285,9 @@ class PackedModel:
         return self.model
 
 
-def _is_packed(module: nn.Module) -> TypeGuard[Any]:
-    """Return whether a module is a prepacked linear layer whose tensors can be stored."""
-    return isinstance(getattr(module, "layout", None), str)
-
-
 def packed_layers(model: nn.Module) -> PackedModel | None:
-    """Return the prepacked layers of a model; None if it has none, or some that cannot be stored."""
-    if not isinstance(model, AnyPrepacked):
-        return None
-    return None if any(isinstance(part, Int8Linear) for part in model.modules()) else PackedModel(model, {})
-
-
-def outline_quantized(model: nn.Module, make: MakeLinear) -> PackedModel | None:
-    """Return the layers that a model would have with 8-bit weights, without data; None if they could not be stored.
-
-    The result is None, too, if the model cannot be prepacked.
-
-    Args:
-        model: on the meta device; it must not be used afterwards.
-        make: makes the linear layers.
-    """
-    if not isinstance(model, InferenceModel) or refusal(PREPACKABLE, model) is not None:
-        return None
-    originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    try:
-        return PackedModel(prepack(model, make), originals)
-    except _NotStorableError:
-        return None
-
-
-class _NotStorableError(Exception):
-    """Raised for a layer whose prepacked weights have no format that a file could hold."""
+    """Return the prepacked layers of a model, or None if it has none."""
+    return PackedModel(model, {}) if isinstance(model, AnyPrepacked) else None
 
 
 # --- inference copies ---
@@ -340,7 +300,7 @@ class InferenceCopy:
         """Make the inference copy of a model: prepack the weights, converted to float32."""
         self._make = make
         self._prepacked = prepack(_in_float32(model), make)
-        self._record_weights(model)
+        self.record_weights(model)
 
     def current(self, model: InferenceModel, graph: Graph) -> AnyPrepacked:
         """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
@@ -353,18 +313,13 @@ class InferenceCopy:
             for holder, name, parameter, version in weights
         ):
             self._prepacked = prepack(_in_float32(model), self._make)
-            self._record_weights(model)
+            self.record_weights(model)
         return self._prepacked
 
-    def accept_new_precision(self, model: nn.Module) -> None:
-        """Record that the model's parameters changed only their dtype, so that nothing is prepacked again."""
-        self._record_weights(model)
-
-    def _record_weights(self, model: nn.Module) -> None:
-        # The copy must not keep the model alive.
+    def record_weights(self, model: nn.Module) -> None:
         """Record the layer graph, the parameters and the parameters' versions, to detect later changes."""
         self._graph = graph_of(model)
-        self._weights = [
+        self._weights = [  # the copy must not keep the model alive
             (holder._parameters, name, parameter, _version(parameter))
             for holder in model.modules()
             for name, parameter in holder._parameters.items()
@@ -399,90 +354,3 @@ def _in_float32(model: InferenceModel) -> InferenceModel:
     made = copy_module(model)
     assert isinstance(made, InferenceModel)
     return made
-
-
-# --- 8-bit weights by PyTorch's FBGEMM ---
-# Weights have a scale for each output, activations a scale for each row, computed at run time; both are symmetric.
-# Integer sums are exact in any order, and a row's scale depends on that row only. So a row's result does not depend on
-# the batch. `kernels/cpu/gemm` has compiled kernels for the same purpose.
-# Legend: D inputs, O outputs.
-
-
-_MIN_SCALE = 1e-30  # lower bound on a row's magnitude, against division by zero
-_MAX_LEVEL = 127  # greatest quantized magnitude of a weight or activation
-_MAX_LEVEL_WITHOUT_VNNI = 63
-
-
-class Int8Linear(nn.Module):
-    """A linear layer x Wᵀ + b, (…, D) to (…, O), with 8-bit weights, which can be neither trained nor read back."""
-
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, _use: LinearUse = "layer", /, *, activation_levels: int | None = None
-    ) -> None:
-        """Quantize a float32 matrix (O, D).
-
-        Activations are quantized to integers between -activation_levels and activation_levels; more than `safe_levels`
-        of them may overflow.
-        """
-        super().__init__()
-        if weight.is_meta:
-            raise _NotStorableError
-        activation_levels = activation_levels or safe_levels()
-        self.packed = _pack(weight)
-        self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        # FBGEMM takes unsigned activations, so zero is in the middle of their range.
-        self.activation_scale = 1.0 / activation_levels
-        self.zero_point = activation_levels + 1
-        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scale each row to magnitude 1, quantize it, multiply by the weights, and scale the result back."""
-        scale = x.abs().amax(dim=-1, keepdim=True).clamp_min_(_MIN_SCALE)
-        product: Tensor = self._multiply(x / scale, self.activation_scale, self.zero_point, self.packed)
-        return product.mul_(scale) if self.bias is None else torch.addcmul(self.bias, product, scale, out=product)
-
-
-register_class(Int8Linear, computes=Linear, tensors=("bias",))
-
-
-def safe_levels() -> int:
-    """Return the greatest activation level with which FBGEMM cannot overflow.
-
-    Processors without VNNI add two products in 16 bits, which 8-bit activations would overflow.
-    """
-    return _MAX_LEVEL if torch.cpu._is_vnni_supported() else _MAX_LEVEL_WITHOUT_VNNI
-
-
-def _pack(weight: Tensor) -> Any:
-    """Return a float32 matrix (O, D) in FBGEMM's format."""
-    scales = weight.abs().amax(dim=1).clamp_min(_MIN_SCALE).div(_MAX_LEVEL).double()  # (O,)
-    zeros = torch.zeros(len(weight), dtype=torch.int64)
-    with warnings.catch_warnings():
-        # PyTorch 2.13 deprecates quantized tensors, but FBGEMM takes no other weights.
-        warnings.simplefilter("ignore", UserWarning)
-        rows = torch.quantize_per_channel(weight, scales, zeros, axis=0, dtype=torch.qint8)
-        return torch.ops.quantized.linear_prepack(rows, None)
-
-
-@overload
-def quantize(model: Transformer, *, make: MakeLinear = ...) -> PrepackedTransformer: ...
-@overload
-def quantize(model: Decoder, *, make: MakeLinear = ...) -> PrepackedDecoder: ...
-@overload
-def quantize(model: Encoder, *, make: MakeLinear = ...) -> PrepackedEncoder: ...
-def quantize(model: InferenceModel, *, make: MakeLinear = Int8Linear) -> AnyPrepacked:
-    """Return a model with 8-bit weights, made from a float32 model, which must not be used afterwards.
-
-    Args:
-        model: in float32, on a CPU.
-        make: makes the linear layers.
-
-    Raises:
-        TransduceError: this build of PyTorch has no FBGEMM.
-    """
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
-        raise TransduceError(
-            "Precision `int8` takes PyTorch's FBGEMM, which is there on x86 processors with AVX2 only: use `fp32`."
-        )
-    torch.backends.quantized.engine = "fbgemm"
-    return prepack(model, make)

@@ -4,28 +4,35 @@ Legend: B sentences, W hypotheses of each, S source length, P prompt length, V v
 """
 
 import importlib.metadata
+import importlib.util
+import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeGuard, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from transduce.kernels.cuda.available import why_no_triton
-from transduce.kernels.eager import EAGER, EagerState, why_not_eager
+from transduce.errors import TransduceError
 from transduce.kernels.prepacked import (
     PREPACKABLE,
     AnyPrepacked,
     InferenceCopy,
     InferenceModel,
-    Int8Linear,
+    LinearUse,
     MakeLinear,
+    PackedModel,
     PrepackedDecoder,
     PrepackedEncoder,
     PrepackedTransformer,
+    prepack,
 )
 from transduce.machine import usable_memory
 from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
@@ -33,7 +40,7 @@ from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
 from transduce.model.encoder import Encoder
-from transduce.model.layer_graph import Unsupported, description_of, graph_of, refusal
+from transduce.model.layer_graph import Unsupported, description_of, graph_of
 from transduce.model.transformer import DecodingState, Transformer
 
 if TYPE_CHECKING:
@@ -41,7 +48,9 @@ if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_Quantizable = TypeVar("_Quantizable", bound=InferenceModel)
 _MIN_LLVMLITE = (0, 50)
+_MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
 _COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
 
 
@@ -50,6 +59,7 @@ def has_kernels() -> bool:
     return why_no_kernels(torch.get_num_threads()) is None
 
 
+@cache
 def why_no_kernels(threads: int) -> str | None:
     """Return a clause that says why compiled kernels do not run on this number of threads, or None if they do."""
     try:
@@ -70,13 +80,73 @@ def why_no_kernels(threads: int) -> str | None:
     return None
 
 
-def int8_linear_maker() -> MakeLinear:
-    """Return the function that makes linear layers with 8-bit weights: compiled kernels if available, else FBGEMM."""
-    if not has_kernels():
-        return Int8Linear
+def why_triton_fails(device: str) -> str | None:
+    """Return why Triton does not work on a device, as a phrase for a message; None if it works."""
+    # The kernels are imported only for the trial, once everything else is present.
+    from transduce.kernels.cuda.rows import add_and_norm
+
+    x = torch.linspace(-1.0, 1.0, 96, device=device).view(2, 48)
+    weight, bias = x[0] + 2.0, x[1]
+    try:
+        with torch.cuda.device_of(x):
+            total, normed = add_and_norm(x, x * x, weight, bias, 1e-5)
+    except Exception as error:  # noqa: BLE001  (its compiler, the C compiler and the driver have errors of their own)
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"triton fails on it: {reason}"
+    expected = F.layer_norm(x + x * x, (48,), weight, bias, 1e-5)
+    right = torch.allclose(total, x + x * x) and torch.allclose(normed, expected, rtol=1e-4, atol=1e-4)
+    return None if right else "triton's kernels give wrong results on it"
+
+
+@cache
+def why_no_triton(device: str) -> str | None:
+    """Return why Triton kernels do not work on a GPU, as a phrase for a message; None if they do."""
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if sys.platform == "linux":  # Triton for other systems ships a compiler
+        if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+            return "there is no C compiler for triton: install gcc"
+        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+            return "there is no Python.h for triton: install Python's headers"
+    if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
+        return "the kernels need an NVIDIA GPU of the Ampere generation or later"
+    return why_triton_fails(device)
+
+
+def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lambda: None) -> _Quantizable:
+    """Return a model with 8-bit weights, of a prepacked subclass, made from a float32 model that is used up.
+
+    Args:
+        model: in float32, on a CPU, or on the meta device to find out which layers the result has.
+        after_each_layer: called after each layer is quantized, for example to release the memory of its weights.
+
+    Raises:
+        TransduceError: no compiled kernels run here, or they do not support a component or a size of the model.
+    """
+    if (reason := why_no_kernels(torch.get_num_threads())) is not None:
+        raise TransduceError(f"Precision `int8` needs compiled kernels, but {reason}: use `fp32` or `bf16`.")
     from transduce.kernels.cpu.gemm.decode import make_int8_linear
 
-    return make_int8_linear
+    def make(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
+        layer = make_int8_linear(weight, bias, use)
+        after_each_layer()
+        return layer
+
+    return cast(_Quantizable, prepack(model, make))
+
+
+def outline_quantized(model: nn.Module) -> PackedModel | None:
+    """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
+
+    `model` is on the meta device and is used up.
+    """
+    originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    try:
+        return (
+            PackedModel(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
+        )
+    except TransduceError:
+        return None
 
 
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
@@ -88,17 +158,11 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     weight, bias = model.output_weight, model.output_bias
     if weight.dtype != torch.bfloat16 or weight.device.type != "cpu" or isinstance(graph_of(model), Unsupported):
         return model.project
-    if _why_no_kernels(torch.get_num_threads()) is not None:
+    if why_no_kernels(torch.get_num_threads()) is not None:
         return model.project
     from transduce.kernels.cpu.gemm.decode import INPUT_MULTIPLE, BFloat16Vocabulary
 
     return model.project if weight.shape[1] % INPUT_MULTIPLE else BFloat16Vocabulary(weight, bias)
-
-
-@cache
-def _why_no_kernels(threads: int) -> str | None:
-    """Return `why_no_kernels(threads)`, cached: reading the installed packages is too slow for every batch."""
-    return why_no_kernels(threads)
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
@@ -143,7 +207,7 @@ class Selection(NamedTuple):
     """The implementation that decodes a model, and why faster ones do not."""
 
     backend: str
-    """`compiled`, `triton`, `eager` or `reference`."""
+    """`compiled`, `triton` or `reference`."""
     refused: dict[str, str]
     """For each faster backend, a clause with the reason why it does not decode the model."""
 
@@ -153,12 +217,9 @@ def select_decoder(model: nn.Module) -> Selection:
 
     Hooks and replaced modules take effect at the next call.
     """
-    refused: dict[str, str] = {}
-    for backend, why in _DECODERS.items():
-        if (reason := why(model)) is None:
-            return Selection(backend, refused)
-        refused[backend] = reason
-    return Selection("reference", refused)
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    backend, reason = ("triton", _why_not_triton(model)) if on_gpu else ("compiled", _why_not_compiled(model))
+    return Selection(backend, {}) if reason is None else Selection("reference", {backend: reason})
 
 
 def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
@@ -170,8 +231,6 @@ def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
         prepacked, programs = compiled
         assert isinstance(prepacked, PrepackedTransformer)
         return NativeState(prepacked, programs, source_ids)
-    if why_not_eager(model) is None:
-        return EagerState(cast(Transformer, model), source_ids)
     if _why_not_triton(model) is None:
         from transduce.kernels.cuda.decode_graph import GpuState
 
@@ -202,11 +261,6 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
     return decoded_model(model).encode(ids, token_types=token_types)[0].to(model.source_weight.dtype)
 
 
-def has_compiled_steps(model: EncoderDecoder) -> bool:
-    """Return whether compiled kernels decode a model, encoder included, so that threads may decode one batch each."""
-    return not isinstance(_find_compiled(model), str)
-
-
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
     """Process prompt_ids (B, P) of lengths (B,), and return the fastest decoding state that supports the model."""
     compiled = _find_compiled(model)
@@ -222,8 +276,7 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
 def _find_compiled(model: nn.Module) -> "tuple[AnyPrepacked, CompiledModel] | str":
     """Return a model's prepacked copy and its compiled kernels, or a clause that says why there are none."""
     prepacked = decoded_model(model)
-    output = getattr(prepacked, "prepacked_output", None)
-    if not isinstance(prepacked, AnyPrepacked) or isinstance(output, Int8Linear):
+    if not isinstance(prepacked, AnyPrepacked):
         return _why_not_packed(model) or "its weights were not prepacked"
     from transduce.kernels.cpu.decoding.compiled_steps import find_compiled_model
 
@@ -249,7 +302,7 @@ def _why_not_packed(model: nn.Module) -> str | None:
 
 def _why_not_compilable(model: nn.Module) -> str | None:
     """Return a clause that says why compiled kernels here could not decode a model, or None if they could."""
-    if (reason := _why_no_kernels(torch.get_num_threads())) is not None:
+    if (reason := why_no_kernels(torch.get_num_threads())) is not None:
         return reason
     from transduce.kernels.cpu.decoding.compiled_steps import why_not_compilable
 
@@ -258,19 +311,15 @@ def _why_not_compilable(model: nn.Module) -> str | None:
 
 def forecast_decoder(model: Transformer | Decoder, device: str) -> Selection:
     """Return which backend will decode a model once it is loaded on a device; the model may be on the meta device."""
-    refused: dict[str, str] = {}
     if device == "cpu":
         if (reason := _why_not_compilable(model)) is None:
-            return Selection("compiled", refused)
-        refused["compiled"] = reason
-        if (reason := refusal(EAGER, model)) is None:
-            return Selection("eager", refused)
-        return Selection("reference", refused | {"eager": reason})
+            return Selection("compiled", {})
+        return Selection("reference", {"compiled": reason})
     if (reason := why_no_triton(device)) is None:
         from transduce.kernels.cuda.decode_graph import why_not_triton
 
         reason = why_not_triton(model)
-    return Selection("triton", refused) if reason is None else Selection("reference", {"triton": reason})
+    return Selection("triton", {}) if reason is None else Selection("reference", {"triton": reason})
 
 
 def _why_not_triton(model: nn.Module) -> str | None:
@@ -283,13 +332,6 @@ def _why_not_triton(model: nn.Module) -> str | None:
     from transduce.kernels.cuda.decode_graph import why_not_triton
 
     return why_not_triton(model)
-
-
-_DECODERS: dict[str, Callable[[nn.Module], str | None]] = {
-    "compiled": _why_not_compiled,
-    "eager": why_not_eager,
-    "triton": _why_not_triton,
-}
 
 
 def _can_be_prepacked(model: nn.Module) -> TypeGuard[InferenceModel]:
@@ -311,7 +353,7 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
     inference_copy = _make_copy(model, dtype)
     model.to(dtype)
     if inference_copy is not None:
-        inference_copy.accept_new_precision(model)
+        inference_copy.record_weights(model)  # which changed its dtype only, so that nothing is prepacked again
         _INFERENCE_COPIES[model] = inference_copy
 
 

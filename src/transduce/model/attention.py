@@ -220,7 +220,7 @@ class MultiHeadAttention(Component):
         return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
-        heads: Tensor = x.unflatten(-1, (-1, width))  # (B, L, H × K) -> (B, L, H, K)
+        heads = x.view(*x.shape[:-1], -1, width)  # (B, L, H × K) -> (B, L, H, K)
         return heads.transpose(1, 2)  # (B, H, L, K)
 
 
@@ -265,12 +265,12 @@ class KeyValueCache:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys (B, H, n, K) and values (B, H, n, V) of new positions; return all cached keys and values."""
-        end = self.length + keys.shape[2]
-        self._keys = _with_capacity(self._keys, keys, self.length, end)
-        self._values = _with_capacity(self._values, values, self.length, end)
-        self._keys[:, :, self.length : end] = keys
-        self._values[:, :, self.length : end] = values
-        self.length = end
+        start, count = self.length, keys.shape[2]
+        self._keys = _with_capacity(self._keys, keys, start)
+        self._values = _with_capacity(self._values, values, start)
+        self._keys.narrow(2, start, count).copy_(keys)
+        self._values.narrow(2, start, count).copy_(values)
+        self.length = start + count
         return self.content()
 
     def set_content(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,7 +282,7 @@ class KeyValueCache:
         """Return all cached keys (B, H, L, K) and values (B, H, L, V)."""
         if self._keys is None or self._values is None:
             raise ValueError("the cache is empty: append to it first")
-        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        return self._keys.narrow(2, 0, self.length), self._values.narrow(2, 0, self.length)
 
     def keep_sentences(self, rows: Tensor) -> None:
         """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
@@ -293,11 +293,12 @@ class KeyValueCache:
             self._values = self._values.index_select(0, rows)
 
 
-def _with_capacity(buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:
-    """Return a buffer with capacity for `end` positions that starts with the first `length` of the old buffer."""
+def _with_capacity(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
+    """Return a buffer with capacity for new positions behind the first `length` ones, which it has from the old one."""
+    batch, heads, count, width = new.shape
+    end = length + count
     if buffer is not None and end <= buffer.shape[2]:
         return buffer
-    batch, heads, _, width = new.shape
     larger = torch.empty(batch, heads, max(16, 2 * end), width, dtype=new.dtype, device=new.device)
     if buffer is not None:
         larger[:, :, :length] = buffer[:, :, :length]

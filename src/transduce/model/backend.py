@@ -607,6 +607,17 @@ class SamplingNumbers(NamedTuple):
     """Only tokens with at least this share of the greatest probability may be drawn."""
 
 
+class ReservedCapacity(NamedTuple):
+    """The capacity of a batch search for sentences that join it later."""
+
+    sentences: int
+    """The greatest number of sentences that are decoded at once."""
+    tokens: int
+    """The greatest number of new tokens of a hypothesis."""
+    positions: int
+    """The greatest number of tokens of a prompt and its continuation."""
+
+
 class SearchBounds(NamedTuple):
     """The options of a batch search: start and end symbols, maximum lengths, and the ranking of hypotheses."""
 
@@ -628,6 +639,8 @@ class SearchBounds(NamedTuple):
     """The rules on tokens, and the ranking of hypotheses."""
     sampling: SamplingNumbers | None = None
     """Draw `beam_size` samples of each sentence instead of searching for the best hypotheses."""
+    reserved: ReservedCapacity | None = None
+    """Capacity for prompts that join later; None: for those that are there at first."""
 
 
 class FoundHypothesis(NamedTuple):
@@ -668,8 +681,12 @@ class BatchSearch(Protocol):
 class JoinableSearch(BatchSearch, Protocol):
     """A batch search that the sentences of another search may join when some of its own are finished."""
 
-    def advance(self, steps: int, *, least: int = 0) -> None:
-        """Take at most `steps` steps; the search stops earlier when at most `least` sentences are unfinished."""
+    def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
+        """Take at most `steps` steps, or fewer if at most `max_unfinished` sentences are unfinished."""
+
+    @property
+    def own_lengths(self) -> list[int]:
+        """Return the number of tokens of each unfinished sentence's hypotheses, in the order of `active`."""
 
     @property
     def gains_by_joining(self) -> bool:

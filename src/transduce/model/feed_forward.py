@@ -24,8 +24,8 @@ class Linear(Component, nn.Linear):
         """Return x · weightᵀ + bias, (…, I) to (…, O), or only the outputs of the weight rows `rows`."""
         if rows is None:
             return F.linear(input, self.weight, self.bias)
-        part = slice(*rows)
-        return F.linear(input, self.weight[part], None if self.bias is None else self.bias[part])
+        part = (0, rows.start, rows.stop - rows.start)
+        return F.linear(input, self.weight.narrow(*part), None if self.bias is None else self.bias.narrow(*part))
 
 
 # --- dropout (section 5.4; Srivastava et al. 2014) ---
@@ -96,10 +96,11 @@ class Dropout(Component):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return dropout(x), or residual + dropout(x), in the shape of x."""
-        if self.drops and self._draws_bytes(x):
-            return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
-        dropped = F.dropout(x, self.p) if self.drops else x
-        return dropped if residual is None else residual + dropped
+        if self.drops:
+            if self._draws_bytes(x):
+                return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
+            x = F.dropout(x, self.p)
+        return x if residual is None else residual + x
 
     def extra_repr(self) -> str:
         """Return the text that `print(model)` shows for this module."""

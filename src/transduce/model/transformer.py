@@ -118,11 +118,14 @@ class Ancestry:
 
     def extend(self, width: int) -> AttentionMask | None:
         """Append a cached position per hypothesis (W); return the attention mask, or None if no position is hidden."""
-        batch = len(self.ancestors)
+        batch, _, length = self.ancestors.shape
         self.sees_all = self.sees_all and width == 1
-        itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device).expand(batch, width, width)
-        self.ancestors = torch.cat([self.ancestors, itself], dim=2)
-        return None if self.sees_all else ancestry_mask(self.ancestors)
+        itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device)
+        if self.sees_all:
+            self.ancestors = itself.expand(batch, 1, length + 1)
+            return None
+        self.ancestors = torch.cat([self.ancestors, itself.expand(batch, width, width)], dim=2)
+        return ancestry_mask(self.ancestors)
 
     def reorder(self, parents: Tensor) -> None:
         """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 import msgspec
 import torch
 
-from transduce.acceleration import PrepackedModel, int8_linear_maker, make_inference_copy, packed_layers, quantize
+from transduce.acceleration import PrepackedModel, make_inference_copy, packed_layers, quantize
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
@@ -15,11 +15,10 @@ from transduce.model.build import AnyModel, EncoderDecoder, Model
 from transduce.model.decoder import Decoder
 from transduce.model.encoder import Encoder
 from transduce.model.transformer import Transformer
-from transduce.model_folder.read import ModelFolder, read_any_model_folder
+from transduce.model_folder.read import ModelFolder
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof
 from transduce.process_environment import release_freed_memory
-from transduce.text.tokenizer import Tokenizer
 
 # --- precision ---
 # float32, bfloat16, or 8-bit integer weights that are quantized on loading.
@@ -108,8 +107,8 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
         files: the files that the weights are mapped from; their memory is released while other weights are quantized.
 
     Raises:
-        TransduceError: the device is a GPU, the model is not a Transformer of tokens, or PyTorch has no 8-bit matrix
-            multiplication here.
+        TransduceError: the device is a GPU, the model is not a Transformer of tokens, or no compiled kernels support it
+            here.
     """
     if device != "cpu":
         raise TransduceError(f"Precision `int8` is for CPUs, but the device is `{device}`: use `bf16` there.")
@@ -118,43 +117,33 @@ def quantize_to_int8(model: Model, device: str, files: Sequence[MappedTensors] =
             "Precision `int8` is for Transformers that read or write text, but this model is of the kind "
             f"`{model.config.kind}`: use `fp32`."
         )
-    quantized = quantize(model, make=_releasing(int8_linear_maker(), files))
-    release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
-    return quantized
 
-
-def _releasing(make: Any, files: Sequence[MappedTensors]) -> Any:
-    """Wrap a maker of linear layers so that it releases the memory of mapped weight files after each layer."""
-
-    def make_and_release(*arguments: Any) -> Any:
-        layer = make(*arguments)
+    def release_files() -> None:
         for file in files:
             file.release()
-        return layer
 
-    return make_and_release if files else make
+    quantized = quantize(model, after_each_layer=release_files)
+    release_freed_memory()  # the float32 weights take several times the memory of the quantized ones
+    return quantized
 
 
 # --- loading to a device ---
 
 
-Placed = TypeVar("Placed", bound=Model)
-
-
-class ReadFolder(Protocol[Placed]):
+class ReadFolder(Protocol[_Model]):
     """A function of `read.py` that reads model folders, such as `read_decoder_folder`."""
 
-    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[Placed]: ...
+    def __call__(self, folder: Path, *, packed: str | None = None) -> ModelFolder[_Model]: ...
 
 
 def load_model_at(
-    read: ReadFolder[Placed],
+    read: ReadFolder[_Model],
     folder: Path,
     *,
     precision: Precision | str,
     device: str,
     threads: int | None,
-) -> ModelFolder[Placed]:
+) -> ModelFolder[_Model]:
     """Read a model folder with a reader of `read.py`, move the model to a device, and set the process's thread count.
 
     Args:
@@ -174,8 +163,8 @@ def load_model_at(
 
 
 def read_at_precision(
-    read: ReadFolder[Placed], folder: Path, precision: str, machine: Machine, *, always_store: bool = False
-) -> ModelFolder[Placed]:
+    read: ReadFolder[_Model], folder: Path, precision: str, machine: Machine, *, always_store: bool = False
+) -> ModelFolder[_Model]:
     """Read a model folder with a reader of `read.py`, and convert the model to a precision on the machine's device.
 
     With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time. With "auto"
@@ -218,31 +207,11 @@ def read_at_precision(
     return msgspec.structs.replace(content, model=model)
 
 
-def load_encoder_at(
-    folder: Path, *, precision: Precision | str, device: str, threads: int | None
-) -> tuple[Encoder, Tokenizer]:
-    """Load an encoder-only model and its tokenizer at a precision and on a device.
-
-    Raises:
-        TransduceError: the model is of another kind, the folder cannot be read, or an option is invalid.
-    """
-    content = load_model_at(read_any_model_folder, folder, precision=precision, device=device, threads=threads)
-    if not isinstance(content.model, Encoder):
-        raise TransduceError(
-            f"An encoder-only model is needed here, but the model in {folder} is of the kind "
-            f"`{content.model.config.kind}`: name another folder."
-        )
-    return content.model, content.tokenizer
-
-
 # --- languages ---
 # For models with language tags: NLLB, mBART, M2M100, and OPUS models with several targets.
 
 
-M = TypeVar("M", bound=Model)
-
-
-def with_languages(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
+def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Return a model that translates between these languages; None keeps a side's default.
 
     Raises:
@@ -269,7 +238,7 @@ def with_languages(content: ModelFolder[M], source: str | None, target: str | No
     return msgspec.structs.replace(content, tokenizer=tokenizer.for_languages(source, target), manifest=manifest)
 
 
-def _with_direction(content: ModelFolder[M], source: str | None, target: str | None) -> ModelFolder[M]:
+def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
     """Select the languages of a model that was trained on several language pairs, and return the model.
 
     The pair may be new if the model knows the source language and the target language from other pairs.

@@ -10,15 +10,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import int8_linear_maker, outline_quantized
+from transduce.acceleration import outline_quantized
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import StoredParameter, places, redundant_names
+from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config
 from transduce.model.decoder import Decoder
+from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
@@ -138,64 +139,37 @@ _USES = {
 
 
 def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Transformer]:
-    """Read the folder of an encoder-decoder Transformer.
-
-    Args:
-        folder: the model folder.
-        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
-
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    content = read_any_model_folder(folder, packed=packed)
-    if not isinstance(content.model, Transformer):
-        raise _other_kind(folder, content.model.config, "a Transformer with an encoder and a decoder")
-    return _with_model(content, content.model)
+    """Read the folder of an encoder-decoder Transformer, as `read_any_model_folder` does; refuse other models."""
+    return _read_kind(folder, packed, "a Transformer with an encoder and a decoder", Transformer)
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read the folder of an encoder-decoder model, a Transformer or a recurrent one.
-
-    Args:
-        folder: the model folder.
-        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
-
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    content = read_any_model_folder(folder, packed=packed)
-    if not isinstance(content.model, Transformer | Recurrent):
-        raise _other_kind(folder, content.model.config, "a model with an encoder and a decoder")
-    return msgspec.structs.replace(_with_model(content, content.model), directions=read_directions(folder))
+    """Read the folder of a Transformer or recurrent model with encoder and decoder, and the pairs it translates."""
+    content: ModelFolder[EncoderDecoder]
+    content = _read_kind(folder, packed, "a model with an encoder and a decoder", Transformer, Recurrent)
+    return msgspec.structs.replace(content, directions=read_directions(folder))
 
 
 def read_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Decoder]:
-    """Read the folder of a decoder-only language model.
+    """Read the folder of a decoder-only language model, as `read_any_model_folder` does; refuse other models."""
+    return _read_kind(folder, packed, "a language model (decoder-only)", Decoder)
 
-    Args:
-        folder: the model folder.
-        packed: a precision whose prepacked weights are taken from the folder's cache; see `read_any_model_folder`.
+
+def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[Encoder]:
+    """Read the folder of an encoder-only model, as `read_any_model_folder` does; refuse other models."""
+    return _read_kind(folder, packed, "an encoder-only model", Encoder)
+
+
+def _read_kind(folder: Path, packed: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
+    """Read a model folder whose model is of one of these classes, which `needed` describes in a message.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
     """
     content = read_any_model_folder(folder, packed=packed)
-    if not isinstance(content.model, Decoder):
-        raise _other_kind(folder, content.model.config, "a language model (decoder-only)")
-    return _with_model(content, content.model)
-
-
-def _with_model(content: ModelFolder[Model], model: M) -> ModelFolder[M]:
-    """Return the content of a folder with this model, so that type checkers know the model's class."""
-    return ModelFolder(
-        model,
-        content.tokenizer,
-        content.manifest,
-        content.directions,
-        content.source,
-        content.files,
-        content.prepacked,
-    )
+    if not isinstance(content.model, kinds):
+        raise _other_kind(folder, content.model.config, needed)
+    return cast(ModelFolder[M], content)
 
 
 def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceError:
@@ -338,7 +312,7 @@ def _read_prepacked(
     """
     outline = _empty_model(folder, config, build)
     stored = outline.state_dict()
-    outlined = outline_quantized(outline, int8_linear_maker())
+    outlined = outline_quantized(outline)
     prepacked = None if outlined is None else cache.load(outlined)
     if outlined is None or prepacked is None:
         return None
@@ -519,7 +493,7 @@ def _read_weights(
         names: the names of those to return.
     """
     path, present = file.path, set(file.entries)
-    locations = places(outline, config, present)
+    locations = stored_parameters(outline, config, present)
     missing = [part for location in locations.values() for part in location.names if part not in present]
     expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
     if missing or present - expected:

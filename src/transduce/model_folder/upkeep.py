@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from transduce.acceleration import PrepackedModel
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256
 from transduce.errors import TransduceError
@@ -157,10 +156,10 @@ def quantize_folder(folder: str | Path) -> QuantizeReport:
             f"`transduce import {folder} OUT`, and quantize that."
         )
     content = read_at_precision(read_any_model_folder, folder, "int8", detect_machine("cpu"), always_store=True)
-    if not isinstance(content.model, PrepackedModel) or content.prepacked is None:
+    if content.prepacked is None:
         raise TransduceError(
-            f"The 8-bit weights of {folder} cannot be stored: only those for transduce's own kernels can be, and "
-            "`transduce check-install` says why this machine or model does not use them."
+            f"The 8-bit weights of {folder} were not stored, because another process stores them now: try again in a "
+            "minute."
         )
     path = content.prepacked.path
     return QuantizeReport(str(folder), str(path), round(path.stat().st_size / 1e6, 1))

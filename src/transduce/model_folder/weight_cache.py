@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -300,8 +300,31 @@ _LEAST_EQUAL = 0.99
 _GREATEST_BLEU_DIFFERENCE = 0.1
 
 
+class Int8Comparison(msgspec.Struct, frozen=True):
+    """A comparison of the translations by 8-bit weights with those in float32, for one kind of search."""
+
+    beam_size: int
+    """Number of beam hypotheses; 1: greedy search."""
+    samples: bool
+    """True if tokens were drawn, with the same random numbers in both precisions."""
+    equal: int
+    """Number of sentences with the same translation in both precisions."""
+    bleu_difference: float | None = None
+    """BLEU of the 8-bit weights minus that of float32; None if there were no references."""
+
+    def __str__(self) -> str:
+        bleu = "" if self.bleu_difference is None else f" (BLEU {self.bleu_difference:+.2f})"
+        if self.samples:
+            return f"{self.equal:,} by sampling{bleu}"
+        return (
+            f"{self.equal:,} greedily{bleu}"
+            if self.beam_size == 1
+            else f"{self.equal:,} with {self.beam_size} hypotheses{bleu}"
+        )
+
+
 class Int8Proof(msgspec.Struct, frozen=True):
-    """A measurement of how often certain 8-bit weights translate as float32 does, by greedy search."""
+    """A measurement of how often certain 8-bit weights translate as float32 does."""
 
     data: str
     """The SHA-256 of the 8-bit weights."""
@@ -311,27 +334,25 @@ class Int8Proof(msgspec.Struct, frozen=True):
     """The version of transduce that translated."""
     sentences: int
     """Number of sentences that were translated."""
-    equal: int
-    """Number of sentences with the same translation in both precisions."""
-    bleu_difference: float | None = None
-    """BLEU of the 8-bit weights minus that of float32; None if there were no references."""
+    comparisons: tuple[Int8Comparison, ...]
+    """Greedy search, and the search of the folder's own settings if that is another one."""
 
     @property
     def holds(self) -> bool:
-        """Return whether there are enough sentences, enough of them are equal, and BLEU differs little."""
-        return (
-            self.sentences >= _LEAST_SENTENCES
-            and self.equal >= _LEAST_EQUAL * self.sentences
-            and abs(self.bleu_difference or 0.0) <= _GREATEST_BLEU_DIFFERENCE
+        """Return whether there are enough sentences, and in every search enough are equal and BLEU differs little."""
+        return self.sentences >= _LEAST_SENTENCES and all(
+            each.equal >= _LEAST_EQUAL * self.sentences
+            and abs(each.bleu_difference or 0.0) <= _GREATEST_BLEU_DIFFERENCE
+            for each in self.comparisons
         )
 
     def __str__(self) -> str:
-        bleu = "" if self.bleu_difference is None else f", BLEU {self.bleu_difference:+.2f}"
         verdict = "takes" if self.holds else "does not take"
         return (
-            f"{self.equal:,} of {self.sentences:,} greedy translations are those of fp32{bleu}: `--precision auto` "
-            f"{verdict} the 8-bit weights on this kind of processor (at least {_LEAST_SENTENCES} sentences, "
-            f"{_LEAST_EQUAL:.0%} equal, BLEU within {_GREATEST_BLEU_DIFFERENCE})"
+            f"Of {self.sentences:,} sentences, so many are translated as in fp32: "
+            f"{', '.join(map(str, self.comparisons))}. `--precision auto` {verdict} the 8-bit weights on this kind of "
+            f"processor (at least {_LEAST_SENTENCES} sentences, {_LEAST_EQUAL:.0%} equal, BLEU within "
+            f"{_GREATEST_BLEU_DIFFERENCE})"
         )
 
 
@@ -350,21 +371,18 @@ def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
     return None
 
 
-def write_proof(
-    prepacked: MappedTensors, *, sentences: int, equal: int, bleu_difference: float | None = None
-) -> Int8Proof:
+def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[Int8Comparison]) -> Int8Proof:
     """Store a proof beside a file with 8-bit weights, and return the proof.
 
     Args:
         prepacked: the file with the weights.
         sentences: number of sentences that were translated.
-        equal: number of sentences with the same translation in both precisions.
-        bleu_difference: BLEU of the 8-bit weights minus that of float32; None if it is unknown.
+        comparisons: the comparison with float32 for each kind of search.
 
     Raises:
         OSError: the file cannot be written.
     """
-    proof = Int8Proof(*_identity(prepacked), sentences, equal, bleu_difference)
+    proof = Int8Proof(*_identity(prepacked), sentences, tuple(comparisons))
     write_file(prepacked.path.with_suffix(_PROOF_SUFFIX), msgspec.json.encode(proof) + b"\n")
     return proof
 

@@ -70,7 +70,8 @@ def top_tokens_and_log_sum_exp(logits: Tensor, count: int) -> tuple[Tensor, Tens
     """Return the `count` greatest logits of each row, their indices, and the log-sum-exp of the row."""
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.top_tokens_and_log_sum_exp(logits, count)
-    return *top_tokens(logits, count), log_sum_exp(logits)
+    values, indices = top_tokens(logits, count)
+    return values, indices, log_sum_exp(logits, indices[..., :1])
 
 
 def argmax_token(logits: Tensor) -> Tensor:
@@ -108,14 +109,14 @@ def _has_blocks(logits: Tensor, count: int) -> bool:
     return logits.device.type == "cpu" and logits.shape[-1] >= max(_MIN_TOKENS, 4 * count * _BLOCK)
 
 
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """Return the log-sum-exp of each row: (…, V) to (…, 1)."""
+def log_sum_exp(logits: Tensor, best: Tensor | None = None) -> Tensor:
+    """Return the log-sum-exp of each row: (…, V) to (…, 1); `best` is the index of the greatest logit, if known."""
     if (kernels := kernels_for(logits, 1)) is not None:
         return kernels.log_sum_exp(logits)
     if logits.device.type != "cpu":
         return logits.logsumexp(dim=-1, keepdim=True)
     # The softmax of the greatest logit is 1 over the sum of exp(logit - greatest).
-    best = argmax_token(logits)[..., None]
+    best = argmax_token(logits)[..., None] if best is None else best
     return logits.gather(-1, best) - logits.softmax(dim=-1).gather(-1, best).log()
 
 
@@ -257,7 +258,10 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     """
     adjusted = step.logits if costs is None else step.logits - costs
     width = min(count, adjusted.shape[-1])  # more continuations of one hypothesis are never needed
-    best, tokens = top_tokens(adjusted, width)  # (B, W, width)
+    if costs is None and step.cached_log_sum_exp is None:
+        best, tokens, step.cached_log_sum_exp = top_tokens_and_log_sum_exp(adjusted, width)  # (B, W, width or 1)
+    else:
+        best, tokens = top_tokens(adjusted, width)
     totals = (step.scores[..., None] + (best - step.normalizer)).flatten(1)  # (B, W × width)
     order = totals.topk(min(count, totals.shape[1]), dim=-1).indices  # (B, n), best first
     parents = order // width

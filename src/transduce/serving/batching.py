@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.serving.jobs import Job, JobSentence, TextProgress
+from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, TextProgress
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
 from transduce.serving.settings import ServingSettings
@@ -39,6 +39,10 @@ class Batch:
         """Sentences of the batch, in the order of the decoder's rows."""
         self.jobs = list(dict.fromkeys(sentence.job for sentence in sentences))
         """Jobs of this batch whose sentences are still being decoded."""
+        self.head = sentences[0].job
+        """The job that the batch began with."""
+        self.started = len(sentences)
+        """Number of sentences so far, with those that joined later."""
 
     def split(self) -> list["Batch"]:
         """Return one batch per job (client's request) in this batch; together they replace it."""
@@ -207,19 +211,89 @@ class Batcher:
                         yield JobSentence(job, number)
 
     def _start_batch(self, sentences: list[JobSentence]) -> Batch:
-        batch, now = Batch(sentences), time.monotonic()
+        batch = Batch(sentences)
         for job in batch.jobs:
+            job.num_batches += 1
+        # Round robin: the job that headed the batch moves to the end of the queue.
+        self._queue = [*(job for job in self._queue if job is not batch.head), batch.head]
+        self._start_sentences(sentences)
+        return batch
+
+    def _start_sentences(self, sentences: list[JobSentence]) -> None:
+        """Mark sentences as started; jobs without further ones leave the queue."""
+        now = time.monotonic()
+        for job in dict.fromkeys(sentence.job for sentence in sentences):
             if job.started_at is None:
                 job.started_at = now
                 self._report_wait(now - job.accepted_at)
-            job.num_batches += 1
             started = {sentence.number for sentence in sentences if sentence.job is job}
             job.waiting = [number for number in job.waiting if number not in started]
             self._running.add(job)
-        # Round robin: the job that headed the batch moves to the end of the queue; finished jobs leave it.
-        head = sentences[0].job
-        self._queue = [job for job in [*(job for job in self._queue if job is not head), head] if job.waiting]
-        return batch
+        self._queue = [job for job in self._queue if job.waiting]
+
+    def join(self, batch: Batch, free_texts: int) -> list[JobSentence]:
+        """Start waiting sentences that may join a batch which is being decoded, and return them.
+
+        They join in the order of service. Unless a worker is idle, none overtakes a job that has to wait for another
+        batch, so that a stream of joining requests does not delay others without end.
+
+        Args:
+            batch: the batch, whose decoder sentences may join.
+            free_texts: the number of further hypotheses that fit into it.
+        """
+        if not self._queue:  # read without the lock; a job that comes just now is seen after the next step
+            return []
+        with self._changed:
+            self._drop_late()
+            chosen: list[JobSentence] = []
+            for job in self._queue:
+                if not job.can_join(batch.head):
+                    if self.idle_workers:
+                        continue
+                    break
+                is_new = job not in self._running
+                started = len(self._running | {sentence.job for sentence in chosen})
+                if is_new and started >= self.max_running:
+                    break
+                fitting = self._fitting_sentences(job, [*batch.sentences, *chosen], free_texts)
+                chosen += fitting
+                free_texts -= len(fitting) * num_hypotheses(job)
+                if len(fitting) < len(job.waiting):
+                    break
+            self._start_sentences(chosen)
+            for job in dict.fromkeys(sentence.job for sentence in chosen):
+                if job not in batch.jobs:
+                    batch.jobs.append(job)
+                    job.num_batches += 1
+            batch.sentences += chosen
+            batch.started += len(chosen)
+            return chosen
+
+    def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
+        """Return the first waiting sentences of a job that fit into a batch beside other sentences."""
+        width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
+        fitting: list[JobSentence] = []
+        for number in job.waiting:
+            sentence = JobSentence(job, number)
+            longest, count = max(longest, sentence.tokens), len(others) + len(fitting) + 1
+            if (len(fitting) + 1) * width > free_texts or count * longest * width > self.batch_tokens:
+                break
+            fitting.append(sentence)
+        return fitting
+
+    def deliver(self, batch: Batch, sentence: JobSentence, result: Any) -> None:
+        """Deliver the result of one sentence of a batch, and complete its job if that was the last one."""
+        job = sentence.job
+        with self._changed:
+            batch.sentences.remove(sentence)
+            if job not in batch.jobs:
+                return
+            job.results[sentence.number] = result
+            if all(each.job is not job for each in batch.sentences):
+                batch.jobs.remove(job)
+                job.num_batches -= 1
+            self._complete(job)
+            self._changed.notify_all()
 
     def drop_job(self, batch: Batch, job: Job) -> None:
         """Remove a job's sentences from a batch that is still being decoded, because no client waits for them."""
@@ -238,12 +312,17 @@ class Batcher:
                 job.num_batches -= 1
                 if isinstance(results, Exception):
                     self._fail(job, results)
-                elif job.is_expired:
-                    self._fail(job, deadline_error())
-                elif None not in job.results:
-                    self._running.discard(job)
-                    job.future.set_result([result for result in job.results if result is not None])
+                else:
+                    self._complete(job)
             self._changed.notify_all()
+
+    def _complete(self, job: Job) -> None:
+        """Complete a job that has all results, or fail it if it is late."""
+        if job.is_expired:
+            self._fail(job, deadline_error())
+        elif None not in job.results:
+            self._running.discard(job)
+            job.future.set_result([result for result in job.results if result is not None])
 
     def _fail(self, job: Job, error: Exception) -> None:
         job.abandoned = True
@@ -390,7 +469,7 @@ class Workers:
             with self._counted():
                 self._decode(batch)
             self.metrics.batch_seconds.observe(time.monotonic() - started_at)
-            self.metrics.batch_sentences.observe(len(batch.sentences))
+            self.metrics.batch_sentences.observe(batch.started)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -410,14 +489,22 @@ class Workers:
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
 
-    def _decode(self, batch: Batch) -> None:
+    def _decode(self, batch: Batch, *, may_grow: bool = True) -> None:
         """Decode a batch and deliver its results; if it fails, decode each of its jobs separately.
 
         A batch has sentences of several clients, so an error that one job causes must not reach the others.
+
+        Args:
+            batch: the batch.
+            may_grow: waiting sentences may join the batch if its decoder is continuous.
         """
-        results: list[Any] | Exception
+        results: list[Any] | Exception | None = None
+        decoder = batch.head.continuous_decoder()
         try:
-            results = self._results(batch)
+            if decoder is None:
+                results = self._results(batch)
+            else:
+                self._decode_continuously(batch, decoder, may_grow=may_grow)
         except TransduceError as error:
             results = RequestError(400, str(error))
         except Exception:  # noqa: BLE001 - one failure must not end the worker or other requests
@@ -425,9 +512,27 @@ class Workers:
             results = RequestError(500, "The model failed on this text; the server's log has the details.")
         if isinstance(results, Exception) and len(batch.jobs) > 1:
             for part in batch.split():
-                self._decode(part)
-        else:
+                self._decode(part, may_grow=False)
+        elif results is not None:
             self.batcher.finish(batch, results)
+
+    def _decode_continuously(self, batch: Batch, decoder: ContinuousDecoder, *, may_grow: bool) -> None:
+        """Decode a batch step by step; finished sentences leave it and waiting ones join it after every step."""
+        joining = list(batch.sentences)
+        while batch.sentences:
+            if joining:
+                self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in joining))
+                decoder.join(joining)
+            self.metrics.steps.inc()
+            self._adapt_threads()
+            time.sleep(0)  # release the GIL for the event loop: the steps of a small model hardly ever do
+            for sentence, result in decoder.step():
+                self.batcher.deliver(batch, sentence, result)
+            for job in [job for job in batch.jobs if job.is_expired]:
+                decoder.abandon(job)
+                batch.sentences = [sentence for sentence in batch.sentences if sentence.job is not job]
+                self.batcher.drop_job(batch, job)
+            joining = self.batcher.join(batch, decoder.free_texts) if may_grow else []
 
     def _results(self, batch: Batch) -> list[Any]:
         self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))

@@ -7,17 +7,16 @@ import asyncio
 import contextlib
 import secrets
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
-from torch import Tensor
+from typing_extensions import override
 
 from transduce.errors import TransduceError
-from transduce.inference.generator import Continuation, batch_settings
-from transduce.search.scorer import Observer
+from transduce.inference.generator import Continuation, ContinuousGeneration, batch_settings
 from transduce.search.settings import SamplingSettings, SearchSettings
-from transduce.serving.jobs import Job, JobSentence, Model
+from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, Model
 from transduce.serving.messages import Progress, RequestError, invalid_request
 from transduce.serving.models import ServedGenerator
 from transduce.serving.service import (
@@ -156,9 +155,9 @@ class Completions:
         disconnected: asyncio.Future[None],
         report: Report | None,
     ) -> Completion:
-        most = self.service.settings.max_alternatives + 1
-        if request.choices > most:
-            raise invalid_request(f"`n` must be at most {most}, but is {request.choices}")
+        max_choices = self.service.settings.max_alternatives + 1
+        if request.choices > max_choices:
+            raise invalid_request(f"`n` must be at most {max_choices}, but is {request.choices}")
         if request.with_tokens and request.choices > 1:
             raise invalid_request("`logprobs` are known for one translation only: leave `n` out")
         routes = self.service.routes
@@ -268,18 +267,22 @@ class GenerationJob(Job):
             and batch_settings(self.search) == batch_settings(other.search)
         )
 
-    def decode(self, batch: Sequence[JobSentence], observer: Observer) -> list[Any]:
-        """Return the continuations of a batch of prompts of this job and of compatible jobs."""
-        return self.served.generator.generate_batch(
-            [entry.sentence for entry in batch],
-            self.search,
-            own_settings=[entry.job.search for entry in batch],
-            observer=_GenerationObserver(observer, batch),
-        )
+    def continuous_decoder(self) -> ContinuousDecoder:
+        """Return a decoder that the prompts of other requests to the same model may join later."""
+        return _PromptDecoder(self.served)
+
+    def can_join(self, other: Job) -> bool:
+        """Return whether another job is for the same language model; its settings may differ."""
+        return isinstance(other, GenerationJob) and self.served is other.served
+
+    @property
+    def is_followed(self) -> bool:
+        """True if the growing texts are needed: to report them, or to find a stop sequence."""
+        return self.report is not None or bool(self.stop)
 
     def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
         """Report the growing continuations of a prompt; return whether all of them have reached a stop sequence."""
-        if self.report is None and not self.stop:
+        if not self.is_followed:
             return False
         texts = [self.served.generator.continuation_text(prompt, ids) for ids in tokens]
         if self.report is not None:
@@ -287,22 +290,40 @@ class GenerationJob(Job):
         return all(_find_stop(text, self.stop) is not None for text in texts)
 
 
-class _GenerationObserver:
-    """Implements `Observer`: reports growing texts, and ends them at a stop sequence or when nobody waits for them."""
+class _PromptDecoder(ContinuousDecoder):
+    """A decoder that continues the prompts of all requests to one language model together."""
 
-    def __init__(self, observer: Observer, batch: Sequence[JobSentence]) -> None:
-        self._observer = observer
-        self._batch = batch
+    def __init__(self, served: ServedGenerator) -> None:
+        self._running = ContinuousGeneration(served.generator)
+        self._sentences: dict[int, JobSentence] = {}  # by their numbers there
 
-    def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Return the rows of texts that have ended, so that they leave the batch."""
-        ended = set(self._observer.after_step(rows, tokens))
-        for number, row in enumerate(rows.tolist()):
-            job = self._batch[row].job
-            assert isinstance(job, GenerationJob)
-            if row not in ended and job.follow(self._batch[row].sentence, tokens[number].tolist()):
-                ended.add(row)
-        return ended
+    @property
+    @override
+    def free_texts(self) -> int:
+        return self._running.free_texts
+
+    @override
+    def join(self, sentences: Sequence[JobSentence]) -> None:
+        numbers = self._running.join([each.sentence for each in sentences], [each.job.search for each in sentences])
+        self._sentences |= zip(numbers, sentences, strict=True)
+
+    @override
+    def step(self) -> list[tuple[JobSentence, Any]]:
+        self._running.step()
+        jobs = {number: cast(GenerationJob, sentence.job) for number, sentence in self._sentences.items()}
+        if any(job.is_followed for job in jobs.values()):
+            growing = self._running.texts().items()
+            ended = [n for n, tokens in growing if jobs[n].follow(self._sentences[n].sentence, tokens)]
+            self._running.abandon(ended)
+        finished = self._running.take_finished().items()
+        return [(self._sentences.pop(number), found) for number, found in finished if number in self._sentences]
+
+    @override
+    def abandon(self, job: Job) -> None:
+        numbers = [number for number, sentence in self._sentences.items() if sentence.job is job]
+        self._running.abandon(numbers)
+        for number in numbers:
+            del self._sentences[number]
 
 
 # --- stop sequences and maximum lengths ---

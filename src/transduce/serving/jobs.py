@@ -98,6 +98,23 @@ class TextProgress(Protocol):
         """Receive a line's index in its job, the final start of its translation, and a draft of the translation."""
 
 
+class ContinuousDecoder(Protocol):
+    """An interface of decoders that sentences of other jobs may join after any step."""
+
+    @property
+    def free_texts(self) -> int:
+        """The number of further hypotheses that are decoded at once, at most."""
+
+    def join(self, sentences: Sequence["JobSentence"]) -> None:
+        """Start decoding sentences together with those that are being decoded."""
+
+    def step(self) -> list[tuple["JobSentence", Any]]:
+        """Run a decoding step, and return the sentences that have finished, with their results."""
+
+    def abandon(self, job: "Job") -> None:
+        """Stop decoding the sentences of a job, which get no results."""
+
+
 class AlignedTranslation(NamedTuple):
     """A sentence's translation, with the aligned spans of the sentence's marks (inline HTML elements)."""
 
@@ -177,6 +194,14 @@ class Job:
             and self.glossary is other.glossary
             and self.text_settings == other.text_settings
         )
+
+    def continuous_decoder(self) -> ContinuousDecoder | None:
+        """Return a decoder that sentences of other jobs may join later; None if batches are decoded as a whole."""
+        return None
+
+    def can_join(self, other: "Job") -> bool:  # noqa: ARG002
+        """Return whether this job's sentences may join the continuous decoder of another job."""
+        return False
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
         """Return the results for a batch of sentences of this job and of compatible jobs."""

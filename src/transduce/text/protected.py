@@ -21,6 +21,16 @@ _URL_CHARACTERS = r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]"
 # Letters of scripts without spaces end a URL or a name, as in 访问https://example.com看看.
 _LATER_SCRIPTS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\uffff\U00010000-\U0010ffff"
 _NO_LATER_SCRIPT = rf"(?![{_LATER_SCRIPTS}])"
+_LATER_WORD = rf"(?:(?=\w)[{_LATER_SCRIPTS}]){{1,40}}+"
+_URL_PART = rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})"
+# Such letters belong to a URL after `=`, and after `/`, `_`, `(` and the like in a path that has a part without them:
+# https://zh.wikipedia.org/wiki/北京, but not https://example.com/看看.
+_LATER_PART = rf"{_LATER_WORD}{_URL_PART}*+"
+_ADDRESS = (
+    rf"(?:(?={_URL_PART})(?:(?!/){_URL_PART})*+(?:(?<==){_LATER_PART})*+"
+    rf"(?:/(?:{_URL_PART}++(?:(?<=[/=_(#:+-]){_LATER_PART})*+)?+)?+"
+    rf"|{_LATER_WORD}(?:-|{_LATER_WORD})*+(?:\.[\w-]++)++(?:[/?#:](?:{_URL_PART}|{_LATER_WORD})*+)?+)"
+)
 _BEGINS = r"(?<![A-Za-z0-9_])"
 _ENDS = r"(?![A-Za-z0-9_])"
 _EXTENSIONS = (
@@ -56,9 +66,8 @@ def _any_of(words: str) -> str:
 _KINDS = {
     "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
-    "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9])"
-    rf"|{_BEGINS}data:[a-z]{{1,20}}+/[A-Za-z0-9.+-]{{1,80}}+[;,])"
-    rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})++",
+    "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=[A-Za-z0-9]))"
+    rf"{_ADDRESS}|{_BEGINS}data:[a-z]{{1,20}}+/[A-Za-z0-9.+-]{{1,80}}+[;,]{_URL_PART}++",
     "mail": r"(?<![A-Za-z0-9_.%+-])(?:mailto:)?+[A-Za-z0-9_%+-]++(?:\.[A-Za-z0-9_%+-]++)*+@[A-Za-z0-9-]++"
     r"(?:\.[A-Za-z0-9-]++)++",
     "format": r"%\([A-Za-z0-9_.]{1,100}\)[#0+-]?+\d*+(?:\.\d++)?+[A-Za-z]"

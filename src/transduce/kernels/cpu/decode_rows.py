@@ -12,6 +12,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from torch import Tensor
 
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import row_pointer
 from transduce.model.config import ModelConfig
 from transduce.model.layers import StackPositions
 
@@ -48,41 +49,42 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
 
 
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
-    """Emit `embed(ids, N, D, table, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
+    """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
-    x (N, D) becomes table[ids] · scale + added. Row n also gets cache entry `entry` + n, which is appended to its list.
-    All rows share one position: `added` points to its encoding, and `lists` to its element of the first list. If
-    ragged, row n is instead at position counts[n] - 1 of its list and of the table `added`.
+    x (N, D) becomes table[ids] · scale + added; `memory.file_rows` returns the table's file rows. Row n also gets cache
+    entry `entry` + n, which is appended to its list. All rows share one position: `added` points to its encoding, and
+    `lists` to its element of the first list. If ragged, row n is instead at position counts[n] - 1 of its list and of
+    the table `added`.
     """
-    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
-    with k.function("embed", *kinds) as (ids, rows, width, table, scale, added, x, lists, list_stride, *more):
+    kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
+    with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):
         entry, counts, *share = more
         first, last = k.thread_range(rows, *share)
         with k.loop(first, last) as row:
             entry_index = k.build.trunc(k.add(entry, row), I32)
             position = k.add(k.load(k.element_pointer(counts, row, I64), I64), -1) if is_ragged else k.int64(0)
             k.store(entry_index, k.element_pointer(lists, k.add(k.mul(row, list_stride), position), I32))
-            _embed_row(k, (ids, row, width, table, scale, x), k.element_pointer(added, k.mul(position, width)))
+            _embed_row(k, (ids, row, width, table, file, scale, x), k.element_pointer(added, k.mul(position, width)))
 
 
 def emit_sequence_embedding(k: KernelBuilder) -> None:
-    """Emit `embed_run(ids, N, D, table, scale, added, x, firsts, thread, threads)`.
+    """Emit `embed_run(ids, N, D, table, file rows, scale, added, x, firsts, thread, threads)`.
 
     x (N, D) becomes table[ids] · scale + added, where row n is at position n - firsts[n].
     """
-    kinds = (POINTER, I64, I64, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
-    with k.function("embed_run", *kinds) as (ids, rows, width, table, scale, added, x, firsts, *share):
+    kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64)
+    with k.function("embed_run", *kinds) as (ids, rows, width, table, file, scale, added, x, firsts, *share):
         first, last = k.thread_range(rows, *share)
         with k.loop(first, last) as row:
             position = k.build.sub(row, k.load(k.element_pointer(firsts, row, I64), I64))
-            _embed_row(k, (ids, row, width, table, scale, x), k.element_pointer(added, k.mul(position, width)))
+            _embed_row(k, (ids, row, width, table, file, scale, x), k.element_pointer(added, k.mul(position, width)))
 
 
 def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
     """Emit one token's embedding times the scale, plus its position encoding."""
-    ids, row, width, table, scale, x = args
-    source = k.element_pointer(table, k.mul(k.load(k.element_pointer(ids, row, I64), I64), width))
+    ids, row, width, table, file, scale, x = args
     target = k.element_pointer(x, k.mul(row, width))
+    source = row_pointer(k, table, file, k.load(k.element_pointer(ids, row, I64), I64), width, target)
     with k.loop(0, width, k.lanes) as column:
         value = k.madd(k.load_floats(source, column), k.splat(scale), k.load_floats(added, column))
         k.store(value, k.element_pointer(target, column))

@@ -9,6 +9,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.kernels.cpu.decode_rows import exponential
 from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import row_pointer
 
 _VECTORS = 4  # per block
 _MINUS_INFINITY = float("-inf")
@@ -182,14 +183,15 @@ def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
 
 
 def emit_refinement(k: KernelBuilder, vectors: int) -> None:
-    """Emit `refine(x, N, D, weights, bias, logits, P, thread, threads)`: recompute the likeliest logits in float32.
+    """Emit `refine(x, N, D, weights, file rows, bias, logits, P, …)`: recompute the likeliest logits in float32.
 
     In each row of logits (N, P), those that are less than `_LIKELY` below the greatest become x (N, D) · weightsᵀ (O,
-    D) + bias (O,). P is a multiple of `vectors` vectors.
+    D) + bias (O,). P is a multiple of `vectors` vectors. `memory.file_rows` returns the file rows of the weights. The
+    last arguments are the thread and the number of threads.
     """
-    kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, I64, I64)
-    with k.function("refine", *kinds) as (x, rows, width, weights, bias, logits, stride, *share):
-        output = _Output(F32, vectors, width, weights, bias, stride)
+    kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
+    with k.function("refine", *kinds) as (x, rows, width, weights, file, bias, logits, stride, *share):
+        output = _Output(F32, vectors, width, weights, bias, stride, file, k.build.alloca(F32, size=width))
         first, last = k.thread_range(rows, *share)
         with k.loop(first, last) as row:
             _refine_line(
@@ -238,6 +240,16 @@ class _Output(NamedTuple):
     weights: Value
     bias: Value
     stride: Value
+    file: Value = None
+    """The file rows of the weights; None: the weights are read by their address."""
+    scratch: Value = None
+    """Scratch space for a row of the weights."""
+
+    def row(self, k: KernelBuilder, number: Value) -> Value:
+        """Emit a pointer to a row of the weights."""
+        if self.file is None:
+            return k.element_pointer(self.weights, k.mul(number, self.width), self.kind)
+        return row_pointer(k, self.weights, self.file, number, self.width, self.scratch)
 
 
 def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> None:
@@ -254,7 +266,7 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
             likely = k.build.fcmp_ordered(">", k.load_floats(line, start), bound)
             with k.each_true_lane(likely) as lane:
                 number = k.add(start, lane)
-                exact = _dot(k, output, x, k.element_pointer(output.weights, k.mul(number, output.width), output.kind))
+                exact = _dot(k, output, x, output.row(k, number))
                 k.store(
                     k.build.fadd(exact, k.load(k.element_pointer(output.bias, number))), k.element_pointer(line, number)
                 )

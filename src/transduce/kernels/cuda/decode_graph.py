@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.kernels.cuda.attention import AttendedPositions, attend_cached
 from transduce.kernels.cuda.graphs import recording
@@ -27,7 +28,7 @@ from transduce.model.layer_graph import description_of, table
 from transduce.model.layers import DecoderLayer, Residual, each_layer
 from transduce.model.norms import LayerNorm, RMSNorm
 from transduce.model.positions import LearnedPositions
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import DecodingState, Transformer
 
 # --- operations of a step ---
 # The modules of a decoder layer are written out with few operations. Legend: B sentences, W hypotheses of each, S
@@ -395,8 +396,8 @@ def supports(model: nn.Module) -> TypeGuard[Transformer]:
     return why_not_triton(model) is None
 
 
-class GpuState:
-    """A decoding state of an encoder-decoder model on a GPU (implements `DecodingState`).
+class GpuState(DecodingState):
+    """A decoding state of an encoder-decoder model on a GPU.
 
     Attention weights cannot be traced.
     """
@@ -417,8 +418,8 @@ class GpuState:
         self._ancestors: Tensor | None = None
         self._sees_all = True
 
+    @override
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (N, W) to (N, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
         if tokens.shape[1] == 1 and not self._sees_all:
@@ -435,8 +436,8 @@ class GpuState:
         self._position += 1
         return out
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by a copy of hypothesis parents[b, w]."""
         if self._sees_all:
             return
         allowed = self._held[0].allowed
@@ -451,8 +452,8 @@ class GpuState:
         else:
             self._ancestors = moved
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, and remove the others from the batch."""
         self._slots = self._slots.index_select(0, rows)
         if self._ancestors is not None:
             self._ancestors = self._ancestors.index_select(0, rows)

@@ -33,6 +33,7 @@ from transduce.kernels.cpu.jit.compiler import (
     require_integer_tile,
 )
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, Value
+from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.logits import emit_refinement
 from transduce.kernels.prepacked import (
     AnyPrepacked,
@@ -268,7 +269,7 @@ class CompiledModel:
                 )
                 emit(emitter)
                 multiplications[name] = emitter.multiplications_per_row
-        self._kept = weights.tensors
+        self._kept, self._matrices = weights.tensors, weights.matrices
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
         kernels = compile_kernels(k, tuple(emitters))
         self.read: CompiledKernel = kernels["read"]
@@ -277,6 +278,11 @@ class CompiledModel:
         """Products of two numbers that `read` takes for each row, but those of attention."""
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
+
+    def check_files(self) -> None:
+        """Make the kernels read matrices from memory that were changed there since they were mapped from a file."""
+        for matrix in self._matrices:
+            file_rows(matrix)
 
 
 def _cache_dtype(model: AnyPrepacked) -> torch.dtype:
@@ -331,8 +337,10 @@ def find_compiled_model(model: AnyPrepacked, *, is_private: bool = False) -> Com
         is_private: True if no other code can change the model, so that it is inspected only once.
     """
     known = _COMPILED_MODELS.get(model)
-    if known is not None and is_private:
-        return known[1]
+    if known is not None:
+        known[1].check_files()
+        if is_private:
+            return known[1]
     described = description_of(model)
     reason = described.refusal(ENCODED if isinstance(model, PrepackedEncoder) else COMPILED)
     if reason is None:

@@ -1,7 +1,7 @@
 """Run beam or greedy search for a batch in machine code, to its end or some steps at a time.
 
-Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis, t
-tokens so far.
+Legend: N sentences at first (or that fit, if others may join), B of them still decoded, W hypotheses of each, T
+capacity in tokens per hypothesis, t tokens so far.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.sampling import DrawArguments
 from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, select_scratch_size
-from transduce.model.backend import FoundHypothesis, SearchBounds, SearchRules
+from transduce.model.backend import FoundHypothesis, ReservedCapacity, SearchBounds, SearchRules
 
 _FREE = -1  # where no token is forced
 _MIN_VOCABULARY = 64  # minimum vocabulary size: one block of the top-k search
@@ -32,7 +32,10 @@ def supports_compiled_search(vocabulary_size: int, bounds: SearchBounds) -> bool
 
     The vocabulary must be large enough, and the buffers must not become too large.
     """
-    rows, longest, rules = len(bounds.max_lengths) * bounds.beam_size, max(bounds.max_lengths), bounds.rules
+    sentences, longest, rules = len(bounds.max_lengths), max(bounds.max_lengths), bounds.rules
+    if bounds.reserved is not None:
+        sentences, longest = max(sentences, bounds.reserved.sentences), max(longest, bounds.reserved.tokens)
+    rows = sentences * bounds.beam_size
     candidates = 2 * bounds.beam_size
     if rules != SearchRules():  # so many tokens may be forbidden in one step
         candidates += longest + len((*rules.forbidden, *bounds.forbidden_tokens, *rules.more_ends)) + 1
@@ -48,15 +51,21 @@ class NativeSearch:
         self.longest_prompt = state.longest_source if isinstance(state, NativePromptState) else 0
         self.bounds = bounds
         self.threads = torch.get_num_threads()  # the number that scratch space is allocated for
-        self.sentences = len(bounds.max_lengths)  # N
+        reserved = bounds.reserved or ReservedCapacity(0, 0, 0)
+        self.count = len(bounds.max_lengths)  # of sentences at first
+        self.sentences = max(self.count, reserved.sentences)  # N
         self.rows = self.sentences * bounds.beam_size  # greatest number of hypotheses
         self.slots = bounds.beam_size + 1  # finished hypotheses per sentence, and a free slot
-        self.capacity = max(bounds.max_lengths, default=0)  # T
-        self.list_stride = self.longest_prompt + self.capacity + 1
+        self.capacity = max(max(bounds.max_lengths, default=0), reserved.tokens)  # T
+        own_positions = self.longest_prompt + max(bounds.max_lengths, default=0)
+        self.list_stride = max(own_positions, reserved.positions) + 1
         self.forced_count = max(map(len, bounds.rules.forced), default=0)
         penalties = bounds.rules.penalties
         self.before = [] if penalties is None else penalties.before
         self.before_stride = max(map(len, self.before), default=0)
+        if penalties is not None:
+            self.before_stride = max(self.before_stride, reserved.positions)
+        self.uniform = None if bounds.sampling is None else self._room_for(bounds.sampling.uniform)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -65,10 +74,10 @@ class NativeSearch:
         # With a beam most cache entries are soon dropped; in greedy search all stay, and a target is about as long as
         # its source.
         steps = RESERVED_STEPS if bounds.beam_size > 1 else min(self.capacity, state.longest_source + RESERVED_STEPS)
-        state.pool.reserve(self.rows * steps)
+        state.pool.reserve(self.count * bounds.beam_size * steps)
         self.tables = state.compiled.step_positions.until(self.longest_prompt)
         # The greatest number that a hypothesis attends to.
-        self.positions = max(state.longest_source, self.longest_prompt + self.capacity + 1) + MAX_LANES
+        self.positions = max(state.longest_source, self.list_stride) + MAX_LANES
         self.scratch = Scratch(state.compiled, self.rows, self.positions * self.threads)
         self._begin()
         self._step = KernelArguments(StepArguments, **self._step_arguments())
@@ -77,6 +86,15 @@ class NativeSearch:
         self._rules = KernelArguments(RuleArguments, **self._rule_arguments())
         self._select["rules"] = ctypes.addressof(self._rules.array)
         self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
+
+    def _room_for(self, uniform: Tensor) -> Tensor:
+        """Return random numbers (count, steps, W) in a tensor with space for those of sentences that join."""
+        count, steps, width = uniform.shape
+        if (count, steps) >= (self.sentences, self.capacity):
+            return uniform
+        whole = uniform.new_zeros(self.sentences, max(steps, self.capacity), width)
+        whole[:count, :steps] = uniform
+        return whole
 
     def _zeroed_arrays(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return the dtype and shape of each of the search's arrays that starts with zeros."""
@@ -140,39 +158,38 @@ class NativeSearch:
 
     def _begin(self) -> None:
         """Fill the search kernel's arrays with their values before the first step."""
-        numbers, count = self._zeroed.ctypes_array, self.sentences
+        numbers, count = self._zeroed.ctypes_array, self.count
         starts, lengths = (
             self._begin_prompts() if isinstance(self.state, NativePromptState) else self.state.sources.tolist()
         )
-        numbers("sources")[:] = starts + lengths
+        numbers("sources")[:count] = starts
+        numbers("sources")[self.sentences : self.sentences + count] = lengths
         numbers("row_sources")[:count] = starts
         numbers("row_sources")[self.rows : self.rows + count] = lengths
         numbers("newest")[:] = [self.bounds.start_id] * self.rows
-        numbers("indices")[:] = range(count)
-        numbers("longest")[:] = self.bounds.max_lengths
-        numbers("greatest_penalties")[:] = self.bounds.penalties[self.bounds.max_lengths].tolist()
+        numbers("indices")[:count] = range(count)
+        numbers("longest")[:count] = self.bounds.max_lengths
+        numbers("greatest_penalties")[:count] = self.bounds.penalties[self.bounds.max_lengths].tolist()
         numbers("never")[:] = self.bounds.forbidden_tokens
         numbers("forbidden")[:] = self.bounds.rules.forbidden
         numbers("more_ends")[:] = self.bounds.rules.more_ends
-        numbers("forced")[:] = [
+        numbers("forced")[: count * self.forced_count] = [
             id for row in self.bounds.rules.forced for id in (*row, *[_FREE] * (self.forced_count - len(row)))
         ]
         for number, tokens in enumerate(self.before):
             first = number * self.before_stride
             numbers("before")[first : first + len(tokens)] = tokens
             numbers("before_counts")[number] = len(tokens)
-        numbers("order")[:] = [*range(self.slots)] * count
+        numbers("order")[:] = [*range(self.slots)] * self.sentences
 
     def _begin_prompts(self) -> tuple[list[int], list[int]]:
         """Take over the prompts' cache entries and logits; return the offset and the length of each prompt."""
         assert isinstance(self.state, NativePromptState)
         counts: list[int] = self.state.counts.tolist()
-        self._zeroed.tensor("lists")[: self.sentences, : self.longest_prompt] = self.state.lists[
-            :, : self.longest_prompt
-        ]
+        self._zeroed.tensor("lists")[: self.count, : self.longest_prompt] = self.state.lists[:, : self.longest_prompt]
         logits = self.state.logits_after_prompts()
-        self._uninitialized.tensor("logits")[: self.sentences, : logits.shape[1]] = logits
-        return [0] * self.sentences, counts
+        self._uninitialized.tensor("logits")[: self.count, : logits.shape[1]] = logits
+        return [0] * self.count, counts
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -186,18 +203,18 @@ class NativeSearch:
         """The number of tokens of every live hypothesis, t."""
         return self._numbers["length"]
 
-    def advance(self, steps: int, *, least: int = 0) -> None:
-        """Run at most `steps` search steps; return early once at most `least` sentences are left."""
+    def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
+        """Run at most `steps` search steps; return early once at most `max_unfinished` sentences are left."""
         search: CompiledKernel = search_kernel()
-        self._numbers["steps"], self._numbers["least"] = steps, least
-        while self._numbers["sentences"] > least and self._numbers["steps"] > 0:
+        self._numbers["steps"], self._numbers["least"] = steps, max_unfinished
+        while self._numbers["sentences"] > max_unfinished and self._numbers["steps"] > 0:
             self._ensure_capacity()
             work = self._numbers["sentences"] * self.bounds.beam_size * self.state.compiled.step_multiplications
             run_timed(search, self._numbers.array, work, self.threads)
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
         """Remove the sentences at these rows from the batch, and return their live hypotheses."""
-        batch, width, length = self._numbers["sentences"], self._numbers["width"], self.length
+        batch, width, lengths = self._numbers["sentences"], self._numbers["width"], self.own_lengths
         tokens, values = self._histories()
         scores = self._zeroed.ctypes_array("scores")
         live: list[list[FoundHypothesis]] = []
@@ -205,13 +222,17 @@ class NativeSearch:
             is_sampling = self.bounds.sampling is not None  # ended samples are still there
             rows_of_sentence = range(row * width, (row + 1) * width)
             live_rows = [each for each in rows_of_sentence if is_sampling or scores[each] > float("-inf")]
+            length = lengths[row]
             histories = [(tokens[each, :length].clone(), values[each, :length].clone()) for each in live_rows]
             live.append([FoundHypothesis(*history, ended=False) for history in histories])
         self._keep_sentences([row for row in range(batch) if row not in rows])
         return live
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W)."""
+        """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W).
+
+        Tokens behind the own length of a sentence that joined later are undefined.
+        """
         batch, width = self._numbers["sentences"], self._numbers["width"]
         tokens = self._histories()[0][: batch * width, : self.length]
         return tokens.long().view(batch, width, -1), self._zeroed.tensor("scores")[: batch * width].view(batch, width)
@@ -226,6 +247,12 @@ class NativeSearch:
         return hypotheses
 
     # --- sentences that join the batch ----------------------------------------------------------------------------
+
+    @property
+    def own_lengths(self) -> list[int]:
+        """Return the number of tokens of each unfinished sentence's hypotheses, in the order of `active`."""
+        length = self.length
+        return [length - joined for joined in self._zeroed.ctypes_array("joined")[: self._numbers["sentences"]]]
 
     @property
     def gains_by_joining(self) -> bool:
@@ -279,9 +306,9 @@ class NativeSearch:
         if self.before_stride:
             mine("before_counts")[slots] = its("before_counts")[numbers]
             mine("before")[slots, : other.before_stride] = its("before")[numbers]
-        if self.bounds.sampling is not None and other.bounds.sampling is not None:
-            uniform = other.bounds.sampling.uniform[numbers]
-            self.bounds.sampling.uniform[slots, : uniform.shape[1]] = uniform
+        if self.uniform is not None and other.uniform is not None:
+            steps = min(self.uniform.shape[1], other.uniform.shape[1])
+            self.uniform[slots, :steps] = other.uniform[numbers, :steps]
         self._numbers["sentences"], self._numbers["width"] = new, width
         self._step["rows"] = self._select["rows"] = new * width
         self._select["beams"] = width
@@ -289,17 +316,19 @@ class NativeSearch:
     def _take_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
         """Copy the cache entries of another search's prompts, and the lists of its hypotheses."""
         pool, count = self.state.pool, other._step["used"]
-        pool.used = self._step["used"]
+        pool.used = self._step["used"] if first_row else 0
         if not pool.has_capacity(count) and first_row:
             self._compact(first_row)
-        pool.reserve(count)
+        if not pool.has_capacity(count):
+            pool.reserve(max(count, pool.used // 2))  # a share, so that frequent joining seldom copies the pool
         pool.entries[:, pool.used : pool.used + count] = other.state.pool.entries[:, :count]
         listed = other._lists()[:rows]
         self._lists()[first_row : first_row + rows, : listed.shape[1]] = listed + pool.used
         pool.used += count
         self._use_pool()
-        # Own lengths never exceed the capacity, so tables of this size suffice for any number of steps.
-        self._use_tables(self.longest_prompt + self.capacity + 1)
+        # Own lengths never exceed the capacity, so tables of this size suffice for any number of steps; the last token
+        # of a hypothesis is not read.
+        self._use_tables(self.list_stride - 2)
         self._numbers["positions"] = 1 << 62
 
     # --- buffers ---------------------------------------------------------------------------------------------------
@@ -316,12 +345,13 @@ class NativeSearch:
 
     def _compact(self, rows: int) -> None:
         """Drop cache entries that none of the `rows` hypotheses has, and make capacity for more."""
-        position, pool = min(self.longest_prompt + self.length, self.list_stride), self.state.pool
-        lists = self._lists()[:rows, :position]
-        if self.longest_prompt:  # elements behind the end of a list are undefined
+        pool, position, lists = self.state.pool, min(self.length, self.list_stride), self._lists()[:rows]
+        if self.longest_prompt:
             counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
-            lists = torch.where(torch.arange(position) < counts, lists, lists[:, :1])
-        self._lists()[:rows, :position] = pool.compact(lists, rows)
+            position = int(counts.max())
+            # Elements behind the end of a list are undefined.
+            lists = torch.where(torch.arange(position) < counts, lists[:, :position], lists[:, :1])
+        self._lists()[:rows, :position] = pool.compact(lists[:, :position], rows)
         self._use_pool()
 
     def _use_pool(self) -> None:
@@ -372,7 +402,7 @@ class NativeSearch:
         state, addresses = self.state, self._addresses
         memory = None if isinstance(state, NativePromptState) else state.memory
         return {
-            "rows": self.sentences,
+            "rows": self.count,
             "weights": state.compiled.weights.data_ptr(),
             "x": addresses["x"],
             **self.scratch.addresses,
@@ -396,7 +426,7 @@ class NativeSearch:
         """Return the initial arguments of the kernel function that selects each sentence's best continuations."""
         beam_size, output = self.bounds.beam_size, self.state.output
         return {name: self._addresses[name] for name in SelectArguments._fields if name in self._addresses} | {
-            "rows": self.sentences,
+            "rows": self.count,
             "vocabulary_size": output.outputs,
             "stride": output.padded_outputs,
             "beams": 1,
@@ -441,11 +471,11 @@ class NativeSearch:
     def _draw_arguments(self) -> dict[str, int]:
         """Return the initial arguments of sampling; they are unused if nothing is drawn."""
         sampling, vocabulary_size = self.bounds.sampling, self.state.output.outputs
-        if sampling is None:
+        if sampling is None or self.uniform is None:
             return dict.fromkeys(DrawArguments._fields, 0)
         return {name: self._addresses[name] for name in DrawArguments._fields if name in self._addresses} | {
-            "uniform": sampling.uniform.data_ptr(),
-            "steps": sampling.uniform.shape[1],
+            "uniform": self.uniform.data_ptr(),
+            "steps": self.uniform.shape[1],
             "inverse_temperature": float_bits(1.0 / sampling.temperature),
             "top_k": min(sampling.top_k or vocabulary_size, vocabulary_size),
             "top_p": float_bits(sampling.top_p),
@@ -462,7 +492,7 @@ class NativeSearch:
             "steps": 0,
             "least": 0,
             "stop": 0,
-            "sentences": self.sentences,
+            "sentences": self.count,
             "width": 1,
             "length": 0,
             "step": self.state.compiled.step.address,

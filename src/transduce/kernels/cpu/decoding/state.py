@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.kernels.cpu.decode_rows import PositionTables
 from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, output_projection_of
@@ -28,6 +29,7 @@ from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.sequence_attention import sequence_scratch_size
 from transduce.kernels.prepacked import PrepackedDecoder, PrepackedEncoder, PrepackedTransformer
 from transduce.model.attention import AttentionTrace
+from transduce.model.transformer import DecodingState
 
 # --- KV cache pool ---
 # Beam hypotheses share the entries of the pool, which is compacted when it is full.
@@ -119,8 +121,8 @@ def _compaction_kernel() -> CompiledKernel:
 # width, V vocabulary size.
 
 
-class NativeSteps:
-    """The base class of decoding states on compiled kernels (implements `DecodingState`).
+class NativeSteps(DecodingState):
+    """The base class of decoding states on compiled kernels.
 
     Attention weights cannot be traced.
     """
@@ -159,8 +161,8 @@ class NativeSteps:
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
+    @override
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D)."""
         if trace is not None:
             raise ValueError("attention weights are not kept here: use the model's own state")
         return self.advance(tokens)[0].view(*tokens.shape, -1)
@@ -186,16 +188,16 @@ class NativeSteps:
         self.pool.used += rows
         return x, self.logits_buffer[:rows, : self.output.outputs]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by a copy of hypothesis parents[b, w]."""
         batch, width = parents.shape
         if width == self.width == 1:
             return
         rows = parents + torch.arange(0, batch * self.width, self.width)[:, None]
         self.select_rows(rows.flatten(), width)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, and remove the others from the batch."""
         own_rows = rows[:, None] * self.width + torch.arange(self.width)
         self.select_rows(own_rows.flatten(), self.width)
 
@@ -292,10 +294,7 @@ class Scratch:
 
 
 class NativeState(NativeSteps):
-    """A decoding state of an encoder-decoder model on compiled kernels (implements `DecodingState`).
-
-    Attention weights cannot be traced.
-    """
+    """A decoding state of an encoder-decoder model on compiled kernels."""
 
     def __init__(self, model: PrepackedTransformer, compiled: CompiledModel, source_ids: Tensor) -> None:
         """Create a decoding state: encode the source ids (B, S)."""
@@ -313,14 +312,14 @@ class NativeState(NativeSteps):
         self.layout = None
         self.row_sources = self.sources  # (2, B × W)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, and remove the others from the batch."""
         super().keep_sentences(rows)
         self.sources = self.sources.index_select(1, rows)
         self._spread_sources()
 
+    @override
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
         changes = width != self.width
         super().select_rows(rows, width)
         if changes:
@@ -433,7 +432,7 @@ def check_range(numbers: Tensor, size: int, what: str) -> None:
 
 
 class NativePromptState(NativeSteps):
-    """A decoding state of a decoder-only model that runs on compiled kernels (implements `DecodingState`).
+    """A decoding state of a decoder-only model that runs on compiled kernels.
 
     Its first step returns the prediction after the prompt and processes no token, as in `PromptState`.
     """
@@ -469,8 +468,8 @@ class NativePromptState(NativeSteps):
         assert self._after_prompt is not None
         return self.model.project(self._after_prompt)
 
+    @override
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
         super().select_rows(rows, width)
         self.counts = self.counts.index_select(0, rows)
         if self._after_prompt is not None:

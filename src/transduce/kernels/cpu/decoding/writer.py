@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transduce.kernels.cpu.decode_rows import HeadShape, emit_activation, emit_attention
 from transduce.kernels.cpu.gemm.decode import NativeLinear, NativeVocabulary, emit_gemm, emit_quantization
 from transduce.kernels.cpu.jit.ir_builder import F16, I8, I32, I64, KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.sequence_attention import SequenceArguments, emit_sequence_attention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
@@ -106,6 +107,8 @@ class Weights:
     def __init__(self, d_model: int) -> None:
         self.zeros = torch.zeros(d_model)
         self.tensors: list[Tensor] = []
+        self.matrices: list[Tensor] = []
+        """The matrices of which single rows are read, perhaps from their files."""
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
@@ -161,6 +164,11 @@ class ModelEmitter:
         address = k.load(k.element_pointer(self.pointers.weights, self.weights.index_of(tensor), I64), I64)
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
+    def matrix(self, tensor: Tensor) -> tuple[Value, Value]:
+        """Emit pointers to a matrix of which single rows are read, and to its file rows (`memory.file_rows`)."""
+        self.weights.matrices.append(tensor)
+        return self.weight(tensor), self.weight(file_rows(tensor))
+
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
         """Emit the embedding of each row's newest token, and append its KV cache entry to the row's list of entries.
 
@@ -178,7 +186,7 @@ class ModelEmitter:
             pointers.ids,
             arguments.rows,
             k.int64(self.config.d_model),
-            self.weight(weight),
+            *self.matrix(weight),
             k.float32(embedding.scale),
             added,
             pointers.x,
@@ -194,7 +202,7 @@ class ModelEmitter:
         """Emit the embedding of every token of whole sequences, for the kernel `read`."""
         k, pointers = self.k, self.pointers
         sizes = self.arguments.rows, k.int64(self.config.d_model)
-        table = self.weight(weight), k.float32(embedding.scale), pointers.position_encodings
+        table = *self.matrix(weight), k.float32(embedding.scale), pointers.position_encodings
         k.call("embed_run", pointers.ids, *sizes, *table, pointers.x, pointers.firsts, *self.share)
         if embedding.token_types is not None:
             k.call(
@@ -421,7 +429,7 @@ class ModelEmitter:
         self.gemm("store", output, self.quantize(pointers.x, output), pointers.logits)
         if not output.recomputes_likeliest:
             return
-        weights = (self.weight(output.exact_weight), self.weight(output.bias))
+        weights = (*self.matrix(output.exact_weight), self.weight(output.bias))
         sizes = (self.arguments.rows, k.int64(output.width))
         k.call("refine", pointers.x, *sizes, *weights, pointers.logits, k.int64(output.padded_outputs), *self.share)
         k.barrier(self.share[1])

@@ -12,18 +12,19 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transduce.errors import TransduceError
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.gemm.train import multiply_pairs
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
-    find_integer_tile,
     kernel,
     new_builder,
     require_integer_tile,
 )
 from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.jit.threads import useful_threads
 from transduce.kernels.cpu.jit.tile import (
     HALF_BITS,
@@ -36,7 +37,7 @@ from transduce.kernels.cpu.jit.tile import (
     store_outputs,
 )
 from transduce.kernels.cpu.logits import emit_bfloat16_refinement, emit_refinement
-from transduce.kernels.prepacked import Int8Linear, LinearUse, MakeLinear
+from transduce.kernels.prepacked import LinearUse, MakeLinear
 from transduce.model.feed_forward import Linear
 from transduce.model.known_classes import register_class
 
@@ -378,7 +379,23 @@ def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     ):
         scales.copy_(part.abs().amax(dim=1).clamp_min_(_LEAST).div_(_LEVELS))
         out.copy_((part / scales[:, None]).round_())
+        if weight.shape[1] > tile.max_inputs:
+            _check_sums(out, tile)
     return rounded, rounded.sum(dim=1, dtype=torch.int32) * -tile.zero_point, weight_scales
+
+
+def _check_sums(rounded: Tensor, tile: Tile) -> None:
+    """Refuse quantized weights (O, D) with which 32-bit sums of products could overflow.
+
+    Raises:
+        TransduceError: some inputs would overflow.
+    """
+    greatest = tile.max_quantized * int(rounded.abs().sum(dim=1, dtype=torch.int64).max())
+    if greatest >= 2**31:
+        raise TransduceError(
+            f"Precision `int8` cannot multiply a linear layer of {rounded.shape[1]} inputs whose weights are almost "
+            "equal, because sums would exceed 32 bits: use `fp32` or `bf16`."
+        )
 
 
 class NativeVocabulary(NativeLinear):
@@ -401,12 +418,13 @@ class NativeVocabulary(NativeLinear):
         logits = super().forward(x)
         if not self.recomputes_likeliest:
             return logits
-        rows = x.reshape(-1, self.width).contiguous()
+        rows, file = x.reshape(-1, self.width).contiguous(), file_rows(self.exact_weight)
         _refining_kernel(self.tile).run(
             rows.data_ptr(),
             len(rows),
             self.width,
             self.exact_weight.data_ptr(),
+            file.data_ptr(),
             self.bias.data_ptr(),
             logits.data_ptr(),
             self.padded_outputs,
@@ -456,15 +474,22 @@ for _kind, _more in ((NativeLinear, ()), (NativeVocabulary, ("exact_weight",))):
 
 
 def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "layer", /) -> nn.Module:
-    """Make a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`."""
-    tile = find_integer_tile()
-    if tile is not None and tile.amx and not amx_matches_vectors(tile):
+    """Make a linear layer with 8-bit weights; the arguments are those of `prepacked.MakeLinear`.
+
+    Raises:
+        TransduceError: the number of inputs is no multiple of `INPUT_MULTIPLE`, or sums could exceed 32 bits.
+    """
+    if weight.shape[1] % INPUT_MULTIPLE:
+        raise TransduceError(
+            f"With precision `int8` the number of inputs of each linear layer must be a multiple of {INPUT_MULTIPLE}, "
+            f"but one has {weight.shape[1]}: use `fp32` or `bf16`."
+        )
+    tile = require_integer_tile()
+    if tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)
-    if tile is not None and use != "vocabulary":
+    if use != "vocabulary":
         is_enough = use == "layer" and tile.kind == "bytes" and weight.shape[1] >= MIN_INPUTS_FOR_8_BITS
         tile = tile if is_enough else tile.with_12_bits
-    if tile is None or weight.shape[1] % INPUT_MULTIPLE or weight.shape[1] > tile.max_inputs:
-        return Int8Linear(weight, bias)
     return (NativeVocabulary if use == "vocabulary" else NativeLinear)(weight, bias, tile)
 
 
@@ -523,12 +548,12 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
 @cache
 def _refining_kernel(tile: Tile) -> CompiledKernel:
-    """Compile `refine_rows(x, N, D, weights, bias, logits, P)`, which runs `logits.emit_refinement`."""
+    """Compile `refine_rows(x, N, D, weights, file rows, bias, logits, P)`, which runs `logits.emit_refinement`."""
     k = new_builder("refining", tile)
     emit_refinement(k, tile.vectors)
-    with kernel(k, "refine_rows", 7) as (numbers, thread, threads):
-        x, rows, width, weights, bias, logits, stride = numbers
-        parameters = [k.pointer(each) for each in (weights, bias, logits)]
+    with kernel(k, "refine_rows", 8) as (numbers, thread, threads):
+        x, rows, width, weights, file, bias, logits, stride = numbers
+        parameters = [k.pointer(each) for each in (weights, file, bias, logits)]
         k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
     return compile_kernels(k, ("refine_rows",))["refine_rows"]
 

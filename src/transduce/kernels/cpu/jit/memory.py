@@ -1,4 +1,4 @@
-"""Manage the memory of compiled kernels: named arrays, a stack for training, and recorded lists of kernel calls."""
+"""Manage the memory of compiled kernels: named arrays, a stack for training, rows of files, and recorded calls."""
 
 import ctypes
 import math
@@ -6,12 +6,16 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
@@ -20,7 +24,7 @@ from transduce.kernels.cpu.jit.compiler import (
     new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import I64
+from transduce.kernels.cpu.jit.ir_builder import I8, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
 
 # --- named arrays ---
@@ -97,6 +101,136 @@ class Arena:
             count = self._sizes[name] // ctypes.sizeof(kind)
             self._numbers[name] = (kind * count).from_address(self.addresses[name])
         return self._numbers[name]
+
+
+# --- rows of a mapped file ---
+# A step reads few rows of a vocabulary matrix: embeddings, and the weights of the likeliest tokens. If the matrix is
+# mapped from a file, Linux maps 64 KiB around each of them, which makes the whole matrix resident after some hundred
+# steps. Kernels therefore read rows by `pread`, except in the windows that were needed first, which are those of
+# frequent tokens.
+
+
+_WINDOW_BITS = 16  # Linux maps pages in windows of 64 KiB
+_MAX_WINDOWS = 64  # that are read through the mapping, 4 MiB
+_MIN_FILE_BYTES = 32 << 20  # smaller matrices are read through their mapping
+_READ, _DESCRIPTOR, _START, _WINDOWS_LEFT, _MARKS = range(5)  # the elements of `FileRows.numbers`
+_MAPS = Path("/proc/self/maps")  # exists on Linux only
+
+
+class FileRows:
+    """The rows of a float32 matrix in the file that the matrix is mapped from, for kernels that read single rows."""
+
+    def __init__(self, descriptor: int, start: int, size: int) -> None:
+        """Take over an open file, in which the matrix's `size` bytes begin at offset `start`."""
+        self._descriptor = descriptor
+        self.numbers = torch.zeros(_MARKS + ((size >> _WINDOW_BITS) + 2) // 8 + 1, dtype=torch.int64)
+        """The address of `pread`, or 0: read the mapping; file descriptor, offset, windows left, a byte per window."""
+        read = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
+        self.numbers[:_MARKS] = torch.tensor([read, descriptor, start, _MAX_WINDOWS])
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    @classmethod
+    def find(cls, matrix: Tensor) -> "FileRows | None":
+        """Return the rows of a matrix in its file; None if it is small, or not as it is in a file."""
+        size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
+        fits = matrix.dtype == torch.float32 and matrix.dim() == 2 and matrix.is_contiguous() and _version(matrix) == 0
+        if not fits or size < _MIN_FILE_BYTES or not _MAPS.exists():
+            return None
+        for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+            area, _, offset, device, inode, *path = line.split(maxsplit=5)
+            first, last = (int(each, 16) for each in area.split("-"))
+            if first <= address and address + size <= last:
+                found = int(inode), os.makedev(*(int(each, 16) for each in device.split(":")))
+                return cls._open(path, found, address - first + int(offset, 16), matrix)
+        return None
+
+    @classmethod
+    def _open(cls, path: Sequence[str], found: tuple[int, int], start: int, matrix: Tensor) -> "FileRows | None":
+        """Open a mapped file, and compare its identity and the ends of a matrix; None if they differ."""
+        size, row = matrix.numel() * matrix.itemsize, matrix.shape[1] * matrix.itemsize
+        try:
+            descriptor = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC) if path else -1
+        except OSError:
+            return None
+        if descriptor < 0:
+            return None
+        rows, status = cls(descriptor, start, size), os.fstat(descriptor)
+        is_same = (status.st_ino, status.st_dev) == found and all(
+            os.pread(descriptor, row, start + at) == ctypes.string_at(matrix.data_ptr() + at, row)
+            for at in (0, size - row)
+        )
+        return rows if is_same else None
+
+
+_FILE_ROWS = WeakTensorKeyDictionary()
+_ROWS_BY_ADDRESS: WeakValueDictionary[tuple[int, int], FileRows] = WeakValueDictionary()  # by address and size
+_NO_FILE = torch.zeros(1, dtype=torch.int64)
+
+
+def file_rows(matrix: Tensor) -> Tensor:
+    """Return where `row_pointer` finds the rows of a matrix: numbers that the caller must keep while a kernel runs.
+
+    A matrix that was changed in memory is not read from its file any more.
+    """
+    if matrix not in _FILE_ROWS:
+        key = matrix.data_ptr(), matrix.numel()
+        rows = _ROWS_BY_ADDRESS.get(key) or FileRows.find(matrix)
+        if rows is not None:
+            _ROWS_BY_ADDRESS[key] = rows
+        _FILE_ROWS[matrix] = rows
+    rows = _FILE_ROWS[matrix]
+    if rows is None:
+        return _NO_FILE
+    if _version(matrix):
+        rows.numbers[_READ] = 0
+    numbers: Tensor = rows.numbers
+    return numbers
+
+
+def _version(tensor: Tensor) -> int:
+    """Return the number of in-place changes of a tensor; 0 for inference tensors, which have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, width: Value, scratch: Value) -> Value:
+    """Emit a pointer to a row of a float32 matrix, which is read from the matrix's file into `scratch` if necessary.
+
+    Args:
+        k: the IR builder.
+        matrix: a pointer to the matrix, (…, D).
+        rows: a pointer to what `file_rows` returned for it.
+        number: the row.
+        width: the number of columns D.
+        scratch: a pointer to D float32.
+    """
+    mapped = k.element_pointer(matrix, k.mul(number, width))
+    found = k.variable(mapped)
+    read = k.load(k.element_pointer(rows, _READ, I64), I64)
+    with k.when(k.is_nonzero(read)):
+        size = k.mul(width, 4)
+        first = k.mul(number, size)
+        base, address = (k.build.ptrtoint(each, I64) for each in (matrix, mapped))
+        window, first_window = (k.build.lshr(each, k.int64(_WINDOW_BITS)) for each in (address, base))
+        mark = k.element_pointer(k.element_pointer(rows, _MARKS, I64), k.build.sub(window, first_window), I8)
+        with k.when(k.build.icmp_unsigned("==", k.load(mark, I8), ir.Constant(I8, 0))):
+            left_at = k.element_pointer(rows, _WINDOWS_LEFT, I64)
+            left = k.load(left_at, I64)
+            with k.build.if_else(k.build.icmp_signed(">", left, k.int64(0))) as (by_mapping, by_file):
+                with by_mapping:
+                    k.store(k.add(left, -1), left_at)
+                    k.store(ir.Constant(I8, 1), mark)
+                with by_file:
+                    descriptor, start = (
+                        k.load(k.element_pointer(rows, each, I64), I64) for each in (_DESCRIPTOR, _START)
+                    )
+                    kind = ir.FunctionType(I64, [I32, POINTER, I64, I64])
+                    function = k.build.inttoptr(read, kind.as_pointer())
+                    values = (k.build.trunc(descriptor, I32), scratch, size, k.add(start, first))
+                    with k.when(k.build.icmp_signed("==", k.build.call(function, values), size)):
+                        k.store(scratch, found)
+    return k.load_variable(found, mapped)
 
 
 # --- stack allocator ---
