@@ -225,7 +225,9 @@ def render_chart(chart: Chart, format: str) -> bytes:
             else:
                 _plot_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format))
+        # Square cells may leave much of a single panel's width or height empty.
+        margins = "tight" if len(chart.panels) == 1 and isinstance(chart.panels[0], HeatMap) else None
+        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format), bbox_inches=margins)
     return buffer.getvalue()
 
 
