@@ -162,7 +162,7 @@ def write_sentences(translator: Translator, sources: list[str], path: Path) -> i
     """Write ids and tokens of the sentences, shortest first, and return their number."""
     vocabulary, end = translator.tokenizer.source, translator.model.config.eos_id
     ids = sorted(([*row, end] for row in vocabulary.encode_batch(sources)), key=len)
-    path.write_text(json.dumps({"ids": ids, "pieces": [vocabulary.pieces(row) for row in ids]}), encoding="utf-8")
+    path.write_text(json.dumps({"ids": ids, "pieces": [vocabulary.tokens(row) for row in ids]}), encoding="utf-8")
     return len(ids)
 
 

@@ -61,8 +61,7 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.tokenizer_json import tokenizer_json
+from transduce.text.tokenizer import Tokenizer, tokenizer_json
 
 Write = Callable[[Model, Tokenizer, Path], ExportedModel | ExportedEncoder]
 

@@ -109,7 +109,7 @@ def import_pretrained(work: Work, tatoeba: Corpus) -> Path:
     for name in ("source.spm", "target.spm"):
         shutil.copy(trained / "sentencepiece.model", hugging_face / name)
     vocabulary = load_tokenizer(trained).source
-    ids = {vocabulary.piece(id): id for id in range(vocabulary.size)}
+    ids = {vocabulary.token(id): id for id in range(vocabulary.size)}
     config = json.loads((trained / "config.json").read_text(encoding="utf-8"))
     del config["transduce"]
     for name, content in (("vocab.json", ids), ("config.json", config)):

@@ -65,7 +65,7 @@ def write_prompts(generator: Generator, count: int, path: Path) -> None:
     vocabulary = generator.vocabulary
     ids = vocabulary.encode_batch([text])[0]
     rows = [ids[first : first + PROMPT] for first in range(1000, len(ids) - PROMPT, len(ids) // (count + 2))][:count]
-    path.write_text(json.dumps({"ids": rows, "pieces": [vocabulary.pieces(row) for row in rows]}), encoding="utf-8")
+    path.write_text(json.dumps({"ids": rows, "pieces": [vocabulary.tokens(row) for row in rows]}), encoding="utf-8")
 
 
 def run_all(folder: Path, python: Path, threads: int, environment: dict[str, str], *, rounds: int) -> Answers:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-from doubts import train_on, with_model
+from quality_warnings import train_on, with_model
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translation, Translator, load, score

@@ -11,7 +11,7 @@ from decoding_worker import Clock, read_plan, resident_bytes, serve
 
 from transduce.inference.decoding import Batch, find_compiled_search, start_search
 from transduce.inference.scorers import ContinuingScorer
-from transduce.interop.hugging_face.import_families import import_generation
+from transduce.interop.hugging_face.import_settings import import_generation
 from transduce.interop.hugging_face.import_weights import StoredTensors, import_model
 from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizer,
@@ -81,7 +81,7 @@ def main() -> None:
     def translation(rows: list[list[int]], beam_size: int) -> Search:
         assert isinstance(model, Transformer)
         search = msgspec.structs.replace(
-            import_generation(generation, config, plan.folder, greatest=None),
+            import_generation(generation, config, plan.folder, max_positions=None),
             beam_size=beam_size,
             max_length=plan.longest,
             min_length=plan.shortest,

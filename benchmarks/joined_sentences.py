@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from doubts import train_on, with_model
+from quality_warnings import train_on, with_model
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translation, Translator, load, score

@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from doubts import train_on, with_model
 from glossary import CHANGED
+from quality_warnings import train_on, with_model
 from report import Row, data_folder, machine, parser, report
 
 from transduce import Translator, load, score

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 import transduce
 from transduce.data.prepared import PreparedCorpus
-from transduce.training.learning_curves import (
+from transduce.training.forecast import (
     RECORDS,
     CurvePoint,
     RecordedRun,

@@ -1,4 +1,4 @@
-"""Update the catalogues of messages from the code: `python docs/generate_messages.py`.
+"""Update the catalogs of messages from the code: `python docs/generate_messages.py`.
 
 Messages are the English texts of the package: its error messages, helps, reports and progress lines, which are strings
 and f-strings of several words. New ones enter `src/transduce/locale/*/LC_MESSAGES/transduce.po` without a translation,
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import polib
 
-from transduce.ui_language import CATALOGUES, LANGUAGES
+from transduce.ui_language import CATALOGS, LANGUAGES
 
 SOURCE = Path(__file__).parents[1] / "src" / "transduce"
 
@@ -30,7 +30,6 @@ WITHOUT_MESSAGES = (
     "demonstration/nominals.py",
     "documents/markup_tokens.py",
     "documents/office.py",
-    "documents/opendocument.py",
     "interop/components.py",
     "interop/ctranslate2.py",
     "text/sentences.py",
@@ -51,28 +50,28 @@ _NOT_NAMES = {"join", "len", "format", "replace", "str", "repr", "map", "sorted"
 
 
 def main() -> int:
-    """Update the catalogues and report what lacks a translation; return 1 if something does."""
+    """Update the catalogs and report what lacks a translation; return 1 if something does."""
     found = messages()
     missing = 0
     for language in LANGUAGES[1:]:
-        path = CATALOGUES / language / "LC_MESSAGES" / "transduce.po"
-        catalogue = updated(polib.pofile(str(path), wrapwidth=120), found)
-        catalogue.save(str(path), newline="\n")
-        path.with_suffix(".mo").write_bytes(catalogue.to_binary())
-        lacking = catalogue.untranslated_entries()
+        path = CATALOGS / language / "LC_MESSAGES" / "transduce.po"
+        catalog = updated(polib.pofile(str(path), wrapwidth=120), found)
+        catalog.save(str(path), newline="\n")
+        path.with_suffix(".mo").write_bytes(catalog.to_binary())
+        lacking = catalog.untranslated_entries()
         missing += len(lacking)
         if "--missing" in sys.argv:
             print("\n".join(entry.msgid for entry in lacking))
-        print(f"{language}: {len(catalogue)} messages, {len(lacking)} without a translation", file=sys.stderr)
+        print(f"{language}: {len(catalog)} messages, {len(lacking)} without a translation", file=sys.stderr)
     return int(missing > 0)
 
 
-def updated(catalogue: polib.POFile, found: dict[str, str]) -> polib.POFile:
-    """Return a catalogue with the messages of the code, in the order of files; parts of messages stay."""
-    entries = {entry.msgid: entry for entry in catalogue}
+def updated(catalog: polib.POFile, found: dict[str, str]) -> polib.POFile:
+    """Return a catalog with the messages of the code, in the order of files; parts of messages stay."""
+    entries = {entry.msgid: entry for entry in catalog}
     result = polib.POFile(wrapwidth=120)
-    result.metadata = catalogue.metadata
-    result.header = catalogue.header
+    result.metadata = catalog.metadata
+    result.header = catalog.header
     for text, file in found.items():
         known = entries.get(text)
         result.append(polib.POEntry(msgid=text, msgstr=known.msgstr if known else "", comment=file))

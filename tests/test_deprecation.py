@@ -18,6 +18,7 @@ from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
+from transduce.text.glossary import Glossary, Term
 
 ALTERNATIVE = Alternative("Hi", ("▁Hi",), (-0.5, -0.25), -0.75, ended=True)
 
@@ -120,9 +121,10 @@ def test_an_old_setting_of_set_and_of_python_is_read() -> None:
 
 
 def test_settings_that_an_earlier_version_wrote_give_no_warning(tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text('start_from = "m"\n[search]\nstrict = true\n', "utf-8")
+    old = 'start_from = "m"\n[data.filters]\nmax_pieces = 9\n[search]\nstrict = true\n'
+    (tmp_path / "settings.toml").write_text(old, "utf-8")
     stored = read_stored(tmp_path / "settings.toml")
-    assert (stored.init_from, stored.search.batch_invariant) == ("m", True)
+    assert (stored.init_from, stored.data.filters.max_tokens, stored.search.batch_invariant) == ("m", 9, True)
 
 
 @pytest.mark.parametrize(("old", "new"), deprecation.PUBLIC_NAMES.items())
@@ -171,6 +173,10 @@ def test_old_attributes_of_results() -> None:
         assert Translation("你好", (ALTERNATIVE,), stopped=True).given_up
     with pytest.warns(RenamedWarning, match="`pieces` is now `tokens`"):
         assert TextScore(tokens=3, characters=9, nats=1.0).pieces == 3
+    with pytest.warns(RenamedWarning, match="`place` is now `location`"):
+        assert Term("Hund", ("dog",), "line 1").place == "line 1"
+    with pytest.warns(RenamedWarning, match="`places` is now `occurrences`"):
+        assert [each[:2] for each in Glossary([Term("Hund", ("dog",))]).places("ein Hund")] == [(4, 8)]
 
 
 def test_json_keeps_the_old_keys_of_results() -> None:

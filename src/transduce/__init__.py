@@ -83,8 +83,7 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
-    from transduce.training.forecast import RunForecast
-    from transduce.training.learning_curves import ScoreForecast
+    from transduce.training.forecast import RunForecast, ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
@@ -293,7 +292,7 @@ _DEFINED_IN = {
     "TokenizerReport": "transduce.tasks.preparing",
     "TrainResult": "transduce.training.loop",
     "RunForecast": "transduce.training.forecast",
-    "ScoreForecast": "transduce.training.learning_curves",
+    "ScoreForecast": "transduce.training.forecast",
     "Transformer": "transduce.model.transformer",
     "Translation": "transduce.inference.translation",
     "Translator": "transduce.inference.translator",

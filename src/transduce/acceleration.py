@@ -117,7 +117,7 @@ except ModuleNotFoundError as missing:
         """Return False, since the kernels package is missing."""
         return False
 
-    def why_no_kernels(threads: int) -> str | None:  # noqa: ARG001
+    def why_no_kernels(threads: int) -> str | None:  # type: ignore[misc]  # noqa: ARG001
         """Return why there are no compiled kernels for this CPU."""
         return NO_KERNELS
 

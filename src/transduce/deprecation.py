@@ -32,6 +32,7 @@ OPTIONS = {
 SETTINGS = {
     "start_from": "init_from",
     "data.teacher": "data.distill_from",
+    "data.filters.max_pieces": "data.filters.max_tokens",
     "search.strict": "search.batch_invariant",
 }
 PUBLIC_NAMES = {
@@ -120,16 +121,22 @@ def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str
 
     A value that is set under both names keeps the current one. If `warn` is set, each old name gives a warning.
     """
-    current = {name: dict(value) if isinstance(value, dict) else value for name, value in content.items()}
+    current = _copied(content)
     for old, new in SETTINGS.items():
         *tables, old_key = old.split(".")
-        table = current if not tables else current.get(tables[0])
+        table: Any = current
+        for name in tables:
+            table = table.get(name) if isinstance(table, dict) else None
         if isinstance(table, dict) and old_key in table:
             value = table.pop(old_key)
             table.setdefault(new.rpartition(".")[2], value)
             if warn:
                 warn_renamed(old, new)
     return current
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copied(value) if isinstance(value, dict) else value for name, value in table.items()}
 
 
 def renamed_arguments(**current_names: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:

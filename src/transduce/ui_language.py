@@ -1,7 +1,7 @@
-"""Show messages in the user's language: the code's English messages are looked up in a gettext catalogue.
+"""Show messages in the user's language: the code's English messages are looked up in a gettext catalog.
 
 The code writes its messages in English, often as f-strings. Where a message is shown, `localized` looks it up. The
-catalogue's keys are the English messages with fields, such as "`{name}` must be at least {minimum}, but is {value}.". A
+catalog's keys are the English messages with fields, such as "`{name}` must be at least {minimum}, but is {value}.". A
 message with fields is found by its fixed parts; what stands between them are the fields, which its translation repeats.
 Machine-readable output, exceptions' types and the server's answers stay English.
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 LANGUAGES = ("en", "zh")
-"""Languages that messages exist in; English needs no catalogue."""
-CATALOGUES = Path(__file__).with_name("locale")
-"""Folder of the catalogues: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
+"""Languages that messages exist in; English needs no catalog."""
+CATALOGS = Path(__file__).with_name("locale")
+"""Folder of the catalogs: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
 _LEAST_LETTERS = 12  # in the fixed parts of a template whose fields may have any length
@@ -30,19 +30,19 @@ def ui_language() -> str:
     return _state["language"]
 
 
-def select_catalogue(language: str) -> None:
+def select_catalog(language: str) -> None:
     """Show messages in one of `LANGUAGES` from now on; `set_ui_language` checks what users pass."""
     _state["language"] = language
 
 
 def localized(text: str) -> str:
-    """Return a message in the user's language, or unchanged if the language is English or the catalogue lacks it.
+    """Return a message in the user's language, or unchanged if the language is English or the catalog lacks it.
 
     White space around the message stays. If a text is no message as a whole, its lines or parts may be messages.
     """
     if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
         return text
-    return _catalogue(_state["language"]).translate(text)
+    return _catalog(_state["language"]).translate(text)
 
 
 def column(text: str, width: int, *, right: bool = False) -> str:
@@ -59,7 +59,7 @@ def columns_of(text: str) -> int:
     return len(text) if text.isascii() else sum(2 if east_asian_width(each) in "WF" else 1 for each in text)
 
 
-# --- the catalogue ---
+# --- the catalog ---
 
 NUMBER = "n"
 """Name of a field that stands for a number only, as in "{n} lines"."""
@@ -102,7 +102,7 @@ def parse_template(text: str, translation: str) -> Template:
     return Template(tuple(parts), tuple(names), translation)
 
 
-class Catalogue:
+class Catalog:
     """The messages of one language: texts without fields by their text, and templates, those with most text first."""
 
     def __init__(self, translations: Mapping[str, str]) -> None:
@@ -178,11 +178,11 @@ class Catalogue:
 
 
 @cache
-def _catalogue(language: str) -> Catalogue:
+def _catalog(language: str) -> Catalog:
     from gettext import GNUTranslations
 
-    path = CATALOGUES / language / "LC_MESSAGES" / "transduce.mo"
+    path = CATALOGS / language / "LC_MESSAGES" / "transduce.mo"
     with path.open("rb") as file:
         # The public methods of gettext find texts by their exact key only.
         translations: dict[str, str] = vars(GNUTranslations(file))["_catalog"]
-    return Catalogue({text: translation for text, translation in translations.items() if text})
+    return Catalog({text: translation for text, translation in translations.items() if text})

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from transduce.errors import TransduceError
-from transduce.ui_language import LANGUAGES, select_catalogue, ui_language
+from transduce.ui_language import LANGUAGES, select_catalog, ui_language
 
 
 def set_ui_language(language: str) -> None:
@@ -23,7 +23,7 @@ def set_ui_language(language: str) -> None:
         raise TransduceError(
             f"`ui_language` must be {', '.join(LANGUAGES)} or auto, but is {language!r}: choose one of these."
         )
-    select_catalogue(language_of_environment(os.environ) if language == "auto" else language)
+    select_catalog(language_of_environment(os.environ) if language == "auto" else language)
 
 
 def language_of_environment(environment: Mapping[str, str]) -> str:
@@ -47,4 +47,4 @@ def use_ui_language(language: str) -> Iterator[None]:
     try:
         yield
     finally:
-        select_catalogue(before)
+        select_catalog(before)

@@ -187,7 +187,7 @@ def test_an_out_that_is_a_file_is_one_sentence(
     assert (tmp_path / "m").read_text("utf-8") == "mine"
 
 
-def test_a_place_that_must_not_be_written_to_is_told_at_once(
+def test_a_path_that_must_not_be_written_to_is_reported_at_once(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, toy_corpus: Path, tmp_path: Path
 ) -> None:
     files = ["--source", str(toy_corpus / "dev.zh"), "--reference", str(toy_corpus / "dev.en")]

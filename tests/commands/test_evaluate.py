@@ -155,7 +155,7 @@ def test_compare_two_folders(capsys: Capture, trained: Path, toy_corpus: Path, t
         (["compare", "DEV", "DEV", "--reference", "DEV", "--resamples", "5"], "5"),
     ],
 )
-def test_mistakes_in_scoring_are_told_before_anything_is_translated(
+def test_mistakes_in_scoring_are_reported_before_anything_is_translated(
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
     trained: Path,

@@ -59,7 +59,7 @@ def test_files_that_do_not_belong_together_are_refused(
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_text_that_is_too_long_is_told_with_its_file_and_line(
+def test_a_text_that_is_too_long_is_reported_with_its_file_and_line(
     capsys: Capture, trained: Path, tmp_path: Path, side: str
 ) -> None:
     files = {name: tmp_path / f"{name}.txt" for name in ("source", "target")}
@@ -74,4 +74,4 @@ def test_a_text_that_is_too_long_is_told_with_its_file_and_line(
 def test_a_length_penalty_out_of_range_is_refused(capsys: Capture, trained: Path, penalty: str) -> None:
     files = ["--source", "nowhere.zh", "--target", "nowhere.en"]
     assert main(["score", str(trained), *files, "--length-penalty", penalty]) == 2
-    assert f"`length_penalty` must not be negative, but is {float(penalty)}" in capsys.readouterr().err
+    assert f"`--length-penalty` must not be negative, but is {float(penalty)}" in capsys.readouterr().err

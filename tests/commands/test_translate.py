@@ -273,7 +273,7 @@ def terms(write_lines: WriteLines) -> Path:
     return write_lines("terms.tsv", ["鱼\tmilk", "", "茶\tthe water\tapples"])
 
 
-def test_a_glossarys_terms_are_told_by_one_process_and_by_several(
+def test_a_glossarys_terms_are_reported_by_one_process_and_by_several(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, trained: Path, write_lines: WriteLines, terms: Path
 ) -> None:
     monkeypatch.setattr("transduce.inference.bulk_files.PORTION_LINES", 2)
@@ -290,7 +290,7 @@ def test_a_glossarys_terms_are_told_by_one_process_and_by_several(
     assert capsys.readouterr() == alone
 
 
-def test_where_there_is_no_room_the_line_is_told(
+def test_where_there_is_no_capacity_the_line_is_reported(
     capsys: Capture, trained: Path, write_lines: WriteLines, terms: Path, tmp_path: Path
 ) -> None:
     file, out = write_lines("in.zh", ["我们喝水。", "老师喝茶。"]), tmp_path / "out.en"
@@ -302,7 +302,7 @@ def test_where_there_is_no_room_the_line_is_told(
     assert len(out.read_text("utf-8").splitlines()) == 2
 
 
-def test_a_wrong_glossary_is_told_before_anything_is_written(
+def test_a_wrong_glossary_is_reported_before_anything_is_written(
     capsys: Capture, trained: Path, write_lines: WriteLines, tmp_path: Path
 ) -> None:
     file, out = write_lines("in.zh", ["我们喝水。"]), tmp_path / "out.en"

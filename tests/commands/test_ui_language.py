@@ -1,4 +1,4 @@
-"""Messages in the user's language: the catalogue is complete, commands speak Chinese, and English stays as it is."""
+"""Messages in the user's language: the catalog is complete, commands speak Chinese, and English stays as it is."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ import transduce
 from transduce import ui_language
 from transduce.commands.main import VERBS, build_parser, main, wrapped
 from transduce.errors import TransduceError
-from transduce.ui_language import CATALOGUES, Catalogue, localized
+from transduce.ui_language import CATALOGS, Catalog, localized
 from transduce.ui_language_choice import language_of_environment, use_ui_language
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def _generator() -> ModuleType:
 
 
 GENERATOR = _generator()
-CHINESE = CATALOGUES / "zh" / "LC_MESSAGES" / "transduce.po"
+CHINESE = CATALOGS / "zh" / "LC_MESSAGES" / "transduce.po"
 TRANSLATED = {entry.msgid: entry.msgstr for entry in polib.pofile(str(CHINESE)) if entry.msgstr}
 
 
@@ -54,7 +54,7 @@ def _fields(text: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(text) if name is not None}
 
 
-# --- the catalogue ---
+# --- the catalog ---
 
 
 def test_nearly_every_message_of_the_code_has_a_chinese_entry(untranslated: list[str]) -> None:
@@ -82,18 +82,18 @@ def test_translations_have_the_fields_of_their_messages() -> None:
 
 
 def test_messages_with_fields_are_found_by_their_text() -> None:
-    catalogue = Catalogue(TRANSLATED)
+    catalog = Catalog(TRANSLATED)
     wrong = []
     for text, translation in TRANSLATED.items():
         fields = enumerate(sorted(_fields(text)))
         values = {name: "s" if name not in _fields(translation) else f"x{number}" for number, name in fields}
         values |= {"n": "7"} if "n" in values else {}
-        if catalogue.find(text.format(**values)) != re.sub(r"!t\}", "}", translation).format(**values):
+        if catalog.find(text.format(**values)) != re.sub(r"!t\}", "}", translation).format(**values):
             wrong.append(text)
     assert len(wrong) <= len(TRANSLATED) // 50, wrong  # texts that another template describes as well
 
 
-def test_the_compiled_catalogue_is_that_of_the_text_file() -> None:
+def test_the_compiled_catalog_is_that_of_the_text_file() -> None:
     with CHINESE.with_suffix(".mo").open("rb") as file:
         compiled = vars(GNUTranslations(file))["_catalog"]
     assert {text: translation for text, translation in compiled.items() if text} == TRANSLATED
@@ -102,8 +102,8 @@ def test_the_compiled_catalogue_is_that_of_the_text_file() -> None:
 # --- looking messages up ---
 
 
-def test_a_message_in_english_needs_no_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ui_language, "_catalogue", None)
+def test_a_message_in_english_needs_no_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui_language, "_catalog", None)
     assert localized("step") == "step"
     assert str(TransduceError("There is no command `x`.")) == "There is no command `x`."
 

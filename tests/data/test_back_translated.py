@@ -64,7 +64,7 @@ def test_a_vocabulary_without_the_tag_gives_none(files: CorpusFiles, tmp_path: P
 def test_the_length_that_filters_see_is_that_without_the_tag(files: CorpusFiles, tmp_path: Path) -> None:
     tokenizer = learn(files, BACK_TRANSLATED)
     longest = max(len(tokenizer.source.encode(text)) for pair in read_pairs(files) for text in pair[:2])
-    corpus = prepare(files, tokenizer, FilterSettings(max_pieces=longest), tmp_path / "c")
+    corpus = prepare(files, tokenizer, FilterSettings(max_tokens=longest), tmp_path / "c")
     assert corpus.pairs == 800
 
 

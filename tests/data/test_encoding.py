@@ -54,14 +54,14 @@ ODD = [
 
 
 @pytest.mark.parametrize("sentences", [ODD, ODD[:5], [""], ["", ""], TEXT])
-def test_pieces_are_those_of_whole_sentences(vocabulary: Vocabulary, sentences: list[str]) -> None:
+def test_tokens_are_those_of_whole_sentences(vocabulary: Vocabulary, sentences: list[str]) -> None:
     encoder = SentenceEncoder(vocabulary)
     for _ in range(2):  # the second time, all words are known
         assert split(encoder.encode(sentences)) == plain(vocabulary, sentences)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from(" ▁a1"), max_size=30)))
-def test_pieces_of_any_text_are_those_of_whole_sentences(vocabulary: Vocabulary, sentences: list[str]) -> None:
+def test_tokens_of_any_text_are_those_of_whole_sentences(vocabulary: Vocabulary, sentences: list[str]) -> None:
     assert split(SentenceEncoder(vocabulary).encode(sentences)) == plain(vocabulary, sentences)
 
 

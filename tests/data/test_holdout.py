@@ -77,7 +77,7 @@ def test_sources_that_come_once_are_not_all_held_out() -> None:
     assert len({pair.source for pair in training}) == 505 - 101
 
 
-def test_how_many_sources_there_are_is_told_by_the_lowest_keys() -> None:
+def test_how_many_sources_there_are_is_estimated_from_the_lowest_keys() -> None:
     pairs = [*numbered(300), *(Pair(f"often {line % 5}", str(line), line) for line in range(9_700))]
     held = run(pairs, HoldOutSettings(max_pairs=100))[1]
     assert 45 <= len(held) <= 80  # about a fifth of 305, and not the 100 of 10,000 pairs
@@ -89,7 +89,7 @@ def test_a_single_source_is_trained_on() -> None:
     assert run([], HoldOutSettings()) == ([], [], [])
 
 
-def test_sources_of_punctuation_alone_are_told_apart() -> None:
+def test_sources_of_punctuation_alone_are_distinguished() -> None:
     _, held, further = run([Pair("...", "a", 1), Pair("?!", "b", 2), Pair("…", "c", 3)], HoldOutSettings())
     assert (len(held), further) == (1, [])
 

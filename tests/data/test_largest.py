@@ -60,7 +60,7 @@ def test_rows_have_real_lengths_and_ids_that_every_vocabulary_has() -> None:
     assert (batch.indices == -1).all()
 
 
-def test_padding_may_be_the_vocabularys_last_piece() -> None:
+def test_padding_may_be_the_vocabularys_last_token() -> None:
     class LastIsPadding(SyntheticCorpus):
         source_pad_id = target_pad_id = 6
 

@@ -17,7 +17,7 @@ def hide(ids: np.ndarray, may_hide: np.ndarray, settings: MaskingSettings | None
     )
 
 
-def test_fifteen_of_a_hundred_pieces_are_hidden_in_every_row_80_10_10() -> None:
+def test_fifteen_of_a_hundred_tokens_are_hidden_in_every_row_80_10_10() -> None:
     ids = np.full((2_000, 100), 7)
     masked = hide(ids, np.ones_like(ids, bool))
     hidden = masked.labels != PAD
@@ -29,7 +29,7 @@ def test_fifteen_of_a_hundred_pieces_are_hidden_in_every_row_80_10_10() -> None:
     assert (masked.ids[hidden] == 7).mean() == pytest.approx(0.1, abs=0.01)
 
 
-def test_every_place_is_hidden_as_often_and_other_keys_hide_others() -> None:
+def test_every_position_is_hidden_as_often_and_other_keys_hide_others() -> None:
     ids = np.full((4_000, 20), 7)
     first, second = (hide(ids, np.ones_like(ids, bool), key=key).labels != PAD for key in (1, 2))
     assert first.mean(axis=0) == pytest.approx(np.full(20, 0.15), abs=0.025)
@@ -37,7 +37,7 @@ def test_every_place_is_hidden_as_often_and_other_keys_hide_others() -> None:
     assert (first == (hide(ids, np.ones_like(ids, bool), key=1).labels != PAD)).all()
 
 
-def test_what_may_not_be_hidden_stays_and_one_piece_at_least_is_hidden() -> None:
+def test_what_may_not_be_hidden_stays_and_one_token_at_least_is_hidden() -> None:
     ids = np.array([[2, 7, 3, 0, 0], [2, 7, 8, 9, 3], [2, 3, 0, 0, 0]])
     may_hide = ids > 3
     for key in range(50):

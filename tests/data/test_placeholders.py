@@ -63,7 +63,7 @@ def test_both_sides_have_the_same_placeholders_once(made: Made) -> None:
         assert batch.target.shape[1] <= min(longest[1], plain.target.shape[1] + MAX_GROWTH)
         for source, target in zip(batch.source, batch.target, strict=True):
             found = [
-                sorted(piece for piece in side.pieces(row.tolist()) if piece in PLACEHOLDER_TOKENS)
+                sorted(piece for piece in side.tokens(row.tolist()) if piece in PLACEHOLDER_TOKENS)
                 for side, row in ((tokenizer.source, source), (tokenizer.target, target))
             ]
             assert found[0] == found[1]

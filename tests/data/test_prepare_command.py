@@ -197,8 +197,8 @@ def test_settings_must_be_what_was_prepared(prepared: Path, toy_corpus: Path, tm
         use(prepared, run, data={"source": ["other.zh"]})
     with pytest.raises(TransduceError, match=r"`tokenizer\.vocabulary_size` is 555, but .* was prepared with 300"):
         use(prepared, run, tokenizer={"vocabulary_size": 555})
-    with pytest.raises(TransduceError, match=r"`data\.filters\.max_pieces` is 9, but .* was prepared with [0-9]+"):
-        use(prepared, run, data={"filters": {"max_pieces": 9}})
+    with pytest.raises(TransduceError, match=r"`data\.filters\.max_tokens` is 9, but .* was prepared with [0-9]+"):
+        use(prepared, run, data={"filters": {"max_tokens": 9}})
 
 
 def test_the_direction_must_be_what_was_prepared(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_the_direction_must_be_what_was_prepared(tmp_path: Path) -> None:
 def test_a_run_does_not_go_on_with_another_corpus(prepared: Path, sides: list[str], tmp_path: Path) -> None:
     settings = use(prepared, tmp_path / "run")
     given = ["--tokenizer", str(prepared), "--out", str(prepared)]
-    assert main(["prepare", *sides, *given, "--set", "data.filters.max_pieces=4"]) == 0
+    assert main(["prepare", *sides, *given, "--set", "data.filters.max_tokens=4"]) == 0
     with pytest.raises(TransduceError, match=r"shards was prepared again since the run in .*run started"):
         reopen_prepared_corpus(settings, read, tmp_path / "run")
 

@@ -99,7 +99,7 @@ def test_the_filters_are_applied_and_reported(write_lines: WriteLines, tokenizer
     source = write_lines("s.de", ["der hund", "", "gleich", "der \x00hund", "hund " * 30, "der hund", "ein hund\r"])
     target = write_lines("t.en", ["the dog", "the", "gleich", "the dog", "dog", "the dog", "a dog\r"])
     files = CorpusFiles(source=(str(source),), target=(str(target),))
-    settings = FilterSettings(max_pieces=100, drop_duplicates=True)
+    settings = FilterSettings(max_tokens=100, drop_duplicates=True)
     report = prepare(files, tokenizer, settings, tmp_path / "corpus").filters
     assert (report.read, report.kept, report.carriage_returns) == (7, 2, 2)
     assert {reason: count for reason, count in report.dropped.items() if count} == {
@@ -110,8 +110,8 @@ def test_the_filters_are_applied_and_reported(write_lines: WriteLines, tokenizer
         "lengths too unequal": 1,
     }
     assert report.examples["lengths too unequal"] == f"{source}:5"
-    short = prepare(files, tokenizer, FilterSettings(max_pieces=20), tmp_path / "corpus").filters
-    assert short.dropped["too many pieces"] == 1
+    short = prepare(files, tokenizer, FilterSettings(max_tokens=20), tmp_path / "corpus").filters
+    assert short.dropped["too many tokens"] == 1
 
 
 @pytest.mark.parametrize("kept", [1, 2, 5])
@@ -197,7 +197,9 @@ def test_nothing_left_to_train_on(write_lines: WriteLines, tokenizer: Tokenizer,
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_dropped_is_told_by_the_file_that_has_it(tokenizer: Tokenizer, tmp_path: Path, workers: int) -> None:
+def test_what_is_dropped_is_reported_by_the_file_that_has_it(
+    tokenizer: Tokenizer, tmp_path: Path, workers: int
+) -> None:
     sources, targets = ([f"der hund {number}" for number in range(20_000)] for _ in range(2))
     targets = [f"a dog {line}" for line in targets]
     targets[1] += "\x00"
@@ -218,7 +220,7 @@ def test_what_is_dropped_is_told_by_the_file_that_has_it(tokenizer: Tokenizer, t
     }
 
 
-def test_lines_that_end_with_carriage_returns_are_told(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_lines_that_end_with_carriage_returns_are_reported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for name, compress in (("old.de", bytes), ("old.de.gz", gzip.compress)):
         path = tmp_path / name
         path.write_bytes(compress(b"\r".join([b"der hund"] * 300)))

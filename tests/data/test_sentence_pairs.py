@@ -106,7 +106,7 @@ def test_token_types_tell_the_stretches_apart() -> None:
         assert all(kind == (id != 0) for kind, id in zip(types[middle + 1 :], row[middle + 1 :], strict=True))
 
 
-def test_special_pieces_are_never_hidden_and_about_15_of_100_others_are() -> None:
+def test_special_tokens_are_never_hidden_and_about_15_of_100_others_are() -> None:
     hidden = total = 0
     for batch in all_batches(epochs=2):
         assert not np.isin(batch.target, MARKS).any()
@@ -182,7 +182,7 @@ def short_documents(sentences: int, documents: int = 200) -> SentenceStore:
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
-def test_batches_have_the_pieces_that_they_are_to_have_however_short_documents_are(next_sentence: bool) -> None:
+def test_batches_have_the_tokens_that_they_are_to_have_however_short_documents_are(next_sentence: bool) -> None:
     made = plan(store=short_documents(1), batch_tokens=200, next_sentence=next_sentence)
     for epoch in range(3):
         batches = [made.batch(epoch, position) for position in range(len(made))]
@@ -205,7 +205,7 @@ def test_how_many_stretches_have_one_that_follows_is_known() -> None:
     assert plan(store=short_documents(1), next_sentence=False).has_next == 0.0
 
 
-def test_every_process_knows_the_hidden_pieces_of_a_row_of_the_whole_batch() -> None:
+def test_every_process_knows_the_hidden_tokens_of_a_row_of_the_whole_batch() -> None:
     whole, parts = plan().batch(2, 1), [plan((rank, 3)).batch(2, 1) for rank in range(3)]
     assert whole.masked_per_row == whole.target_tokens / len(whole.indices)
     assert {part.masked_per_row for part in parts} == {whole.masked_per_row}
@@ -217,7 +217,7 @@ def test_no_batch_is_larger_than_the_one_that_memory_is_tried_with() -> None:
     assert all(each.target_tokens == (each.target != 0).sum() > 0 for each in largest)
 
 
-def test_a_text_without_another_place_is_refused() -> None:
+def test_a_text_without_another_position_is_refused() -> None:
     store = SentenceStore(np.array([10, EOS, 11, EOS], np.uint16), np.array([0, 2, 4]))
     with pytest.raises(TransduceError, match=r"at least four sentences, .*, but this one has 2 of 2 tokens"):
         plan(store=store)

@@ -51,7 +51,7 @@ def test_a_tsv_has_tabs_and_all_columns_are_read_where_none_is_named(write_lines
         (["a,b", '"1,2'], r"csv:2: this line of a table cannot be read"),
     ],
 )
-def test_what_is_no_table_of_numbers_is_refused_with_its_place(
+def test_what_is_no_table_of_numbers_is_refused_with_its_location(
     lines: list[str], message: str, write_lines: WriteLines
 ) -> None:
     with pytest.raises(TransduceError, match=message):
@@ -157,6 +157,6 @@ def test_impossible_lengths_are_refused(settings: dict[str, int], message: str) 
         SeriesSettings(**settings)  # type: ignore[arg-type]
 
 
-def test_the_past_is_four_horizons_where_nothing_is_said() -> None:
+def test_the_past_is_four_horizons_where_nothing_is_set() -> None:
     assert SeriesSettings(horizon=6).past_points == 24
     assert SeriesSettings(horizon=6, past=7).past_points == 7

@@ -18,7 +18,7 @@ from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSettings, corpus, read_pairs
 
 WriteLines = Callable[[str, Iterable[str]], Path]
-FILTERS = FilterSettings(drop_duplicates=True, max_pieces=20, max_length_ratio=1.0)
+FILTERS = FilterSettings(drop_duplicates=True, max_tokens=20, max_length_ratio=1.0)
 HOLD_OUT = HoldOutSettings(share=0.1, max_pairs=30)
 
 

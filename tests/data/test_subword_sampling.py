@@ -59,7 +59,7 @@ def test_bpe_dropout_draws_what_the_paper_draws(bpe: Tokenizer) -> None:
     word = tuple(vocabulary.encode("lowest"))
     scores = {piece.text: piece.score for piece in read_pieces(vocabulary.model_bytes) if piece.type == 1}
     sampler, ours, theirs = BpeDropout(vocabulary, rate), Random(1), Random(2)
-    drawn = Counter(tuple(vocabulary.pieces(sampler.sample(word, ours))) for _ in range(draws))
+    drawn = Counter(tuple(vocabulary.tokens(sampler.sample(word, ours))) for _ in range(draws))
     expected = Counter(reference_dropout("▁lowest", scores, rate, theirs) for _ in range(draws))
     assert len(expected) > 5
     for division, count in expected.items():
@@ -69,7 +69,7 @@ def test_bpe_dropout_draws_what_the_paper_draws(bpe: Tokenizer) -> None:
 def test_a_unigram_model_draws_by_its_probabilities() -> None:
     vocabulary, alpha, draws = learn("unigram", 290).source, 0.05, 20_000
     word, sampler, random = tuple(vocabulary.encode("newest")), UnigramSampler(vocabulary, alpha), Random(3)
-    drawn = Counter(tuple(vocabulary.pieces(sampler.sample(word, random))) for _ in range(draws))
+    drawn = Counter(tuple(vocabulary.tokens(sampler.sample(word, random))) for _ in range(draws))
     scores = {piece.text: piece.score for piece in read_pieces(vocabulary.model_bytes)}
     weights = {division: exp(alpha * sum(scores[token] for token in division)) for division in drawn}
     best, second = sorted(drawn, key=drawn.__getitem__)[:-3:-1]

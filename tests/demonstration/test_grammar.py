@@ -179,7 +179,7 @@ def test_every_verb_has_five_forms_that_agree() -> None:
         assert gerund in (base + "ing", base.removesuffix("e") + "ing", base + base[-1] + "ing")
 
 
-def test_the_lexicon_names_only_nouns_and_places_that_it_has() -> None:
+def test_the_lexicon_names_only_nouns_and_locations_that_it_has() -> None:
     places = {place.source for place in lexicon.PLACES}
     for verb in (*lexicon.VERBS, *lexicon.HELPING_VERBS, *lexicon.INTRANSITIVE_VERBS):
         assert set(verb.places.split()) <= places

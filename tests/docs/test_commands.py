@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import transduce
+from transduce.commands.experiments import _RESULTS
 from transduce.commands.main import VERBS, build_parser, main
-from transduce.commands.paper import _RESULTS
 from transduce.demonstration import paper
 from transduce.demonstration.grammar import AlignedPair, DemoCorpus
 from transduce.text.files import read_lines

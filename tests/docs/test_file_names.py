@@ -15,7 +15,7 @@ FOLDERS = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} | 
 # A file is named by its end, so `gemm/amx.py` is enough in a table about one folder.
 _FILE = re.compile(r"(?<![\w.*{}])([\w/-]+\.py)\b")
 # Files that a reader writes: a placeholder of command lines, and the plugin of docs/experiments.md.
-READERS_OWN = {"FILE.py", "gated.py"}
+READERS_OWN = {"FILE.py", "gated.py", "my_layers.py"}
 _FOLDER = re.compile(rf"`((?:{'|'.join([*FOLDERS, 'tests', 'benchmarks', 'examples'])})/[\w/]*)`")
 
 

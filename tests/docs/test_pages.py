@@ -88,7 +88,7 @@ def test_the_index_has_each_page_once() -> None:
     assert listed == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
 
 
-def test_the_rows_of_table_3_have_the_sizes_that_the_page_tells() -> None:
+def test_the_rows_of_table_3_have_the_sizes_that_the_page_states() -> None:
     section = (DOCS / "models.md").read_text("utf-8").partition("## Table 3 of the paper")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) == 20

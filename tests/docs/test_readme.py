@@ -108,7 +108,7 @@ def test_both_languages_have_the_same_parts() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_make_is_told_to_do_it_can(page: str) -> None:
+def test_what_make_is_asked_to_do_it_can(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     told = re.findall(r"^make (\w+)", "".join(blocks(page, "sh")), re.MULTILINE)
     assert told == ["demo", "test"]

@@ -39,7 +39,7 @@ def missing_places(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_place_that_a_page_names_exists(page: Path) -> None:
+def test_every_location_that_a_page_names_exists(page: Path) -> None:
     assert missing_places(page.read_text("utf-8")) == []
 
 
@@ -75,13 +75,13 @@ def test_a_backend_takes_over_where_the_page_says() -> None:
     assert {("model/backend.py", "Component.__call__"), ("kernels/select.py", "start_fast")} <= set(named)
 
 
-def test_every_step_of_the_walkthrough_names_a_place() -> None:
+def test_every_step_of_the_walkthrough_names_a_location() -> None:
     steps = re.split(r"^\d+\. ", (ROOT / "docs" / "walkthrough.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
     assert len(steps) > 20
     assert [step for step in steps if not _PLACE.search(step)] == []
 
 
-def test_a_place_that_is_not_there_is_found() -> None:
+def test_a_location_that_is_not_there_is_found() -> None:
     text = (
         "`model/masks.py:padding_mask`, `model/masks.py:no_mask`, `model/no.py:x`, `model/attention.py:LayerCache.past`"
     )

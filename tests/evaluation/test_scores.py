@@ -117,7 +117,7 @@ def test_any_code_of_a_language_is_taken(code: str | None) -> None:
 
 
 @pytest.mark.parametrize("language", ["klingon", "english", ""])
-def test_what_is_no_code_of_a_language_is_told(language: str) -> None:
+def test_what_is_no_code_of_a_language_is_reported(language: str) -> None:
     (warning,) = score(ENGLISH_OUTPUT, ENGLISH, target_language=language).warnings
     assert warning == (
         f"BLEU was counted with the tokenizer '13a', as {language!r} is not a language code such as zh or en: "
@@ -230,7 +230,7 @@ def test_words_are_counted_as_bleu_counts_them() -> None:
     assert mean_words_per_line(["", " "], "en") == math.inf
 
 
-def test_characters_instead_of_words_are_said_with_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_instead_of_words_are_reported_with_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transduce.evaluation.scores.missing_packages", lambda _: ["MeCab"])
     report = score(["猫がいる。"], ["犬がいる。"], target_language="ja")
     assert report.tokenize == "char"
@@ -263,7 +263,7 @@ def test_lines_may_come_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["target_language", "tokenize"])
-def test_what_is_no_language_is_told(name: str) -> None:
+def test_what_is_no_language_is_reported(name: str) -> None:
     options: dict[str, Any] = {"target_language": "en"} | {name: 3}
     with pytest.raises(TransduceError, match=f"`{name}` must be a text or None, but is 3"):
         score(["a"], ["a"], **options)

@@ -239,7 +239,7 @@ def test_one_sentence_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("differing", "is_real"), [(5, False), (6, True)])
-def test_fewer_differing_sentences_than_can_be_told(differing: int, is_real: bool) -> None:
+def test_fewer_differing_sentences_than_are_conclusive(differing: int, is_real: bool) -> None:
     references = make_references(12)
     worse = [*("x" for _ in range(differing)), *references[differing:]]
     result = compare(worse, references, references, target_language="en")
@@ -334,7 +334,7 @@ def test_lines_may_come_one_by_one() -> None:
         ({"names": "ab"}, "`names` must be two texts"),
     ],
 )
-def test_what_is_no_test_is_told(options: dict[str, Any], message: str) -> None:
+def test_what_is_no_test_is_reported(options: dict[str, Any], message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         compare(["a"], ["b"], ["a"], target_language="en", **options)
 

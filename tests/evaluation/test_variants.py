@@ -4,7 +4,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from transduce.errors import TransduceError
-from transduce.evaluation.variants import count_variants
+from transduce.evaluation.scores import count_variants
 
 HYPOTHESES = ["The well-known Cat sat on the mat.", "a big dog ran away, fast!"]
 REFERENCES = ["the well-known cat sat on the mat.", "A big dog ran away - fast!"]
@@ -37,7 +37,7 @@ def test_hyphens_are_words_of_their_own() -> None:
     assert "tok:13a+hyphens" in signature
 
 
-def test_what_was_said_is_what_the_others_differ_from() -> None:
+def test_what_was_set_is_what_the_others_differ_from() -> None:
     found = counted(tokenize="none", lowercase=True)
     assert found["with regard to case"][0] == by_sacrebleu(tokenize="none", force=True)
     assert "case:lc" in found["tokenizer 13a"][1]

@@ -56,7 +56,7 @@ def test_passages_are_whole_sentences_of_6_to_45_words() -> None:
     assert list(summaries.passages("It rained on and on.")) == []
 
 
-def test_rare_words_are_told_by_the_training_part() -> None:
+def test_rare_words_are_decided_by_the_training_part() -> None:
     found = summaries.rarity(["The sea"] * 10 + ["the land"] * 9)
     assert found["the"] == pytest.approx(0.0)
     assert found["sea"] > 0.0

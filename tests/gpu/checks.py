@@ -78,12 +78,12 @@ def compare(found: Sequence[Tensor], expected: Sequence[Tensor], **bounds: float
 
 
 def check_norms() -> None:
-    for dtype, width in itertools.product(CLOSE, (48, 1030)):
+    for dtype, (count, width) in itertools.product(CLOSE, ((37, 48), (9, 1030))):
         x, weight, bias = (
-            randn(37, width, dtype=dtype, learns=True),
+            randn(count, width, dtype=dtype, learns=True),
             *(randn(width, dtype=dtype, learns=True) for _ in range(2)),
         )
-        gradient = randn(37, width, dtype=dtype)
+        gradient = randn(count, width, dtype=dtype)
         for inputs in ((x, weight, bias), (x, weight)):
             if len(inputs) == 3:
                 found, expected = norms.layer_norm(*inputs, 1e-5), F.layer_norm(x, (width,), weight, bias, 1e-5)
@@ -160,7 +160,7 @@ def check_softmax() -> None:
         compare([logits], [expected.softmax(dim=-1).to(dtype)], rtol=0.01, atol=1e-4)
 
 
-def check_the_trial_tells_right_from_wrong() -> None:
+def check_the_trial_detects_wrong_results() -> None:
     assert why_triton_fails(DEVICE) is None
     with mock.patch.object(rows, "add_and_norm", lambda x, y, *_: (x + y, x)):
         assert why_triton_fails(DEVICE) == "triton's kernels give wrong results on it"
@@ -380,7 +380,7 @@ def check_training() -> None:
             torch.testing.assert_close(found[1][name], weight, rtol=1e-3, atol=1e-3)
 
 
-def check_whole_layers_are_what_their_bricks_are() -> None:
+def check_whole_layers_are_what_their_components_are() -> None:
     variants: list[dict[str, Any]] = [
         {"dropout": 0.25, "num_decoder_layers": 2},
         {"dropout": 0.25, "norm_order": "post"},
@@ -458,7 +458,7 @@ def check_recorded_steps_are_what_they_are_without() -> None:
             torch.testing.assert_close(found[1][name], weight, rtol=bound, atol=bound)
 
 
-def check_a_recording_goes_by_what_stands_in_its_places() -> None:
+def check_a_recording_goes_by_what_stands_in_its_buffers() -> None:
     """The slope, dropout that was turned off, hooks that want to see the batch, and the order of calls."""
     generator = np.random.default_rng(3)
     batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
@@ -591,7 +591,7 @@ def check_a_layer_goes_back_as_it_came() -> None:
     compare(slopes[:1], slopes[1:])
 
 
-def check_layers_of_other_bricks_are_left_to_them() -> None:
+def check_layers_of_other_components_are_left_to_them() -> None:
     x, mask = randn(1, 4, 32), PackedMask(packing([4]), packing([4]))
     for changes in ({"activation": "gelu"}, {"activation": "swiglu"}, {"norm_order": "sandwich"}):
         layer = EncoderLayer(small_config(**changes)).to(DEVICE).train()
@@ -654,18 +654,23 @@ def check_decoding() -> None:
         model, source = decoder(**changes)
         assert supports(model)
         for widths in ((1,), (1, 3, 5), (1,)) if not changes else ((1, 3),):
-            decode_beside(model, source, widths, 16)
+            decode_beside(model, source, widths, 16 if DEVICE == "cuda" else 11)  # sentences leave up to the tenth
 
 
 @torch.inference_mode()
-def check_long_outputs_move_into_larger_rooms() -> None:
+def check_long_outputs_move_into_larger_buffers() -> None:
     model, source = decoder()
-    decode_beside(model, source, (1,), 70)
-    decode_beside(model, source, (9,), 32)
+    if DEVICE == "cuda":
+        decode_beside(model, source, (1,), 70)
+        decode_beside(model, source, (9,), 32)
+        return
+    with mock.patch.object(decode_graph, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
+        decode_beside(model, source, (1,), 11)
+        decode_beside(model, source, (9,), 7)
 
 
 @torch.inference_mode()
-def check_rooms_are_used_again_and_given_up() -> None:
+def check_buffers_are_used_again_and_released() -> None:
     model, source = decoder()
     for _ in range(3):
         decode_beside(model, source, (1,), 5)
@@ -800,7 +805,7 @@ def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
 
 
 @torch.inference_mode()
-def check_sentences_of_a_search_move_into_other_rooms() -> None:
+def check_sentences_of_a_search_move_into_other_buffers() -> None:
     model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
     with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
@@ -816,7 +821,7 @@ def check_sentences_of_a_search_move_into_other_rooms() -> None:
 
 
 @torch.inference_mode()
-def check_a_search_that_is_watched_gives_sentences_up() -> None:
+def check_a_search_that_is_watched_stops_sentences() -> None:
     model, source, longest = talkative(3.0), torch.tensor(SENTENCES, device=DEVICE), [9, 9, 9, 9, 9]
     for beam in (Beam(beam_size=1), Beam(beam_size=3, n_best=2)):
         searches = batch_search(model, source, longest, beam), usual_search(model, source, longest, beam)

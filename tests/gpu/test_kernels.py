@@ -44,7 +44,7 @@ def test_kernels_do_what_pytorch_does(results: dict[str, str], name: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton brings NVIDIA's assembler on Linux")
-def test_kernels_are_compiled_within_what_there_is_room_for(tmp_path: Path) -> None:
+def test_kernels_are_compiled_within_what_there_is_capacity_for(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     found = run_script("compiled.py", tmp_path / "compiled.json", environment)
     assert len(found) == 23

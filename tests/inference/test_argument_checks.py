@@ -56,12 +56,14 @@ def test_whitespace_around_a_prefix_forces_nothing(translator: Translator) -> No
         ({"phrases": [["tea"]]}, "Pass one list of phrases for each sentence: there are 2 sentences, but 1 of these"),
         ({"phrases": [["tea"]] * 3}, "there are 2 sentences, but 3 of these"),
         ({"phrases": ["tea", "tea"]}, "Phrases are a list of texts, but `tea` is one text"),
-        ({"places": [7]}, "Pass one place for each sentence: there are 2 sentences, but 1 of these"),
+        ({"indices": [7]}, "Pass one index for each sentence: there are 2 sentences, but 1 of these"),
         ({"search": None}, "`search` must be a `SearchSettings`, but is None"),
         ({"prefix": 3}, r"Pass one text \(a `str`\), not 3"),
     ],
 )
-def test_what_does_not_fit_the_sentences_is_told(options: dict[str, Any], message: str, translator: Translator) -> None:
+def test_what_does_not_fit_the_sentences_is_reported(
+    options: dict[str, Any], message: str, translator: Translator
+) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.translate([SOURCE, SOURCE], **({"search": translator.search} | options))
 
@@ -79,7 +81,7 @@ def test_scores_are_over_a_penalty_that_a_search_could_have(penalty: Any, transl
         translator.score([SOURCE], ["tea"], length_penalty=penalty)
 
 
-def test_pieces_that_are_none_are_refused(translator: Translator) -> None:
+def test_tokens_that_are_none_are_refused(translator: Translator) -> None:
     size = translator.tokenizer.target.size
     search = SearchSettings(generate=GenerateSettings(forbidden_ids=(size,)))
     with pytest.raises(TransduceError, match=rf"must be a token id of the vocabulary, 0 to {size - 1}, but is {size}"):

@@ -23,7 +23,7 @@ from transduce.search.settings import SamplingSettings, SearchSettings
 LINES = [f"line {number}" for number in range(10)]
 
 
-def test_portions_have_all_lines_with_their_places() -> None:
+def test_portions_have_all_lines_with_their_positions() -> None:
     made = list(portions(LINES, size=4))
     assert [len(portion.lines) for portion in made] == [4, 4, 2]
     assert [place for portion in made for place in portion.indices] == list(range(10))

@@ -38,14 +38,14 @@ def forbidden(vocabulary: ImportedVocabulary, text: str, written: list[int]) -> 
     """Return the tokens that must not follow."""
     logits = torch.zeros(1, 1, vocabulary.size)
     found = ForbiddenTexts([text], vocabulary).apply(logits, torch.tensor([[written]]), torch.arange(1))
-    return {vocabulary.piece(id) for id in range(vocabulary.size) if found[0, 0, id] == -torch.inf}
+    return {vocabulary.token(id) for id in range(vocabulary.size) if found[0, 0, id] == -torch.inf}
 
 
 def test_a_forbidden_word_is_known_by_its_bytes(vocabulary: ImportedVocabulary) -> None:
     assert forbidden(vocabulary, "apple", vocabulary.encode("the")) == {"Ġapple"}
     assert forbidden(vocabulary, "apple", vocabulary.encode("pine")) == {"Ġapple"}  # not `pineapple`
     first, second = vocabulary.encode("é")
-    assert forbidden(vocabulary, "é", [first]) == {vocabulary.piece(second)}
+    assert forbidden(vocabulary, "é", [first]) == {vocabulary.token(second)}
 
 
 def test_a_line_of_a_language_model_ends_a_word(vocabulary: ImportedVocabulary) -> None:
@@ -54,7 +54,7 @@ def test_a_line_of_a_language_model_ends_a_word(vocabulary: ImportedVocabulary) 
 
 
 def test_a_phrase_begins_a_word(vocabulary: ImportedVocabulary) -> None:
-    assert [vocabulary.pieces(spelling) for spelling in tokenize_phrase("apple", vocabulary)] == [["Ġapple"]]
+    assert [vocabulary.tokens(spelling) for spelling in tokenize_phrase("apple", vocabulary)] == [["Ġapple"]]
 
 
 def test_a_term_may_begin_a_sentence(vocabulary: ImportedVocabulary) -> None:
@@ -70,7 +70,7 @@ def test_a_language_model_writes_its_own_line_feeds(vocabulary: ImportedVocabula
     assert vocabulary.decode(ids) == "if   x"  # a translation stays on its line
 
 
-def test_pieces_are_spelt_as_sentencepiece_would(vocabulary: ImportedVocabulary) -> None:
+def test_tokens_are_spelt_as_sentencepiece_would(vocabulary: ImportedVocabulary) -> None:
     text = "Café the apple 我"
     spelt = vocabulary.token_texts([*vocabulary.encode(text), vocabulary.eos_id])
     assert spelt == [*"Caf", "<0xC3>", "<0xA9>", "▁the", "▁apple", "▁", "<0xE6>", "<0x88>", "<0x91>", "</s>"]

@@ -132,7 +132,7 @@ def test_with_other_models_too(changes: dict[str, object]) -> None:
 
 
 @torch.inference_mode()
-def test_a_long_search_needs_more_room_than_there_was_at_first() -> None:
+def test_a_long_search_needs_more_capacity_than_there_was_at_first() -> None:
     model = build(end=-100.0)
     for beam_size in (1, 3):
         program, stepwise = both(model, Beam(beam_size=beam_size), [150, 70])
@@ -168,7 +168,7 @@ class Watching:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @torch.inference_mode()
-def test_who_watches_sees_the_same_and_may_give_sentences_up(beam_size: int) -> None:
+def test_who_watches_sees_the_same_and_may_stop_sentences(beam_size: int) -> None:
     giving_up = {2: [0, 5], 4: [1, 6, 99], 6: [4, 2]}
     results: list[list[list[Hypothesis]]] = []
     watching = []
@@ -267,7 +267,7 @@ def test_generate_finds_the_same_hypotheses(generate: GenerateSettings, beam_siz
 
 
 @torch.inference_mode()
-def test_sentences_given_up_in_generate_keep_their_hypotheses() -> None:
+def test_sentences_stopped_in_generate_keep_their_hypotheses() -> None:
     giving_up = {2: [0, 5], 4: [1, 6], 6: [4, 2]}
     beam = Beam(beam_size=4, n_best=2, alpha=1.0)
     program, stepwise = both_with_rules(build(), beam, RULES["minimum length"], GENERATE[3])

@@ -40,7 +40,7 @@ def test_temperatures_that_leave_no_probabilities_are_refused(temperature: float
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings()], ids=["greedy", "beam"])
-def test_a_minimum_length_has_room_for_its_end(translator: Translator, search: SearchSettings) -> None:
+def test_a_minimum_length_has_space_for_its_end(translator: Translator, search: SearchSettings) -> None:
     longest = msgspec.structs.replace(search, max_length_factor=0.0, max_length_extra=3, min_length=6)
     (found,) = translator.translate([SOURCE], longest)
     assert len(found.alternatives[0].tokens) >= 6

@@ -80,7 +80,7 @@ def test_greedy_continuations_are_those_of_reading_everything_anew(generator: Ge
             logits[[generator.vocabulary.pad_id, generator.vocabulary.unk_id]] = float("-inf")
             ids.append(int(logits.argmax()))
             values.append(float(logits.log_softmax(dim=-1).max()))
-    assert list(found.tokens) == generator.vocabulary.pieces(ids[prompt:])
+    assert list(found.tokens) == generator.vocabulary.tokens(ids[prompt:])
     assert found.token_log_probabilities == pytest.approx(values, abs=1e-4)
     assert not found.ended
 
@@ -179,7 +179,7 @@ def test_rules_hold(generator: Generator) -> None:
     assert len(set(pairs)) == len(pairs)
 
 
-def test_the_score_of_a_text_is_the_sum_over_its_pieces(generator: Generator) -> None:
+def test_the_score_of_a_text_is_the_sum_over_its_tokens(generator: Generator) -> None:
     ids = generator.prompt_ids("abc def")
     with torch.inference_mode():
         probabilities = generator.model(torch.tensor([ids[:-1]]))[0].log_softmax(dim=-1)

@@ -70,7 +70,7 @@ def test_alternatives_do_not_change_the_best(translator: Translator) -> None:
         )
 
 
-def test_what_ends_badly_does_not_take_the_place_of_the_translation(translator: Translator) -> None:
+def test_what_ends_badly_does_not_replace_the_translation(translator: Translator) -> None:
     search = SearchSettings(no_repeated_ngrams=1)
     plain = translator.translate(["我吃鱼。"], search)
     assert translator.translate(["我吃鱼。"], search, glossary={"鱼": "milk milk milk"}) == plain
@@ -83,7 +83,7 @@ def test_all_alternatives_have_them(translator: Translator) -> None:
         assert all(contains_phrase(each.text, "fish") for each in found.alternatives)
 
 
-def test_where_there_is_no_room_a_term_is_left_out(translator: Translator) -> None:
+def test_where_there_is_no_capacity_a_term_is_left_out(translator: Translator) -> None:
     search = SearchSettings(max_length=4)
     for prefix in ("", "we"):
         found = translator.translate(["我吃鱼。"], search, prefix=prefix, glossary={"鱼": "milk and the water"})
@@ -115,7 +115,7 @@ def test_portions_of_a_file_have_them(translator: Translator) -> None:
     assert text.splitlines() == [each.text for each in translator(SENTENCES, beam_size=2, glossary=glossary)]
 
 
-def test_what_a_glossary_wants_and_is_not_there_is_a_doubt(translator: Translator) -> None:
+def test_what_a_glossary_wants_and_is_not_there_causes_a_warning(translator: Translator) -> None:
     plain = translator(["我吃鱼。"])
     assert not any(doubt.kind == "terms" for doubt in estimate_quality(translator, plain)[0])
     (doubts,) = estimate_quality(translator, plain, glossary={"鱼": ["milk", "tea"]})
@@ -140,14 +140,14 @@ def test_what_a_glossary_wants_and_is_not_there_is_a_doubt(translator: Translato
         ({"鱼": "fish " * 70}, SearchSettings(), "may have 64 tokens, but that of `鱼` has [0-9]+: make it shorter"),
     ],
 )
-def test_what_cannot_be_had_is_told_also_where_no_sentence_has_the_term(
+def test_what_cannot_be_had_is_reported_also_where_no_sentence_has_the_term(
     translator: Translator, glossary: Any, search: SearchSettings, message: str
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         translator.translate(["我们喝水。"], search, glossary=glossary)
 
 
-def test_a_term_that_cannot_be_written_is_told_with_its_line(translator: Translator, tmp_path: Path) -> None:
+def test_a_term_that_cannot_be_written_is_reported_with_its_line(translator: Translator, tmp_path: Path) -> None:
     path = tmp_path / "terms.tsv"
     path.write_text("茶\ttea\n鱼\t☃\n", encoding="utf-8")
     with pytest.raises(TransduceError, match=r"terms\.tsv, line 2: A translation cannot contain `☃`"):

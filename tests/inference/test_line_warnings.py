@@ -26,7 +26,7 @@ def kinds(source: str, text: str, source_language: str | None, target_language: 
     return {doubt.kind: doubt.found for doubt in found}
 
 
-def test_both_are_doubts() -> None:
+def test_both_cause_warnings() -> None:
     source = "玛丽看了他的书吗？谁需要你的同学？"
     assert kinds(source, "Did Mary read his book?", "zh", "en") == {"sentences": "1 sentence of 2"}
     assert kinds(source, "Did Mary read his book? Who needs you?", "zh", "en") == {}

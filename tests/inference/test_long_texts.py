@@ -23,18 +23,18 @@ SENTENCE = "老师喜欢苹果。"
 
 
 def with_limit(trained: Path, folder: Path, limit: str) -> Path:
-    """The folder of a run that said so of `max_pieces`."""
+    """The folder of a run that said so of `max_tokens`."""
     shutil.copytree(trained, folder)
     (folder / "training_lines.json").unlink()  # as of versions that did not measure lines
     settings = folder / "settings.toml"
     text = settings.read_text("utf-8")
-    assert "max_pieces = 256\n" in text
-    settings.write_text(text.replace("max_pieces = 256\n", limit), "utf-8")
+    assert "max_tokens = 256\n" in text
+    settings.write_text(text.replace("max_tokens = 256\n", limit), "utf-8")
     return folder
 
 
 def open_with_limit(trained: Path, folder: Path, pieces: int) -> Translator:
-    limited = with_limit(trained, folder, f"max_pieces = {pieces}\n")
+    limited = with_limit(trained, folder, f"max_tokens = {pieces}\n")
     return open_translator(limited, precision="fp32", device="cpu", threads=1)
 
 
@@ -97,15 +97,15 @@ def test_a_folder_that_says_nothing_has_the_usual_limit(trained: Path, tmp_path:
     assert open_translator(folder, precision="fp32", device="cpu", threads=1).longest_source == 256
 
 
-@pytest.mark.parametrize("limit", ["max_pieces = 0\n", 'max_pieces = "many"\n'])
+@pytest.mark.parametrize("limit", ["max_tokens = 0\n", 'max_tokens = "many"\n'])
 def test_a_limit_that_means_nothing_is_refused(trained: Path, tmp_path: Path, limit: str) -> None:
     folder = with_limit(trained, tmp_path / "wrong", limit)
-    with pytest.raises(TransduceError, match=r"settings\.toml cannot be used: .*max_pieces"):
+    with pytest.raises(TransduceError, match=r"settings\.toml cannot be used: .*max_tokens"):
         open_translator(folder, precision="fp32", device="cpu", threads=1)
 
 
 def test_models_that_translate_together_take_what_each_of_them_takes(trained: Path, tmp_path: Path) -> None:
-    long = with_limit(trained, tmp_path / "long", "max_pieces = 600\n")
+    long = with_limit(trained, tmp_path / "long", "max_tokens = 600\n")
     assert open_translator([long, trained], precision="fp32", device="cpu", threads=1).longest_source == 256
     assert open_translator([long, long], precision="fp32", device="cpu", threads=1).longest_source == 600
 
@@ -130,7 +130,7 @@ class Characters(Vocabulary):
         return [[ord(character) for character in text] for text in texts]
 
 
-def test_no_part_is_too_long_where_spaces_are_pieces() -> None:
+def test_no_part_is_too_long_where_spaces_are_tokens() -> None:
     parts = cut_long_sentence("a  b. " * 500, (), vocabulary=Characters(), longest=300, gathers=True)
     assert max(map(len, parts)) <= 300
     assert len(parts) < 30

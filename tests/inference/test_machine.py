@@ -51,9 +51,7 @@ def test_cores_are_those_of_affinity_and_limit(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("said", "threads"), [("3", 3), (" 2 ", 2), ("5,2", 5), ("", 4), ("0", 4), ("-1", 4), ("many", 4), ("²", 4)]
 )
-def test_threads_are_those_of_openmp_where_it_was_told(
-    monkeypatch: pytest.MonkeyPatch, said: str, threads: int
-) -> None:
+def test_threads_are_those_of_openmp_where_it_was_set(monkeypatch: pytest.MonkeyPatch, said: str, threads: int) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     monkeypatch.setattr("transduce.machine.usable_cores", lambda: 4)
@@ -61,7 +59,7 @@ def test_threads_are_those_of_openmp_where_it_was_told(
     assert detect_machine("cpu", 7).threads == 7
 
 
-def test_what_torchrun_tells_openmp_is_not_what_a_person_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torchrun_sets_for_openmp_is_not_what_a_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("transduce.machine.usable_cores", lambda: 4)

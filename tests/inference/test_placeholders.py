@@ -166,7 +166,7 @@ def test_the_words_of_the_source_keep_their_tokens(with_tokens: Translator) -> N
         found = mask_part(part, tokenizer, tokens)
         assert found is not None
         assert found.masked.text == masked
-        pieces = tokenizer.source.pieces(found.masked.ids)
+        pieces = tokenizer.source.tokens(found.masked.ids)
         assert pieces[pieces.index("<placeholder-1>") - 1] != "▁"
         left_out = mask_part(part, tokenizer, ())
         assert left_out is not None

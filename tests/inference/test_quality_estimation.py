@@ -50,7 +50,7 @@ def told(source: str, text: str, languages: str = "zh-en", **options: Any) -> li
         ("Oh.", "  ", ["empty"]),
     ],
 )
-def test_what_is_doubted(source: str, text: str, doubts: list[str]) -> None:
+def test_what_is_flagged(source: str, text: str, doubts: list[str]) -> None:
     assert told(source, text, "xx-en") == doubts  # sources of several languages
 
 
@@ -81,7 +81,7 @@ def test_what_is_doubted(source: str, text: str, doubts: list[str]) -> None:
         ("…", ""),
     ],
 )
-def test_what_is_not_doubted(source: str, text: str) -> None:
+def test_what_is_not_flagged(source: str, text: str) -> None:
     assert told(source, text, "xx-en") == []
 
 
@@ -109,7 +109,7 @@ def test_what_letters_are_foreign_depends_on_the_target() -> None:
     assert told("你好，世界", "世界, Привет", "zh_Hant-ru") == ["untranslated (世界)"]
 
 
-def test_missing_numbers_are_told_as_they_stand() -> None:
+def test_missing_numbers_are_reported_as_they_stand() -> None:
     assert missing_numbers("Von 1.990 bis 2.050, 15 und 45", "from 1990 to") == ["2.050", "45"]
     assert missing_numbers("十、1990", "") == ["1990"]
 
@@ -190,7 +190,7 @@ def again(scripted: Scripted, found: Sequence[Translation], **options: Any) -> l
     return redecode(scripted, found, **options)  # type: ignore[arg-type]
 
 
-def test_only_what_is_doubted_is_looked_for_again_with_what_was_missing() -> None:
+def test_only_what_is_flagged_is_looked_for_again_with_what_was_missing() -> None:
     scripted = Scripted({"他生于1990年。": [["He was born in 1890.", "He was born in 1990."]]})
     found = [translation("我爱你。", "I love you."), translation("他生于1990年。", "He was born in 1980.")]
     better = again(scripted, found, prefix="He", phrases=[[], ["born"]])
@@ -230,7 +230,7 @@ def test_what_repeats_is_forbidden_to_until_it_does_not() -> None:
     assert [search.no_repeated_ngrams for _, search, *_ in scripted.asked] == [3, 2]
 
 
-def test_the_former_stays_where_nothing_has_fewer_doubts() -> None:
+def test_the_former_stays_where_nothing_has_fewer_warnings() -> None:
     scripted = Scripted({"我爱你。": [["爱我你", "我爱你"]]})
     (same,) = again(scripted, [translation("我爱你。", "我爱你", "me")])
     assert [each.text for each in same.alternatives] == ["我爱你", "me"]
@@ -242,7 +242,7 @@ def test_as_many_alternatives_come_back_as_there_were() -> None:
     assert [each.text for each in better.alternatives] == ["I love you", "我爱你"]
 
 
-def test_where_languages_are_not_known_copies_are_no_doubt() -> None:
+def test_where_languages_are_not_known_copies_cause_no_warning() -> None:
     scripted = Scripted({})
     scripted.source_language = None
     assert estimate_quality(scripted, [translation("a b c", "a b c")]) == [()]  # type: ignore[arg-type]

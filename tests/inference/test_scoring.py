@@ -43,7 +43,7 @@ def test_scores_are_the_whole_models(translator: Translator) -> None:
     expected = logits.log_softmax(-1).gather(1, torch.tensor(target_ids)[:, None])[:, 0].tolist()
     assert score.token_log_probabilities == pytest.approx(expected, abs=1e-5)
     assert score.log_probability == score.score == sum(score.token_log_probabilities)
-    assert score.tokens == tuple(translator.tokenizer.target.pieces(target_ids[:-1]))
+    assert score.tokens == tuple(translator.tokenizer.target.tokens(target_ids[:-1]))
 
 
 def test_batch_mates_change_nothing_and_order_is_kept(

@@ -54,7 +54,7 @@ class GiveUp:
 
 
 @pytest.mark.parametrize("search", [GREEDY, BEAM])
-def test_places_are_those_of_the_input_and_the_others_go_on(
+def test_positions_are_those_of_the_input_and_the_others_go_on(
     translator: Translator, sentences: list[str], search: SearchSettings
 ) -> None:
     mixed = [sentences[0], "", *sentences[1:5]]
@@ -69,7 +69,7 @@ def test_places_are_those_of_the_input_and_the_others_go_on(
     assert len(found[2].alternatives[0].tokens) == 2
 
 
-def test_all_parts_of_a_sentence_are_given_up(translator: Translator, sentences: list[str]) -> None:
+def test_all_parts_of_a_sentence_are_stopped(translator: Translator, sentences: list[str]) -> None:
     long = "".join(f"{sentence.rstrip('？。')}。" for sentence in sentences) * 16
     search = msgspec.structs.replace(GREEDY, max_length=8)
     observer = GiveUp({1})
@@ -82,7 +82,7 @@ def test_all_parts_of_a_sentence_are_given_up(translator: Translator, sentences:
     assert sum(1 in rows for rows in observer.seen) == 1  # further batches of its parts were never begun
 
 
-def test_what_is_given_up_at_once_is_empty_or_a_piece(translator: Translator) -> None:
+def test_what_is_stopped_at_once_is_empty_or_a_token(translator: Translator) -> None:
     (found,) = translator.translate(["我吃鱼。"], BEAM, observer=GiveUp({0}))
     assert found.stopped
     assert len(found.alternatives[0].tokens) <= 1
@@ -201,7 +201,7 @@ def test_a_phrase_in_a_script_without_spaces_need_not_begin_a_word(translator: T
     vocabulary = translator.tokenizer.target  # a joint one
     with_space, *joined = tokenize_phrase("苹果", vocabulary)
     assert vocabulary.decode(with_space) == "苹果"
-    assert all(vocabulary.piece(spelling[0])[0] != "▁" for spelling in joined)
+    assert all(vocabulary.token(spelling[0])[0] != "▁" for spelling in joined)
     assert [vocabulary.decode(spelling) for spelling in joined] == ["苹果"]
     assert len(tokenize_phrase("apples", vocabulary)) == 1
 
@@ -248,7 +248,7 @@ def test_a_word_is_forbidden_and_not_the_words_it_is_in(translator: Translator) 
 
 
 @pytest.mark.parametrize("written", [(), ("a",), ("a", "pp"), ("▁",), ("▁a", "p"), ("▁p", "in", "e", "a", "pp")])
-def test_however_a_word_is_cut_into_pieces(written: tuple[str, ...]) -> None:
+def test_however_a_word_is_cut_into_tokens(written: tuple[str, ...]) -> None:
     pieces = ["<pad>", "</s>", "<unk>", "▁", "▁a", "▁apple", "▁apples", "apple", "pple", "pp", "p", "le", "a", "e",
               "ple", "les", "▁p", "in", "le."]  # fmt: skip
 
@@ -271,7 +271,7 @@ def test_however_a_word_is_cut_into_pieces(written: tuple[str, ...]) -> None:
         assert bool(logits[0, 0, id] == -torch.inf) == ends, after
 
 
-def test_the_unknown_piece_can_be_forbidden(translator: Translator) -> None:
+def test_the_unknown_token_can_be_forbidden(translator: Translator) -> None:
     found = translator("龘龘龘", search=SearchSettings(beam_size=1, forbidden=("<unk>",), max_length=8))
     assert "⁇" not in found.text
     with pytest.raises(TransduceError, match="A forbidden text needs at least one character, but one is empty"):
@@ -453,7 +453,7 @@ def test_the_best_of_diverse_beams_is_the_best_however_many_are_asked_for(
         assert_alike(translator.translate(sentences, search), several)
 
 
-def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -> None:
+def test_a_forced_first_token_stands_before_the_prefix(translator: Translator) -> None:
     """The forced first token precedes the prefix, like BART's start symbol."""
     vocabulary = translator.tokenizer.target
     first, prefix = vocabulary.encode("tea")[0], vocabulary.encode("we eat")
@@ -461,7 +461,7 @@ def test_a_forced_first_piece_stands_before_the_prefix(translator: Translator) -
         search = SearchSettings(beam_size=beam_size, generate=GenerateSettings(forced_first_id=first))
         (found,) = translator.translate(["我爱你"], search, prefix="we eat")
         assert list(found.alternatives[0].tokens)[: len(prefix) + 1] == [
-            vocabulary.piece(id) for id in (first, *prefix)
+            vocabulary.token(id) for id in (first, *prefix)
         ]
 
 

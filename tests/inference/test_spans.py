@@ -97,7 +97,7 @@ def test_a_part_that_no_word_depends_on_is_as_far_along(vocabulary: Vocabulary) 
     assert found(vocabulary, "大大小小红红绿绿", "one two three four", "绿绿", "大大") == ["four", "one"]
 
 
-def test_a_part_without_words_is_a_place_between_them(vocabulary: Vocabulary) -> None:
+def test_a_part_without_words_is_a_position_between_them(vocabulary: Vocabulary) -> None:
     source, text = "老师 吃鱼!", "the teacher eat fish!"
     (places,) = align_marked(
         [MarkedSentence(source, text, [Span(0, 0), Span(6, 6), Span(2, 3)])], vocabulary, lambda _, __: []
@@ -118,7 +118,7 @@ def test_what_is_too_long_to_be_scored_is_placed_without(vocabulary: Vocabulary)
     assert asked.text[place.start : place.end] == "two"
 
 
-def test_nothing_written_has_room_for_all_marks(vocabulary: Vocabulary) -> None:
+def test_nothing_written_has_space_for_all_nodes(vocabulary: Vocabulary) -> None:
     assert found(vocabulary, "老师吃鱼", "", "鱼", "老师") == ["", ""]
 
 

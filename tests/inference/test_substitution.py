@@ -37,7 +37,7 @@ class Opinions:
         values, pieces = [], []
         for word in target.split():
             cause = self.causes.get(word.lower().strip("“”.,!"))
-            own = self.vocabulary.pieces(self.vocabulary.encode(word))
+            own = self.vocabulary.tokens(self.vocabulary.encode(word))
             nats = -self.nats if cause is not None and cause not in source else -0.1
             values += [nats / len(own)] * len(own)
             pieces += own
@@ -72,7 +72,7 @@ def test_a_term_replaces_the_word_that_depends_on_it(vocabulary: Vocabulary) -> 
     assert put(vocabulary, "鱼", "fish", 鱼="the water") == "the water"
 
 
-def test_several_terms_each_have_their_place(vocabulary: Vocabulary) -> None:
+def test_several_terms_each_have_their_position(vocabulary: Vocabulary) -> None:
     found = put(vocabulary, "老师吃鱼喝茶", "teacher eat fish tea.", 茶="milk", 鱼="apples", 老师="student")
     assert found == "student eat apples milk."
 
@@ -181,7 +181,7 @@ def test_strict_results_do_not_depend_on_the_others(translator: Translator) -> N
     assert together == alone
 
 
-def test_in_a_script_without_spaces_a_term_takes_the_place_of_its_usual_translation(vocabulary: Vocabulary) -> None:
+def test_in_a_script_without_spaces_a_term_replaces_its_usual_translation(vocabulary: Vocabulary) -> None:
     """Pieces go over several words there, and so do their losses."""
 
     def score(sources: Sequence[str], targets: Sequence[str]) -> list[Score]:
@@ -219,7 +219,7 @@ def searched_for(vocabulary: Vocabulary, plain: str, *again: str, nats: float = 
     return [each.text for each in found[part.key].alternatives]
 
 
-def test_a_second_search_is_taken_unless_it_spoils_the_translation(vocabulary: Vocabulary) -> None:
+def test_a_second_search_is_taken_unless_it_corrupts_the_translation(vocabulary: Vocabulary) -> None:
     plain = "we eat tea apples."
     assert searched_for(vocabulary, plain, "we eat milk.") == ["we eat milk."]
     assert searched_for(vocabulary, plain, "we eat milk milk milk milk.") == [plain]
@@ -228,7 +228,9 @@ def test_a_second_search_is_taken_unless_it_spoils_the_translation(vocabulary: V
     assert searched_for(vocabulary, plain, f"{plain} Milk.") == [f"{plain} Milk."]  # there is nothing better
 
 
-def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good_place(vocabulary: Vocabulary) -> None:
+def test_a_word_that_depends_a_little_is_replaced_where_the_search_finds_no_good_position(
+    vocabulary: Vocabulary,
+) -> None:
     plain = "we eat fish."
     assert searched_for(vocabulary, plain, f"{plain} Milk.", nats=0.6) == ["we eat milk."]
     assert searched_for(vocabulary, plain, "we eat milk milk milk milk.", nats=0.6) == ["we eat milk."]

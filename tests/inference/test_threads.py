@@ -60,7 +60,7 @@ def test_an_error_is_raised_and_what_waits_is_left() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_with_one_thread_they_are_decoded_by_whoever_asks() -> None:
+def test_with_one_thread_they_are_decoded_by_the_caller() -> None:
     own = threading.get_ident()
     assert list(decode_in_parallel(lambda _: threading.get_ident(), range(4), 1)) == [own] * 4
 

@@ -243,7 +243,7 @@ def test_the_error_rate_by_hand() -> None:
     assert alignment_error([], []) == 0.0
 
 
-def test_without_given_words_pieces_are_not_cut() -> None:
+def test_without_given_words_tokens_are_not_cut() -> None:
     text, target = "今天老师喜欢苹果。", "the teacher like apples today."
     given = word_pair(text, target, list(text), target.split())
     plain = word_pair(text, target)

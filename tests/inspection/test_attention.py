@@ -23,7 +23,7 @@ def maps(translator: Translator) -> AttentionMaps:
 
 def test_shapes_and_rows(maps: AttentionMaps, translator: Translator) -> None:
     config = translator.model.config
-    source, target = len(maps.source_pieces), len(maps.target_pieces)
+    source, target = len(maps.source_tokens), len(maps.target_tokens)
     assert maps.encoder.shape == (config.num_encoder_layers, config.num_heads, source, source)
     assert maps.decoder.shape == (config.num_decoder_layers, config.num_heads, target, target)
     assert maps.memory.shape == (config.num_decoder_layers, config.num_heads, target, source)
@@ -32,9 +32,9 @@ def test_shapes_and_rows(maps: AttentionMaps, translator: Translator) -> None:
         assert weights.min() >= 0.0
 
 
-def test_pieces_are_the_texts_with_the_end_symbol(maps: AttentionMaps) -> None:
-    assert "".join(maps.source_pieces).replace("▁", "") == SENTENCE + "</s>"
-    assert "".join(maps.target_pieces).replace("▁", " ").strip() == TRANSLATION + "</s>"
+def test_tokens_are_the_texts_with_the_end_symbol(maps: AttentionMaps) -> None:
+    assert "".join(maps.source_tokens).replace("▁", "") == SENTENCE + "</s>"
+    assert "".join(maps.target_tokens).replace("▁", " ").strip() == TRANSLATION + "</s>"
 
 
 def test_nobody_looks_ahead(maps: AttentionMaps) -> None:
@@ -45,7 +45,7 @@ def test_nobody_looks_ahead(maps: AttentionMaps) -> None:
 def test_the_first_layer_is_what_its_projections_say(maps: AttentionMaps, translator: Translator) -> None:
     """softmax(Q Kᵀ / √d_k) of the encoder's first layer, computed here from the weights alone."""
     model, config = translator.model, translator.model.config
-    ids = [translator.tokenizer.source.id(piece) for piece in maps.source_pieces]
+    ids = [translator.tokenizer.source.id(piece) for piece in maps.source_tokens]
     with torch.inference_mode():
         x = model.source_embedding(torch.tensor([ids]), model.source_weight)
         weights = dict(model.named_parameters())
@@ -63,7 +63,7 @@ def test_the_first_layer_is_what_its_projections_say(maps: AttentionMaps, transl
 
 def test_without_a_translation_it_is_the_models_own(translator: Translator) -> None:
     own = translator(SENTENCE).text
-    assert attention_maps(translator, SENTENCE).target_pieces == attention_maps(translator, SENTENCE, own).target_pieces
+    assert attention_maps(translator, SENTENCE).target_tokens == attention_maps(translator, SENTENCE, own).target_tokens
 
 
 @pytest.mark.parametrize(("source", "target"), [("", "fish."), (SENTENCE, ""), ("", "")])
@@ -96,7 +96,7 @@ def test_words(pieces: list[str], words: list[str], groups: list[list[int]]) -> 
     assert group_words(pieces) == (tuple(words), groups)
 
 
-def test_words_take_the_sum_over_source_pieces_and_the_mean_over_target_pieces() -> None:
+def test_words_take_the_sum_over_source_tokens_and_the_mean_over_target_tokens() -> None:
     memory = np.array([[[[0.1, 0.2, 0.6, 0.1], [0.5, 0.1, 0.2, 0.2], [0.25, 0.25, 0.25, 0.25]]]], dtype=np.float32)
     nothing = np.zeros((1, 1, 0, 0), dtype=np.float32)
     maps = AttentionMaps(("▁a", "b", "▁c", "</s>"), ("▁x", "y", "</s>"), nothing, nothing, memory)

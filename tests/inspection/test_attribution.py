@@ -1,7 +1,10 @@
 """Test attribution: the sums that each method promises, hand-made cases, and words that a trained model needs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -60,13 +63,58 @@ def test_occlusion_is_the_difference_of_two_scores(translator: Translator, targe
 def test_integrated_gradients_sum_to_the_whole_change(translator: Translator, target: str) -> None:
     reading = read(translator, SENTENCE, target)
     subject, model = _Subject(reading), translator.transformer
-    nothing = subject._embedding().complete(torch.zeros_like(subject._word_vectors()))
+    is_special = torch.tensor(subject.is_special)[:, None]
+    nothing = subject._embedding().complete(subject._word_vectors() * is_special)
     with _evaluation(model):
         whole = reading.log_probabilities()[0]
         with record_activations(model, (), edit={"encoder.embedding": lambda _: nothing}):
             without = reading.log_probabilities()[0]
-        sums = subject.integrated(64).sum(axis=1)
+        nodes, weights = np.polynomial.legendre.leggauss(64)
+        sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
     assert np.allclose(sums, (whole - without).numpy(), atol=0.05)
+
+
+def test_every_word_is_at_every_point_once_and_neighbors_at_different_ones(
+    translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = _Subject(read(translator, SENTENCE, target))
+    vectors, seen = subject._word_vectors(), []
+
+    def constant(factors: np.ndarray[Any, Any]) -> torch.Tensor:
+        seen.append(factors)
+        return torch.ones(len(subject.reading.outputs), *vectors.shape[1:])
+
+    monkeypatch.setattr(subject, "gradients", constant)
+    _, groups = subject.words_read()
+    found = subject.integrated(groups)
+    # The integral of a constant gradient is the embedding, at whatever points each word was.
+    assert np.allclose(found[0, :-1], vectors[0, :-1].sum(dim=-1), atol=1e-4)
+    assert np.array_equal(found[:, -1], np.zeros(len(found)))
+    for before, after in pairwise(groups):
+        assert len({each[before[0]] for each in seen}) == 3
+        assert all(len({each[index] for index in before}) == 1 for each in seen)
+        assert all(each[before[0]] != each[after[0]] for each in seen)
+    assert all(each[-1] == 1.0 for each in seen)
+
+
+def test_parts_of_a_translation_have_the_gradients_of_the_whole(
+    translator: Translator, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = found(translator, target, "integrated")
+    prefixes: list[int] = []
+
+    def counted(lengths: Sequence[int]) -> list[torch.Tensor]:
+        prefixes.extend(lengths)
+        assert subject.reading.prefix_states is not None
+        return subject.reading.prefix_states(lengths)
+
+    subject = _Subject(read(translator, SENTENCE, target))
+    monkeypatch.setattr("transduce.inspection.attribution._MIN_OPERATIONS_OF_PREFIXES", 0.0)
+    parts = _Subject(replace(subject.reading, prefix_states=counted))
+    with _evaluation(translator.transformer):
+        tokens = parts.integrated(parts.words_read()[1])
+    assert 1 < prefixes[0] < prefixes[-1] == len(whole.target_tokens)
+    assert np.allclose(tokens, whole.tokens, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["value", "rollout"])

@@ -178,12 +178,14 @@ def test_integrated_gradients_of_a_class_sum_to_the_whole_change(build: Callable
     for kind, settings in (("classifier", {}), ("filler", {"embedding_norm": True})):
         reading = read(build(kind, **settings), "the cat [MASK]")
         subject = _Subject(reading)
-        nothing = subject._embedding().complete(torch.zeros_like(subject._word_vectors()))
+        is_special = torch.tensor(subject.is_special)[:, None]
+        nothing = subject._embedding().complete(subject._word_vectors() * is_special)
         with _evaluation(reading.model):
             whole = reading.log_probabilities()[0]
             with record_activations(reading.model, (), edit={"encoder.embedding": partial(replaced_by, nothing)}):
                 without = reading.log_probabilities()[0]
-            sums = subject.integrated(128).sum(axis=1)
+            nodes, weights = np.polynomial.legendre.leggauss(128)
+            sums = subject.integrated([range(len(subject.ids))], (nodes + 1) / 2, weights / 2).sum(axis=1)
         assert np.allclose(sums, (whole - without).detach().numpy(), atol=0.05)
 
 

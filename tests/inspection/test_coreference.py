@@ -105,7 +105,7 @@ def test_in_a_notebook_both_sentences_are_tables() -> None:
 # --- words and pieces --------------------------------------------------------------------------------------------
 
 
-def test_a_words_pieces_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_words_tokens_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pronoun is the last two of three tokens, so its row is their mean; two tokens spell `ab`."""
     rows = [[1.0, 0.0, 0.0, 0.0, 0.0]] * 2 + [[0.3, 0.2, 0.1, 0.2, 0.2], [0.1, 0.2, 0.5, 0.0, 0.2]] + [[0.2] * 5]
     weights = np.array(rows, dtype=np.float32)[None, None]
@@ -154,7 +154,7 @@ def test_in_a_script_without_spaces_a_candidate_is_several_words(translator: Tra
 def test_an_encoders_weights_are_its_own(translator: Translator) -> None:
     sentence = "老师喜欢苹果他"
     maps = attention_maps(translator, sentence, "x")
-    pieces = [piece.removeprefix("▁") for piece in maps.source_pieces[:-1]]
+    pieces = [piece.removeprefix("▁") for piece in maps.source_tokens[:-1]]
     row = len(pieces) - 1
     assert pieces[row] == "他"
     found = pronoun_attention(translator, sentence, "他")
@@ -168,7 +168,7 @@ def test_a_decoder_is_asked_once_it_has_read_the_pronoun(translator: Translator)
     source, sentence = "老师喜欢苹果。", "the teacher like apples he today"
     found = pronoun_attention(translator, sentence, "he", translation_of=source)
     maps = attention_maps(translator, source, sentence)
-    place = maps.target_pieces.index("▁today")
+    place = maps.target_tokens.index("▁today")
     assert found.left_to_right
     assert found.array[..., -1].max() == 0.0
     own = maps.decoder[:, :, place, 1 : place + 1].sum(axis=-1)

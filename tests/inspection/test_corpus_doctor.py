@@ -10,8 +10,7 @@ import pytest
 
 from transduce.errors import TransduceError
 from transduce.inspection.corpus_doctor import CorpusReport, Finding, examine_corpus
-from transduce.inspection.corpus_doctor.alignment import Alignment, align
-from transduce.inspection.corpus_doctor.evidence import side_features
+from transduce.inspection.corpus_doctor.alignment import Alignment, align, side_features
 from transduce.inspection.corpus_doctor.findings import SIMPLIFIED, TRADITIONAL
 from transduce.inspection.corpus_doctor.report import html_page
 from transduce.text.languages import main_script
@@ -136,7 +135,7 @@ def test_a_corpus_that_is_sorted_by_length(zh_en: Sides) -> None:
     assert abs(after[0] - 4000) <= NEAR_LINES
 
 
-def test_the_report_tells_the_line_and_which_side_to_look_at(zh_en: Sides, write_lines: WriteLines) -> None:
+def test_the_report_names_the_line_and_which_side_to_look_at(zh_en: Sides, write_lines: WriteLines) -> None:
     source, target = zh_en[0][:1500], zh_en[1][:1500]
     report = examine(write_lines, source, target[:699] + target[700:])
     alignment = report.finding("alignment")
@@ -181,7 +180,7 @@ def examine(
 
 
 def places(finding: Finding) -> list[str]:
-    return [example.place.rpartition("/")[2] for example in finding.examples]
+    return [example.location.rpartition("/")[2] for example in finding.examples]
 
 
 SOURCE = [f"这是第{number}个句子，我们很喜欢。" for number in range(60)]
@@ -313,14 +312,14 @@ def test_overlap_with_the_test_set_under_a_thin_disguise(write_lines: WriteLines
     assert both.finding("test pairs").count == 1
 
 
-def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLines, trained: Path) -> None:
+def test_lengths_and_unknown_tokens_by_a_models_vocabulary(write_lines: WriteLines, trained: Path) -> None:
     sources, targets = SOURCE.copy(), TARGET.copy()
     sources[4], targets[4] = "我" * 300, "I " * 300
     sources[5] = "我喜欢。" * 20
     report = examine(write_lines, sources, targets, tokenizer=Tokenizer.load(trained))
     assert report.finding("long lines").count == 2
     assert report.finding("unequal lengths").count >= 1
-    unknown = report.finding("unknown pieces")
+    unknown = report.finding("unknown tokens")
     assert unknown.severity == "problem"
     assert "by the model's vocabulary" in unknown.message
 
@@ -328,7 +327,7 @@ def test_lengths_and_unknown_pieces_by_a_models_vocabulary(write_lines: WriteLin
 def test_rare_characters_are_no_fault_where_training_would_learn_the_same(write_lines: WriteLines) -> None:
     rare = [chr(0x4E00 + n) * 5 for n in range(len(SOURCE))]
     report = examine(write_lines, [line + more for line, more in zip(SOURCE, rare, strict=True)], TARGET)
-    unknown = report.finding("unknown pieces")
+    unknown = report.finding("unknown tokens")
     assert unknown.share > 0.01
     assert unknown.severity == "look"
 
@@ -342,7 +341,7 @@ def test_several_files_have_their_own_line_numbers(write_lines: WriteLines) -> N
     assert places(examine_corpus(source, target).finding("tabs")) == ["2.zh:1"]
 
 
-def test_what_cannot_be_read_is_told(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_what_cannot_be_read_is_reported(tmp_path: Path, write_lines: WriteLines) -> None:
     (tmp_path / "gbk").write_bytes(("我喜欢你\n" * 30).encode("gbk"))
     (tmp_path / "empty").write_bytes(b"")
     good = str(write_lines("good", ["a"] * 30))

@@ -242,7 +242,7 @@ def test_what_the_settings_leave_open_is_chosen_as_training_chooses(write_lines:
     assert (without_text.d_model, without_text.target_vocabulary_size, without_text.norm_order) == (256, 900, "post")
 
 
-def test_what_is_neither_is_told(tmp_path: Path, write_lines: WriteLines) -> None:
+def test_what_is_neither_is_reported(tmp_path: Path, write_lines: WriteLines) -> None:
     with pytest.raises(TransduceError, match=r"a model folder or a settings file, but .*gone does not exist"):
         subject_from_path(tmp_path / "gone")
     with pytest.raises(TransduceError, match=r"is not valid TOML"):

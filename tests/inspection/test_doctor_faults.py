@@ -318,7 +318,7 @@ def test_each_fault_is_found_by_its_check(order: Order, fault: Fault, check: str
     assert f"FAIL  {check}" in str(report)
 
 
-def test_a_decoder_that_never_sees_its_newest_piece() -> None:
+def test_a_decoder_that_never_sees_its_newest_token() -> None:
     """The residual still carries it, so the fault shows where there is none around the attention."""
     report = examine(
         subject("pre", "look-ahead without its diagonal"), [each for each in CHECKS if each.name == "cache"]

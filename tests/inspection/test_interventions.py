@@ -64,33 +64,33 @@ def test_without_the_memory_the_translation_is_another(translator: Translator) -
     both = intervene(translator, SENTENCE, Intervention(heads_off=every), search=GREEDY)
     assert both.after.translation != both.before.translation
     assert (
-        intervene(translator, "我吃鱼。", Intervention(heads_off=every), search=GREEDY).after.pieces
-        == both.after.pieces
+        intervene(translator, "我吃鱼。", Intervention(heads_off=every), search=GREEDY).after.tokens
+        == both.after.tokens
     )
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=3)])
-def test_a_forced_piece_stands_at_its_place_behind_what_was_there(
+def test_a_forced_token_stands_at_its_position_behind_what_was_there(
     translator: Translator, search: SearchSettings
 ) -> None:
     both = intervene(translator, SENTENCE, Intervention(step=2, force="▁fish"), search=search)
-    assert both.after.pieces[:2] == both.before.pieces[:2]
-    assert both.after.pieces[2] == "▁fish" != both.before.pieces[2]
-    assert both.after.piece_log_probabilities[:2] == pytest.approx(both.before.piece_log_probabilities[:2], abs=1e-4)
+    assert both.after.tokens[:2] == both.before.tokens[:2]
+    assert both.after.tokens[2] == "▁fish" != both.before.tokens[2]
+    assert both.after.token_log_probabilities[:2] == pytest.approx(both.before.token_log_probabilities[:2], abs=1e-4)
 
 
 @pytest.mark.parametrize("search", [GREEDY, SearchSettings(beam_size=3)])
-def test_a_forbidden_piece_does_not_stand_at_its_place(translator: Translator, search: SearchSettings) -> None:
-    first = intervene(translator, SENTENCE, Intervention(), search=search).before.pieces
+def test_a_forbidden_token_does_not_stand_at_its_position(translator: Translator, search: SearchSettings) -> None:
+    first = intervene(translator, SENTENCE, Intervention(), search=search).before.tokens
     both = intervene(translator, SENTENCE, Intervention(step=1, forbid=(first[1],)), search=search)
-    assert both.after.pieces[0] == first[0]
-    assert both.after.pieces[1] != first[1]
+    assert both.after.tokens[0] == first[0]
+    assert both.after.tokens[1] != first[1]
     at_once = intervene(translator, SENTENCE, Intervention(step=0, forbid=(first[0],)), search=search)
-    assert at_once.after.pieces[0] != first[0]
+    assert at_once.after.tokens[0] != first[0]
     again = intervene(
-        translator, SENTENCE, Intervention(step=1, forbid=(first[1], both.after.pieces[1])), search=search
+        translator, SENTENCE, Intervention(step=1, forbid=(first[1], both.after.tokens[1])), search=search
     )
-    assert again.after.pieces[1] not in (first[1], both.after.pieces[1])
+    assert again.after.tokens[1] not in (first[1], both.after.tokens[1])
 
 
 def test_a_changed_word_changes_the_source(translator: Translator) -> None:
@@ -114,7 +114,7 @@ def test_a_changed_word_changes_the_source(translator: Translator) -> None:
         (Intervention(source=" "), "is empty"),
     ],
 )
-def test_what_cannot_be_done_is_said(translator: Translator, change: Intervention, message: str) -> None:
+def test_what_cannot_be_done_is_reported(translator: Translator, change: Intervention, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         intervene(translator, SENTENCE, change, search=GREEDY)
 

@@ -53,7 +53,7 @@ def test_it_is_the_translation_that_translating_gives(translator: Translator, in
     assert inspection.score == pytest.approx(translation.score, abs=1e-5)
     expected = [math.exp(value) for value in translation.alternatives[0].token_log_probabilities]
     assert [step.probability for step in inspection.steps] == pytest.approx(expected, abs=1e-5)
-    assert [step.piece for step in inspection.steps] == list(inspection.target_pieces)
+    assert [step.token for step in inspection.steps] == list(inspection.target_tokens)
 
 
 def test_candidates_are_the_likeliest_first(inspection: Inspection) -> None:
@@ -62,7 +62,7 @@ def test_candidates_are_the_likeliest_first(inspection: Inspection) -> None:
         assert values == sorted(values, reverse=True)
         assert len(values) == 6
         assert step.probability <= values[0]
-        assert all(step.probability == each.probability for each in step.candidates if each.piece == step.piece)
+        assert all(step.probability == each.probability for each in step.candidates if each.token == step.token)
 
 
 def test_attention_is_the_models_own_to_half_a_byte(translator: Translator, inspection: Inspection) -> None:
@@ -87,16 +87,16 @@ def test_bytes_there_and_back() -> None:
 def paths_of(inspection: Inspection) -> list[tuple[str, ...]]:
     paths: list[tuple[str, ...]] = [()]
     for node in inspection.tree[1:]:
-        paths.append((*paths[node.parent], node.piece))
+        paths.append((*paths[node.parent], node.token))
     return paths
 
 
 def test_the_trees_best_path_is_the_translation(inspection: Inspection) -> None:
     paths = paths_of(inspection)
     best = [path for path, node in zip(paths, inspection.tree, strict=True) if node.best]
-    assert best[-1] == inspection.target_pieces
-    assert best == [inspection.target_pieces[:length] for length in range(len(inspection.target_pieces) + 1)]
-    last = inspection.tree[paths.index(inspection.target_pieces)]
+    assert best[-1] == inspection.target_tokens
+    assert best == [inspection.target_tokens[:length] for length in range(len(inspection.target_tokens) + 1)]
+    last = inspection.tree[paths.index(inspection.target_tokens)]
     assert last.ended
     assert last.score == pytest.approx(inspection.score, abs=1e-4)
     assert max(node.score for node in inspection.tree if node.score is not None) == last.score
@@ -132,20 +132,20 @@ def test_a_nodes_log_probability_is_the_models(translator: Translator, inspectio
 def test_greedy_search_is_one_line(translator: Translator) -> None:
     greedy = inspect_sentence(translator, SENTENCE, search=SearchSettings(beam_size=1))
     assert [node.parent for node in greedy.tree] == list(range(-1, len(greedy.tree) - 1))
-    assert tuple(node.piece for node in greedy.tree[1:]) == greedy.target_pieces
+    assert tuple(node.token for node in greedy.tree[1:]) == greedy.target_tokens
 
 
 def test_a_search_that_is_cut_ends_without_the_end_symbol(translator: Translator) -> None:
     cut = inspect_sentence(translator, SENTENCE, search=SearchSettings(beam_size=2, max_length=2))
-    assert len(cut.target_pieces) == len(cut.steps) == 2
-    assert "</s>" not in cut.target_pieces
+    assert len(cut.target_tokens) == len(cut.steps) == 2
+    assert "</s>" not in cut.target_tokens
     nodes = dict(zip(paths_of(cut), cut.tree, strict=True))
-    assert nodes[cut.target_pieces].score == round(cut.score, 4)  # found, though it did not end
-    assert not nodes[cut.target_pieces].ended
+    assert nodes[cut.target_tokens].score == round(cut.score, 4)  # found, though it did not end
+    assert not nodes[cut.target_tokens].ended
     assert "".join(cut.words.target_words) == cut.translation.replace(" ", "")
 
 
-def test_drawing_pieces_is_not_shown(translator: Translator) -> None:
+def test_drawing_tokens_is_not_shown(translator: Translator) -> None:
     sampling = SearchSettings(beam_size=3, sampling=SamplingSettings())
     assert inspect_sentence(translator, SENTENCE, search=sampling) == inspect_sentence(
         translator, SENTENCE, search=BEAM
@@ -164,7 +164,7 @@ def test_a_sentence_is_as_long_as_the_model_takes(translator: Translator) -> Non
     sentence = "我吃鱼" * 150
     longer = Translator(translator.model, translator.tokenizer, max_source_tokens=400)
     found = inspect_sentence(longer, sentence, search=SearchSettings(beam_size=1, max_length=2))
-    assert len(found.source_pieces) > 257
+    assert len(found.source_tokens) > 257
     shorter = Translator(translator.model, translator.tokenizer, max_source_tokens=20)
     with pytest.raises(TransduceError, match="at most 20 tokens, but"):
         inspect_sentence(shorter, sentence)
@@ -219,8 +219,8 @@ def test_a_large_models_long_sentence_stays_small(inspection: Inspection) -> Non
     nodes = [msgspec.structs.replace(inspection.tree[1], parent=max(0, number - 4)) for number in range(160)]
     large = msgspec.structs.replace(
         inspection,
-        source_pieces=pieces,
-        target_pieces=pieces,
+        source_tokens=pieces,
+        target_tokens=pieces,
         steps=inspection.steps[:1] * 32,
         encoder=weights,
         decoder=weights,
@@ -242,12 +242,12 @@ def test_every_word_of_the_page_is_in_both_languages() -> None:
 # --- the terminal and the notebook -------------------------------------------------------------------------------
 
 
-def test_the_terminal_shows_every_piece_with_its_probability(translator: Translator, inspection: Inspection) -> None:
+def test_the_terminal_shows_every_token_with_its_probability(translator: Translator, inspection: Inspection) -> None:
     words = word_attention(attention_maps(translator, SENTENCE, inspection.translation))
     drawn = draw_inspection(inspection, words)
     assert drawn.startswith(f"{SENTENCE}  →  {inspection.translation}\n")
     for step in inspection.steps:
-        assert re.search(rf"^{re.escape(step.piece)} +{100 * step.probability:.1f} %", drawn, re.MULTILINE)
+        assert re.search(rf"^{re.escape(step.token)} +{100 * step.probability:.1f} %", drawn, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("share", "bar"), [(0.0, ""), (1.0, "████"), (0.5, "██"), (0.28, "█▏"), (2.0, "████")])
@@ -305,10 +305,10 @@ def test_pointing_at_a_word_shades_what_it_looks_at(page: "Page", inspection: In
     assert page.locator(".word.from").count() == 1
 
 
-def test_choosing_a_piece_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
+def test_choosing_a_token_lists_its_candidates(page: "Page", inspection: Inspection) -> None:
     page.locator(".piece").nth(2).click()
     rows = page.locator(".candidates tr th").all_inner_texts()
-    assert rows[:6] == [each.piece.replace("▁", "_") for each in inspection.steps[2].candidates]
+    assert rows[:6] == [each.token.replace("▁", "_") for each in inspection.steps[2].candidates]
 
 
 def test_choosing_a_head_draws_it(page: "Page", inspection: Inspection) -> None:
@@ -328,7 +328,7 @@ def test_arrow_keys_read_the_heat_map(page: "Page", inspection: Inspection) -> N
         picture.press(key)
     weight = float(from_bytes(inspection.memory)[0, 1, 1, 1])
     said = page.locator(".attention .readout").inner_text()
-    assert said.startswith(f"{inspection.target_pieces[1]} → {inspection.source_pieces[1]}: ".replace("▁", "_"))
+    assert said.startswith(f"{inspection.target_tokens[1]} → {inspection.source_tokens[1]}: ".replace("▁", "_"))
     assert f"{100 * weight:.1f} %" in said or weight < 0.001
 
 
@@ -391,7 +391,7 @@ def test_two_sentences_stand_side_by_side(beside: "Page", pair: InspectionPage) 
     assert beside.locator(".column").count() == 2
     for column, inspection in zip(beside.locator(".column").all(), pair.inspections, strict=True):
         least = min(inspection.steps, key=lambda step: step.probability)
-        assert column.locator(".piece[aria-pressed=true] span").inner_text() == least.piece.replace("▁", "_")
+        assert column.locator(".piece[aria-pressed=true] span").inner_text() == least.token.replace("▁", "_")
     beside.get_by_label("Left:").select_option(index=1)
     assert (
         beside.locator(".column").first.locator(".word").first.inner_text() == pair.inspections[1].words.source_words[0]
@@ -429,8 +429,8 @@ def tagged(inspection: Inspection) -> TextInspection:
         steps=inspection.steps,
         attention="encoder",
         words=inspection.words,
-        rows=inspection.target_pieces,
-        columns=inspection.target_pieces,
+        rows=inspection.target_tokens,
+        columns=inspection.target_tokens,
         weights=inspection.decoder,
         attributions=(WordAttribution("value", inspection.words),),
     )

@@ -206,10 +206,10 @@ def test_attention_of_a_layer(translator: Translator) -> None:
     heads = translator.model.config.num_heads
     assert [panel.title for panel in chart.panels] == [f"layer 2, head {head}" for head in range(1, heads + 1)]
     assert np.allclose(heat_map(chart).values.sum(axis=1), 1.0, atol=0.02)
-    assert heat_map(chart).column_names == maps.source_pieces
+    assert heat_map(chart).column_names == maps.source_tokens
     before = heat_map(plot_attention(maps, kind="decoder", layer=1))
     assert before.column_names == ("<start>", *before.row_names[:-1])
-    assert heat_map(plot_attention(maps, kind="encoder", layer=1)).row_names == maps.source_pieces
+    assert heat_map(plot_attention(maps, kind="encoder", layer=1)).row_names == maps.source_tokens
     with pytest.raises(TransduceError, match="`--layer` must be from 1 to 2, but is 3"):
         plot_attention(maps, kind="memory", layer=3)
 
@@ -221,8 +221,8 @@ SQUARES = HeatMap(
     x_label="to",
     y_label="from",
     values=np.array([[1.0, 0.0], [0.5, 0.25]]),
-    least=0.0,
-    most=1.0,
+    minimum=0.0,
+    maximum=1.0,
     row_names=("猫", "dog"),
     column_names=("▁茶", "ab"),
 )
@@ -275,14 +275,14 @@ def test_flat_and_empty_curves_are_drawn() -> None:
 @pytest.mark.parametrize(("format", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_files_are_the_same_every_time(format: str, begins: bytes) -> None:
     pytest.importorskip("matplotlib")
-    plain = HeatMap(title="t", x_label="x", y_label="y", values=np.eye(3), least=0.0, most=1.0)
+    plain = HeatMap(title="t", x_label="x", y_label="y", values=np.eye(3), minimum=0.0, maximum=1.0)
     chart = Chart((LINES, plain))
     content = render_chart(chart, format)
     assert content.startswith(begins)
     assert content == render_chart(chart, format)
 
 
-def test_chinese_characters_are_drawn_or_their_lack_is_said(tmp_path: Path) -> None:
+def test_chinese_characters_are_drawn_or_their_lack_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     try:
         save_chart(Chart((SQUARES,)), tmp_path / "a.svg")
@@ -331,8 +331,8 @@ def test_titles_and_labels_are_in_the_language_of_messages_and_words_stay() -> N
         x_label="source token",
         y_label="query",
         values=np.zeros((1, 1)),
-        least=0.0,
-        most=1.0,
+        minimum=0.0,
+        maximum=1.0,
         row_names=("step",),
     )
     with use_ui_language("zh"):

@@ -79,7 +79,7 @@ def test_the_same_log_probabilities_and_translations(
     assert comparison.agreement.same_translations == comparison.agreement.sentences == 12
 
 
-def test_the_pieces_compared_are_not_all_alike(
+def test_the_tokens_compared_are_not_all_alike(
     make_translator: MakeTranslator, compare: Compare, tmp_path: Path
 ) -> None:
     translator = make_translator()
@@ -102,7 +102,7 @@ def test_the_pieces_compared_are_not_all_alike(
         ({"positions": "rotary", "rotary_scaling": RotaryScaling(factor=4.0, original_length=16)}, ["rotary_scaling"]),
     ],
 )
-def test_what_it_has_no_brick_for(
+def test_what_it_has_no_component_for(
     make_translator: MakeTranslator, changes: dict[str, Any], obstacles: list[str]
 ) -> None:
     assert ctranslate2_obstacles(make_translator(**changes).model.config) == obstacles
@@ -143,7 +143,7 @@ def test_what_stands_in_the_folder(make_translator: MakeTranslator, tmp_path: Pa
     assert config["add_source_eos"] is True
     assert (config["decoder_start_token"], config["eos_token"], config["unk_token"]) == ("<pad>", "</s>", "<unk>")
     vocabulary = json.loads((tmp_path / "shared_vocabulary.json").read_bytes())
-    assert vocabulary == translator.tokenizer.source.pieces(range(translator.tokenizer.source.size))
+    assert vocabulary == translator.tokenizer.source.tokens(range(translator.tokenizer.source.size))
 
 
 # --- language models --------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_a_language_model_has_one_vocabulary_and_no_encoder(
 
 
 @pytest.mark.parametrize("kind", ["encoder", "recurrent"])
-def test_kinds_that_it_has_no_bricks_for(make_model: MakeModel, kind: str) -> None:
+def test_kinds_that_it_has_no_components_for(make_model: MakeModel, kind: str) -> None:
     config = make_model(kind=kind, **({"attention_score": "dot"} if kind == "recurrent" else {})).config
     assert ctranslate2_obstacles(config) == ["kind"]
     assert ctranslate2_obstacles(make_model(kind="decoder", positions="relative").config) == ["positions"]

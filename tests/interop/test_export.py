@@ -25,8 +25,7 @@ from transduce.model.build import Model
 from transduce.model_folder import write
 from transduce.model_folder.read import Manifest, ModelFolder
 from transduce.model_folder.write import write_model_folder
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.tokenizer_json import tokenizer_json
+from transduce.text.tokenizer import Tokenizer, tokenizer_json
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"ctranslate2": ("ctranslate2",), "onnx": ("onnx", "onnxruntime"), "huggingface": ("transformers",)}
@@ -151,7 +150,7 @@ def test_the_models_own_score_is_that_of_greedy_search(
     assert report.export_scores == report.model_scores
 
 
-def test_without_a_dev_set_random_pieces_are_compared(make_translator: MakeTranslator, tmp_path: Path) -> None:
+def test_without_a_dev_set_random_tokens_are_compared(make_translator: MakeTranslator, tmp_path: Path) -> None:
     need("onnx")
     folder = write_folder(make_translator(positions="rotary", norm="rms"), tmp_path / "model")
     report = export(folder, tmp_path / "out", to="onnx", threads=1)
@@ -343,7 +342,7 @@ def test_folders_above_the_new_one_are_made(trained: Path, tmp_path: Path) -> No
         ("huggingface", {"attention_window": 3}, r"`model.attention_window` = 3: export it to onnx\."),
     ],
 )
-def test_a_model_that_does_not_fit_is_told_where_it_does(
+def test_a_model_that_does_not_fit_is_reported_where_it_does(
     make_translator: MakeTranslator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -39,7 +39,7 @@ def marian(make_model: MakeModel, write_folder: WriteFolder, small_tokenizer: To
     del config["transduce"]
     documents: dict[str, dict[str, Any]] = {
         "config.json": config,
-        "vocab.json": {vocabulary.piece(id): id for id in range(vocabulary.size)},
+        "vocab.json": {vocabulary.token(id): id for id in range(vocabulary.size)},
         "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", "source_lang": "zh", "target_lang": "en"}
         | names,
         "special_tokens_map.json": names,
@@ -125,7 +125,7 @@ def test_the_lines_for_ctranslate2_translate(imported: Path, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
-def test_a_model_that_is_told_its_language_goes_out(
+def test_a_model_that_is_given_its_language_goes_out(
     form: str, nllb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime"}[form]

@@ -161,7 +161,7 @@ def test_a_language_model_to_ctranslate2(folders: dict[str, Path], tmp_path: Pat
     assert "ctranslate2.Generator" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
-def test_a_language_model_is_tried_on_lines_of_a_single_piece(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_language_model_is_tried_on_lines_of_a_single_token(folders: dict[str, Path], tmp_path: Path) -> None:
     content = read_any_model_folder(folders["language-model"])
     lines = ["I", "I like tea.", "I"]
     assert [len(ids) > 1 for ids in content.tokenizer.source.encode_batch(lines)] == [False, True, False]
@@ -219,7 +219,7 @@ SPELT = ["I </s> tea.", "<unk> a", "<pad>", "the </s>fish"]
 
 
 @pytest.mark.parametrize("joint", [True, False])
-def test_names_of_special_pieces_in_a_source_are_its_characters(
+def test_names_of_special_tokens_in_a_source_are_its_characters(
     make_model: MakeModel, write_folder: WriteFolder, toy_corpus: Path, tmp_path: Path, joint: bool
 ) -> None:
     import transformers
@@ -238,13 +238,13 @@ def test_names_of_special_pieces_in_a_source_are_its_characters(
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_names_of_special_pieces_in_other_texts_are_no_fault(
+def test_names_of_special_tokens_in_other_texts_are_no_fault(
     folders: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
     exported(folders[name], tmp_path / "out", "huggingface", sources=["I like tea.", *SPELT, "[SEP] a"])
 
 
-def test_names_of_special_pieces_without_pieces_for_their_characters_are_no_fault(
+def test_names_of_special_tokens_without_tokens_for_their_characters_are_no_fault(
     make_model: MakeModel, write_folder: WriteFolder, separate_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     model = make_model(separate_tokenizer, norm_order="post", tie_source_target=False)

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.interop.hugging_face.export import class_for, config_json, places, redundant_names, stored_tensors
+from transduce.interop.hugging_face.export import (
+    class_for,
+    config_json,
+    redundant_names,
+    stored_parameters,
+    stored_tensors,
+)
 from transduce.interop.hugging_face.families import huggingface_obstacles
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -140,7 +146,7 @@ def test_every_tensor_has_one_name_and_none_is_lost(changes: dict[str, Any]) -> 
     config = make_config(**changes)
     weights = {name: parameter.detach() for name, parameter in Transformer(config).named_parameters()}
     renamed = dict(stored_tensors(weights, config))
-    kept = places(weights, config, renamed)
+    kept = stored_parameters(weights, config, renamed)
     for name, tensor in weights.items():
         assert torch.equal(kept[name].restore([renamed[part] for part in kept[name].names]), tensor)
     names = [part for place in kept.values() for part in place.names]
@@ -249,7 +255,7 @@ def test_the_same_logits_and_translations(
         assert row[: row.index(eos_id) if eos_id in row else None] == list(best.ids)
     # Loading the folder gives the weights that were saved.
     stored = load_file(tmp_path / "model.safetensors")
-    kept = places(made.model.state_dict(), config, stored)
+    kept = stored_parameters(made.model.state_dict(), config, stored)
     for name, tensor in made.model.state_dict().items():
         assert torch.equal(kept[name].restore([stored[part] for part in kept[name].names]), tensor)
 
@@ -273,7 +279,7 @@ def test_a_trained_folder_opens_and_translates_alike(
 
 
 @pytest.mark.filterwarnings("default")
-def test_its_configuration_tells_our_positions_and_order(open_folder: OpenFolder, trained: Path) -> None:
+def test_its_configuration_describes_our_positions_and_order(open_folder: OpenFolder, trained: Path) -> None:
     _, theirs = open_folder(trained)
     stored = json.loads((trained / "config.json").read_bytes())
     assert theirs.config.transduce["norm_order"] == "pre" == stored["transduce"]["norm_order"]

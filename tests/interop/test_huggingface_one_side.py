@@ -257,7 +257,7 @@ def test_what_a_class_leaves_aside() -> None:
     [GPT2, GPT2 | {"tie_output": False, "activation": "relu"}, LLAMA, LLAMA_3, QWEN2],
     ids=["1", "2", "3", "4", "5"],
 )
-def test_a_language_models_pieces(
+def test_a_language_models_tokens(
     make_model: MakeModel,
     write_folder: WriteFolder,
     small_tokenizer: Tokenizer,

@@ -137,7 +137,7 @@ def test_a_text_of_one_line_ends_before_its_line_feed(make_folder: MakeFolder) -
     )
 
 
-def test_a_text_is_scored_from_its_first_piece_on(make_folder: MakeFolder) -> None:
+def test_a_text_is_scored_from_its_first_token_on(make_folder: MakeFolder) -> None:
     folder = make_folder("GPT2LMHeadModel")
     text = "the fish\nis big."
     found = opened(folder).score(text)

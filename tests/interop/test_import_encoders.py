@@ -69,7 +69,7 @@ def opened_by_transformers(folder: Path, task: str) -> Any:
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta"])
-def test_classes_are_told_as_transformers_tells_them(
+def test_classes_are_named_as_transformers_names_them(
     family: str, make_folder: MakeFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_folder(f"{family}ForSequenceClassification", id2label=LABELS)

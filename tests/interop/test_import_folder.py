@@ -21,7 +21,7 @@ from transduce.inspection.alignment import word_maps, word_pair
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.interventions import Intervention, intervene
 from transduce.inspection.sentence import inspect_sentence
-from transduce.interop.hugging_face.import_families import import_generation
+from transduce.interop.hugging_face.import_settings import import_generation
 from transduce.model.encoder import Encoder
 from transduce.model_folder.hugging_face import hugging_face_search_settings
 from transduce.model_folder.read import read_any_model_folder
@@ -125,12 +125,12 @@ def test_what_is_looked_into_has_its_tags(nllb: Path) -> None:
     translator = opened(nllb)
     expected = translator("我喜欢茶。")
     found = inspect_sentence(translator, "我喜欢茶。")
-    assert (found.translation, found.source_pieces[0]) == (expected.text, "zho_Hans")
+    assert (found.translation, found.source_tokens[0]) == (expected.text, "zho_Hans")
     assert found.score == pytest.approx(expected.score)
-    assert attention_maps(translator, "我喜欢茶。").source_pieces == found.source_pieces
+    assert attention_maps(translator, "我喜欢茶。").source_tokens == found.source_tokens
     before = expected.alternatives[0].tokens
     changed = intervene(translator, "我喜欢茶。", Intervention(step=2, force=before[4])).after
-    assert changed.pieces[:3] == ("eng_Latn", before[1], before[4])
+    assert changed.tokens[:3] == ("eng_Latn", before[1], before[4])
     (maps,) = word_maps(translator, [word_pair("我喜欢茶。", "I like tea.")])
     assert maps.heads.shape[1:] == (3, 5)
 
@@ -214,10 +214,10 @@ def test_pickles_are_not_opened(nllb: Path, tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_the_first_barts_say_in_words_which_piece_is_forced() -> None:
+def test_the_first_barts_say_in_words_which_token_is_forced() -> None:
     config = {"force_bos_token_to_be_generated": True, "bos_token_id": 5}
     for said, forced in (({}, 5), ({"forced_bos_token_id": 7}, 7)):
-        found = import_generation(said, config, "folder", greatest=None).generate
+        found = import_generation(said, config, "folder", max_positions=None).generate
         assert found is not None
         assert found.forced_first_id == forced
 

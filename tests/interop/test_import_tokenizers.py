@@ -15,7 +15,7 @@ from transduce.data import prepare
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, ImportedVocabulary
-from transduce.tasks.kinds.encoders import read_store
+from transduce.tasks.kinds.masked_language_model import read_store
 from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.special_tokens import special_tokens_of
 
@@ -95,7 +95,7 @@ def write(folder: Path, name: str, content: bytes | dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("family", ["t5", "pegasus"])
-def test_sentencepiece_with_pieces_before_or_behind(
+def test_sentencepiece_with_tokens_before_or_behind(
     family: str, saved: bool, texts: Texts, train: Callable[..., bytes], tmp_path: Path
 ) -> None:
     kind = {"t5": "T5Tokenizer", "pegasus": "PegasusTokenizer"}[family]
@@ -276,7 +276,7 @@ NAMING = [
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("family", ["bert", "cased-bert", "roberta"])
-def test_added_pieces_are_recognised_as_their_flags_say(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
+def test_added_tokens_are_recognised_as_their_flags_say(family: str, saved: bool, texts: Texts, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     if family == "roberta":
         trained = tokenizers.ByteLevelBPETokenizer()
@@ -338,7 +338,7 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path) -> None:
     again = ImportedTokenizer.load(tmp_path / "out")
     assert again.fingerprint == tokenizer.fingerprint
     assert again.source.with_special_tokens(again.source.encode("Is [MASK] love.")) == [2, 7, 8, 4, 5, 6, 9, 3]
-    assert again.source.pieces([5, 6]) == ["lo", "##ve"]
+    assert again.source.tokens([5, 6]) == ["lo", "##ve"]
 
 
 STORED = Path(__file__).parent / "stored_tokenizers"
@@ -372,7 +372,7 @@ def test_what_no_token_spells_is_unknown_and_not_dropped(tmp_path: Path) -> None
     assert vocabulary.unknown_characters("aba") == "aba"
 
 
-def test_a_corpus_of_an_encoders_pieces_has_each_texts_own_alone(tmp_path: Path) -> None:
+def test_a_corpus_of_an_encoders_tokens_has_each_texts_own_alone(tmp_path: Path) -> None:
     write(tmp_path, "vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nlo\n##ve\nI\n##s\n.\n")
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False})
     tokenizer = ours(tmp_path, "bert", 10, pad_id=0)

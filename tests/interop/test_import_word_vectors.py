@@ -61,9 +61,9 @@ def test_binary_files(line_feeds: bool, tmp_path: Path) -> None:
     assert found == words | {"zebra": [5.0, 5.0, 5.0]}
 
 
-def test_pieces_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tokens_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary = small_tokenizer.source
-    words = [vocabulary.piece(id).lstrip("▁") for id in range(vocabulary.size)]
+    words = [vocabulary.token(id).lstrip("▁") for id in range(vocabulary.size)]
     known = sorted({word for word in words[3:] if word})[:20]
     path = tmp_path / "glove.txt"
     path.write_text("".join(f"{word} {number} 1 2\n" for number, word in enumerate(known)), "utf-8")
@@ -81,7 +81,7 @@ def test_pieces_and_words_get_their_rows(small_tokenizer: Tokenizer, tmp_path: P
 def test_rescaled_vectors_are_as_long_as_the_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary = small_tokenizer.source
     path = tmp_path / "glove.txt"
-    path.write_text("".join(f"{vocabulary.piece(id)} {id} 50 -9\n" for id in range(3, 40)), "utf-8")
+    path.write_text("".join(f"{vocabulary.token(id)} {id} 50 -9\n" for id in range(3, 40)), "utf-8")
     weight = torch.nn.functional.normalize(torch.randn(vocabulary.size, 3), dim=1)
     fill_embeddings(weight, vocabulary, path)
     assert float(weight[3:40].norm(dim=1).mean()) == pytest.approx(1.0, rel=0.02)

@@ -62,13 +62,13 @@ def test_a_greatest_length_leaves_the_beginning_of_a_text_and_not_nothing(
     assert {"translation_text": ""} not in pipe(sentences, max_new_tokens=2, num_beams=16)
 
 
-def test_runs_of_pieces_do_not_come_twice(pipe: TranslationPipeline) -> None:
+def test_runs_of_tokens_do_not_come_twice(pipe: TranslationPipeline) -> None:
     (answer,) = pipe(SENTENCES[0] * 3, no_repeat_ngram_size=1, return_tensors=True, num_beams=1)
     ids = answer["translation_token_ids"]
     assert len(set(ids)) == len(ids) > 3
 
 
-def test_its_ids_are_those_of_the_pieces(pipe: TranslationPipeline, translator: Translator) -> None:
+def test_its_ids_are_those_of_the_tokens(pipe: TranslationPipeline, translator: Translator) -> None:
     (answer,) = pipe(SENTENCES[0], return_tensors=True)
     assert translator.tokenizer.target.decode(answer["translation_token_ids"]) == answer["translation_text"]
 

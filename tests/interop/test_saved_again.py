@@ -48,7 +48,7 @@ def test_it_comes_back_with_our_tokenizer_beside_it(saved_again: Path, toy_corpu
         )
 
 
-def test_without_our_tokenizer_it_is_told_what_to_copy(saved_again: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_without_our_tokenizer_it_is_reported_what_to_copy(saved_again: Path, tmp_path: Path, capsys: Capture) -> None:
     with pytest.raises(TransduceError, match=r"copy tokenizer_settings\.json and sentencepiece\.model or source\.spm"):
         import_model_folder(saved_again / "saved", tmp_path / "back")
     assert not (tmp_path / "back").exists()
@@ -58,7 +58,7 @@ def test_without_our_tokenizer_it_is_told_what_to_copy(saved_again: Path, tmp_pa
         import_model_folder(saved_again / "exported", tmp_path / "back")
 
 
-def test_what_was_saved_in_place_is_told_so_and_comes_back(
+def test_what_was_saved_in_place_is_reported_and_comes_back(
     saved_again: Path, trained: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     place = tmp_path / "place"

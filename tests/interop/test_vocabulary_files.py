@@ -139,12 +139,12 @@ def test_an_export_of_a_vocabulary_that_hugging_face_cannot_read_is_refused(tmp_
 
 def test_learned_words_restore_texts() -> None:
     texts = ["“Don't,” she said … now.", "我爱你, she said\n“now”.", "She said: see <ph>."] * 2
-    vocabulary = learn_words([texts], 100, least=2, symbols=["<ph>", "\n"]).source
+    vocabulary = learn_words([texts], 100, min_count=2, symbols=["<ph>", "\n"]).source
     for text in texts:
         assert vocabulary.decode(vocabulary.encode(text)) == text
     assert vocabulary.token_texts(vocabulary.encode("she loves 你.")) == ["▁she", "<unk>", "<unk>", "."]
     assert vocabulary.decode(vocabulary.encode("she loves.")) == "she <unk>."
-    assert learn_words([texts], 20, least=2).source.size == 20
+    assert learn_words([texts], 20, min_count=2).source.size == 20
 
 
 # --- tokenizer.json ---
@@ -231,7 +231,7 @@ def test_new_symbols_are_added_and_all_else_stays(learned: Tokenizer) -> None:
     for text in ("the red house", "a green fish 爱 </s> <pad>", "Elc h"):
         assert vocabulary.encode(text) == before.encode(text)
     text = "the Elch<2de>\nred house"
-    assert [vocabulary.piece(id) for id in vocabulary.encode(text) if id >= before.size] == ["Elch", "<2de>", "\n"]
+    assert [vocabulary.token(id) for id in vocabulary.encode(text) if id >= before.size] == ["Elch", "<2de>", "\n"]
     assert vocabulary.decode(vocabulary.encode(text)) == text
     assert [before.decode(ids) for ids in tokens_before(before, vocabulary)[:2]] == ["<2de>", "Elch"]
     assert extend_tokenizer(extended, symbols).fingerprint == extended.fingerprint
@@ -243,5 +243,5 @@ def test_new_symbols_are_added_and_all_else_stays(learned: Tokenizer) -> None:
 
 def test_a_known_token_can_become_a_symbol(learned: Tokenizer) -> None:
     extended = extend_tokenizer(learned, ["house"]).source
-    assert extended.size == learned.source.size + ("house" not in learned.source.pieces(range(learned.source.size)))
-    assert "house" in extended.pieces(extended.encode("the house")) + extended.pieces(extended.encode("xhousex"))
+    assert extended.size == learned.source.size + ("house" not in learned.source.tokens(range(learned.source.size)))
+    assert "house" in extended.tokens(extended.encode("the house")) + extended.tokens(extended.encode("xhousex"))

@@ -58,8 +58,9 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
     "T5": {"positions": "relative", "attention_scale": 0.1, "activation": "gelu", "output_scale": 0.5},
 }
+WIDTHS: list[dict[str, object]] = [{"d_model": 96}, {"d_ff": 160}] if BEST.columns == 64 else []
 LEFT_TO_OTHERS: list[dict[str, object]] = [
-    *([{"d_model": 96}, {"d_ff": 160}] if BEST.columns == 64 else []),
+    *WIDTHS,
     {"num_heads": 2 * 64 // BEST.lanes},  # heads of half a vector
 ]
 
@@ -136,7 +137,7 @@ def test_a_rows_product_does_not_depend_on_the_others() -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @torch.inference_mode()
-def test_likely_pieces_have_exact_logits_and_others_rounded_ones(tile: Tile) -> None:
+def test_likely_tokens_have_exact_logits_and_others_rounded_ones(tile: Tile) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(300, 64), torch.randn(300)
     product, rounded = NativeVocabulary(weight, bias, tile), NativeLinear(weight, bias, tile)
@@ -154,7 +155,7 @@ def test_likely_pieces_have_exact_logits_and_others_rounded_ones(tile: Tile) -> 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("with_bias", [True, False])
 @torch.inference_mode()
-def test_likely_pieces_have_logits_in_bfloat16_that_are_not_rounded(with_bias: bool) -> None:
+def test_likely_tokens_have_logits_in_bfloat16_that_are_not_rounded(with_bias: bool) -> None:
     torch.manual_seed(1)
     weight, bias = torch.randn(300, 64).bfloat16(), torch.randn(300).bfloat16() if with_bias else None
     product = BFloat16Vocabulary(weight, bias)
@@ -281,7 +282,7 @@ def test_other_models_are_decoded_by_their_modules(changes: dict[str, object]) -
 
 
 @torch.inference_mode()
-def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> None:
+def test_a_product_that_somebody_replaced_is_not_passed_over() -> None:
     model = build({})
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
@@ -295,7 +296,7 @@ def test_a_product_in_whose_place_somebody_put_another_is_not_passed_over() -> N
 
 @torch.inference_mode()
 @pytest.mark.parametrize("piece", [V, -1])
-def test_pieces_that_the_vocabulary_has_not_are_refused(piece: int) -> None:
+def test_tokens_that_the_vocabulary_has_not_are_refused(piece: int) -> None:
     message = f"token ids range from 0 to {V - 1}, but one is {piece}: encode the text with the tokenizer of this model"
     with pytest.raises(IndexError, match=message):
         start_fast(build({}), torch.tensor([[5, 6, piece, 1]]))

@@ -115,7 +115,7 @@ SETTINGS: list[dict[str, Any]] = [
 @of_each_kind
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("large", [False, True], ids=["norms kept", "norms made again"])
-def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
+def test_a_layer_is_its_components(settings: dict[str, Any], large: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     model = Transformer(config(**settings)).to(dtype).train()
     wanted, none = learn(model, whole=False, times=2)
@@ -142,7 +142,7 @@ def test_a_layer_is_its_bricks(settings: dict[str, Any], large: bool, dtype: tor
     ],
     ids=str,
 )
-def test_layers_of_other_bricks_are_left_to_them(settings: dict[str, Any]) -> None:
+def test_layers_of_other_components_are_left_to_them(settings: dict[str, Any]) -> None:
     model = Transformer(config(**settings)).to(KINDS[0]).train()
     assert learn(model, whole=True)[1] == 0
 
@@ -209,7 +209,7 @@ def test_layers_that_never_go_back_give_up_their_memory() -> None:
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_stand_behind_all_that_are_in_use() -> None:
+def test_tokens_stand_behind_all_that_are_in_use() -> None:
     stack = StackAllocator(1 << 20)
     first, second = stack.allocate(1000), stack.allocate(64)
     assert second.address - first.address == 1024  # whole lines of a cache
@@ -221,7 +221,7 @@ def test_pieces_stand_behind_all_that_are_in_use() -> None:
     assert stack.allocate(5).address == first.address
 
 
-def test_a_piece_that_nobody_has_is_given_back() -> None:
+def test_a_token_that_nobody_has_is_given_back() -> None:
     stack = StackAllocator(1 << 20)
     piece = stack.allocate(1000)
     address = piece.address
@@ -230,7 +230,7 @@ def test_a_piece_that_nobody_has_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 12, 1 << 62], ids=["a full stack", "no stack"])
-def test_what_a_stack_has_no_room_for_is_of_the_heap(size: int) -> None:
+def test_what_a_stack_has_no_capacity_for_is_of_the_heap(size: int) -> None:
     stack = StackAllocator(size)
     pieces = [stack.allocate(1 << 13), stack.allocate(1 << 13)]
     assert abs(pieces[0].address - pieces[1].address) >= 1 << 13
@@ -239,7 +239,7 @@ def test_what_a_stack_has_no_room_for_is_of_the_heap(size: int) -> None:
         piece.free()
 
 
-def test_a_room_gives_the_first_gap_that_is_large_enough() -> None:
+def test_an_arena_gives_the_first_gap_that_is_large_enough() -> None:
     room = MemoryPlan(3)
     spots = [room.allocate(count) for count in (64, 128, 64)]
     assert spots == [MemoryOffset(3, 0), MemoryOffset(3, 64), MemoryOffset(3, 192)]

@@ -128,7 +128,7 @@ def test_products_are_sums_of_float32_in_one_order(tile: Tile, threads: int) -> 
 
 @pytest.mark.skipif(PAIRS is None, reason="this processor has no instructions for bfloat16")
 @torch.inference_mode()
-def test_likely_pieces_have_exact_logits_in_bfloat16() -> None:
+def test_likely_tokens_have_exact_logits_in_bfloat16() -> None:
     torch.manual_seed(1)
     assert PAIRS is not None
     weight, bias, x = torch.randn(300, 64), torch.randn(300), torch.randn(40, 64)
@@ -223,7 +223,7 @@ def test_weights_that_somebody_changes_are_followed(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_what_somebody_put_in_a_modules_place_is_not_passed_over(dtype: torch.dtype) -> None:
+def test_a_module_that_somebody_replaced_is_not_passed_over(dtype: torch.dtype) -> None:
     model, _ = build(dtype)
     layer = model.decoder_layers[0]
     assert isinstance(layer, DecoderLayer)
@@ -260,7 +260,7 @@ def test_a_temporary_inference_copy_goes_when_its_time_is_over(dtype: torch.dtyp
 
 
 @torch.inference_mode()
-def test_models_without_a_twin_are_decoded_by_pytorch() -> None:
+def test_models_without_an_inference_copy_are_decoded_by_pytorch() -> None:
     model, plain = build(torch.float32)
     assert isinstance(start_fast(plain, SOURCES), MemoryState)
     assert isinstance(start_fast(copy.deepcopy(model), SOURCES), MemoryState)

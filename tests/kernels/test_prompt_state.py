@@ -111,7 +111,7 @@ def test_a_text_that_is_given_has_the_logits_of_its_steps(precision: str) -> Non
 
 
 @torch.inference_mode()
-def test_bricks_without_programs_are_left_to_pytorch() -> None:
+def test_components_without_kernels_are_left_to_pytorch() -> None:
     others: list[dict[str, object]] = [{"attention_window": 3}, {"norm": "batch"}, {"d_ff": 120}]
     for changes in others:
         model, _ = build("fp32", changes)

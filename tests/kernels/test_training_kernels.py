@@ -459,7 +459,7 @@ DISPATCHED: list[tuple[dict[str, object], tuple[int, int, int, int]]] = [
 
 
 @pytest.mark.parametrize(("settings", "wanted"), DISPATCHED, ids=str)
-def test_bricks_use_what_suits(settings: dict[str, object], wanted: tuple[int, int, int, int]) -> None:
+def test_components_use_what_suits(settings: dict[str, object], wanted: tuple[int, int, int, int]) -> None:
     torch.manual_seed(7)
     model = small_model(settings | {"dropout": 0.1}).train()
     counting = Counting()

@@ -168,7 +168,7 @@ def test_a_configuration_of_the_first_version_is_read() -> None:
         ("kind", "encoder-decoder", "transformer, encoder, decoder, recurrent or series"),
     ],
 )
-def test_a_word_that_names_no_brick_is_refused(name: str, word: str, words: str) -> None:
+def test_a_word_that_names_no_component_is_refused(name: str, word: str, words: str) -> None:
     changes: dict[str, Any] = {name: word}
     with pytest.raises(TransduceError, match=rf"`model\.{name}` must be {words}.*, but is '{word}'"):
         ModelConfig(source_vocabulary_size=9, target_vocabulary_size=9, **changes)

@@ -43,7 +43,7 @@ def close(ours: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
 
 
-def test_prompts_may_end_with_the_padding_where_their_lengths_are_said() -> None:
+def test_prompts_may_end_with_the_padding_where_their_lengths_are_given() -> None:
     model = build(positions="none", pad_id=EOS, eos_id=EOS)
     prompts, newest = torch.tensor([[5, 6, EOS], [7, EOS, EOS]]), torch.tensor([[3], [4]])
     with torch.inference_mode():

@@ -78,7 +78,7 @@ def test_padding_and_batch_mates_change_nothing() -> None:
     close(together[:1], model(IDS[:1], types[:1]))
 
 
-def test_every_piece_sees_every_other() -> None:
+def test_every_token_sees_every_other() -> None:
     model = build()
     before = model(IDS[:1])
     for place in range(5):

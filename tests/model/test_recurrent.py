@@ -218,7 +218,7 @@ def test_a_step_of_several_hypotheses_may_be_traced() -> None:
 # --- training -----------------------------------------------------------------------------------------------------
 
 
-def test_free_running_is_teacher_forcing_with_its_own_pieces() -> None:
+def test_free_running_is_teacher_forcing_with_its_own_tokens() -> None:
     model = build(recurrent_self_attention=True)
     hidden = model.free_running(SOURCES, 6)
     own = model.project(hidden).argmax(-1)

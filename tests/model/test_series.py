@@ -76,7 +76,7 @@ def test_sampled_courses_spread_by_the_deviations_and_follow_the_seed() -> None:
     torch.testing.assert_close(draws.std(0), predicted.log_deviations.exp()[0], atol=0.1, rtol=0.1)
 
 
-def test_it_is_no_model_of_pieces() -> None:
+def test_it_is_no_model_of_tokens() -> None:
     with pytest.raises(TransduceError, match=r"A model of text is needed, but `model\.kind` is series"):
         build_model(ModelConfig(**SIZES))  # type: ignore[arg-type]
 

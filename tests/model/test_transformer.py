@@ -139,7 +139,7 @@ def test_two_evaluations_of_one_input_are_equal() -> None:
 
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 @pytest.mark.parametrize("changed", [1, 2, 3])
-def test_a_future_target_piece_changes_no_earlier_logit(changed: int, norm_order: str) -> None:
+def test_a_future_target_token_changes_no_earlier_logit(changed: int, norm_order: str) -> None:
     model = build(norm_order=norm_order)
     other = TARGET_INPUT.clone()
     other[0, changed] = 11
@@ -185,7 +185,7 @@ def test_without_positions_a_permuted_source_permutes_the_memory_alone() -> None
     torch.testing.assert_close(model(SOURCE, TARGET_INPUT), model(SOURCE[:, order], TARGET_INPUT), atol=1e-5, rtol=1e-5)
 
 
-def test_every_source_piece_counts() -> None:
+def test_every_source_token_counts() -> None:
     model = build()
     before = model(SOURCE, TARGET_INPUT)
     for place in range(4):
@@ -225,7 +225,7 @@ def count_parameters(config: ModelConfig) -> int:
 @pytest.mark.parametrize(
     ("preset", "count", "millions"), [("paper-base", 63_082_496, 63), ("paper-big", 214_245_376, 214)]
 )
-def test_the_paper_models_have_their_size_with_37000_shared_pieces(preset: str, count: int, millions: int) -> None:
+def test_the_paper_models_have_their_size_with_37000_shared_tokens(preset: str, count: int, millions: int) -> None:
     """Table 3 gives 65 and 213 million parameters; attention has 4 d² + 4 d and a norm 2 d, with d = d_model."""
     sizes = PRESETS[preset]
     config = ModelConfig(
@@ -275,7 +275,7 @@ def test_ties_are_one_matrix() -> None:
     ],
     ids=str,
 )
-def test_every_brick_makes_a_model_that_learns_in_all_its_parts(changes: dict[str, object]) -> None:
+def test_every_component_makes_a_model_that_learns_in_all_its_parts(changes: dict[str, object]) -> None:
     model = Transformer(msgspec.structs.replace(TINY, **changes)).train()
     logits = model(SOURCE, TARGET_INPUT)
     assert logits.shape == (1, 4, 13)
@@ -379,12 +379,12 @@ def test_an_impossible_configuration_is_refused(changes: dict[str, object], mess
         (torch.tensor([[5, 1]]), torch.tensor([[0, -3]]), r"`target_input_ids` must hold .* but one is -3: "),
     ],
 )
-def test_what_is_no_batch_of_ids_is_told(source: Any, target: Any, message: str) -> None:
+def test_what_is_no_batch_of_ids_is_reported(source: Any, target: Any, message: str) -> None:
     with pytest.raises(TransduceError, match=message):
         Transformer(TINY)(source, target)
 
 
-def test_what_is_no_configuration_is_told() -> None:
+def test_what_is_no_configuration_is_reported() -> None:
     anything: Any = 512
     with pytest.raises(TransduceError, match="A model is built from a `ModelConfig`, not from 512"):
         Transformer(anything)

@@ -212,7 +212,7 @@ def test_missing_and_unexpected_tensors_are_listed_in_full(copy: Path) -> None:
         ("model.encoder.layers.0.self_attn.v_proj.bias", (), r"must have rows of one length"),
     ],
 )
-def test_wrong_shapes_are_told(copy: Path, name: str, shape: tuple[int, ...], message: str) -> None:
+def test_wrong_shapes_are_reported(copy: Path, name: str, shape: tuple[int, ...], message: str) -> None:
     change_weights(copy, lambda weights: weights.update({name: torch.zeros(shape)}))
     with pytest.raises(TransduceError, match=message):
         read_model_folder(copy)
@@ -295,7 +295,7 @@ def test_a_reader_that_is_overtaken_by_a_writer_looks_again(
     assert torch.equal(logits(read_model_folder(folder).model), logits(new))
 
 
-def test_whoever_may_read_the_configuration_may_read_the_weights(trained: Path) -> None:
+def test_a_user_who_may_read_the_configuration_may_read_the_weights(trained: Path) -> None:
     newest = max((trained / "checkpoints").iterdir())
     for folder, readable in ((trained, "config.json"), (newest, "state.json")):
         modes = {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix == ".safetensors"}
@@ -324,7 +324,7 @@ def test_weights_that_cannot_be_computed_leave_no_part_of_a_folder(translator: T
     assert list((tmp_path / "m").iterdir()) == []
 
 
-def test_weights_for_which_there_is_no_room_are_told(
+def test_weights_for_which_there_is_no_capacity_are_reported(
     translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill_the_disk(path: Path, *_: object) -> None:

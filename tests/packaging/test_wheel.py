@@ -87,7 +87,7 @@ def test_the_installed_package_is_imported_from_another_folder(installed: Path, 
     assert version == PROJECT["version"]
 
 
-def test_the_installed_command_tells_its_version(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_command_reports_its_version(installed: Path, tmp_path: Path) -> None:
     if not (PACKAGE / "commands" / "main.py").exists():
         pytest.skip("src/transduce/commands/main.py is not written yet")
     scripts = "Scripts" if os.name == "nt" else "bin"

@@ -109,7 +109,7 @@ def test_the_doctor_finds_them_at_their_lines(tmp_path: Path, tokenizer: Tokeniz
     assert fault.finding is not None
     finding = examine_corpus(files.source, files.target, tokenizer=tokenizer).finding(fault.finding)
     assert finding.count == len(PLANTED)
-    assert [int(example.place.rpartition(":")[2]) - 1 for example in finding.examples] == list(PLANTED)
+    assert [int(example.location.rpartition(":")[2]) - 1 for example in finding.examples] == list(PLANTED)
 
 
 def test_duplicates(tmp_path: Path, tokenizer: Tokenizer) -> None:

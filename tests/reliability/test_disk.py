@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_rubbish(tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 @pytest.mark.parametrize("what", ["translate", "standard output", "prepare"])
-def test_what_there_is_no_room_for_is_named(trained: Path, toy_corpus: Path, tmp_path: Path, what: str) -> None:
+def test_what_there_is_no_capacity_for_is_named(trained: Path, toy_corpus: Path, tmp_path: Path, what: str) -> None:
     source, target, out = toy_corpus / "train.zh", toy_corpus / "train.en", tmp_path / "out"
     command = f"translate {trained} {source} --beam-size 1 --threads 1 "
     if what == "prepare":

@@ -91,7 +91,7 @@ def test_the_weights_of_a_skipped_step_are_those_before_it(tmp_path: Path, tiny_
     assert not torch.equal(weights[BAD_STEP], weights[BAD_STEP + 1])
 
 
-def test_a_bad_micro_batch_spoils_its_step_only(tmp_path: Path, tiny_run: Any) -> None:
+def test_a_bad_micro_batch_corrupts_its_step_only(tmp_path: Path, tiny_run: Any) -> None:
     """With several micro-batches a step, the whole step is left out, and the file names the one at fault."""
     calls = [0]
 
@@ -120,7 +120,9 @@ def test_one_hard_part_of_a_step_is_learnt_from(tmp_path: Path, tiny_run: Any) -
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_batch_is_dumped_with_the_place_where_it_went_wrong(tmp_path: Path, tiny_run: Any, precision: str) -> None:
+def test_the_batch_is_dumped_with_the_location_where_it_went_wrong(
+    tmp_path: Path, tiny_run: Any, precision: str
+) -> None:
     run = tiny_run(tmp_path, steps=BAD_STEP, precision=precision)
     modules = dict(run.model.named_modules())
     place = [name for name in modules if name.endswith("feed_forward")][-1]
@@ -144,7 +146,7 @@ def test_the_batch_is_dumped_with_the_place_where_it_went_wrong(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_gradient_alone_tells_its_parameters(tmp_path: Path, tiny_run: Any, precision: str) -> None:
+def test_a_gradient_alone_names_its_parameters(tmp_path: Path, tiny_run: Any, precision: str) -> None:
     run = tiny_run(tmp_path, corrupt=at(BAD_STEP, change=gradient_only), steps=BAD_STEP, precision=precision)
     run.trainer.run()
     content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())

@@ -36,7 +36,7 @@ ODD = {
     "unknown script": "ᚠᚢᚦᚨᚱᚲ",
     "private use": "\ue000\uf8ff",
     "unassigned": "\U000e0fff\u0378",
-    "unknown pieces only": "龘龘龘龘",
+    "unknown tokens only": "龘龘龘龘",
     "NUL": "\x00",
     "NUL inside": "我\x00吃鱼",
     "control characters": "".join(map(chr, range(1, 32))).replace("\n", ""),

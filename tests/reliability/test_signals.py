@@ -72,7 +72,7 @@ def slow_validation(seconds: float) -> Callable[[Mapping[str, Tensor], int], Val
     return validate
 
 
-def test_a_validation_is_given_up_and_comes_first_on_resume(tmp_path: Path, tiny_run: Any) -> None:
+def test_a_validation_is_stopped_and_comes_first_on_resume(tmp_path: Path, tiny_run: Any) -> None:
     run = tiny_run(tmp_path, steps=4, validate_every=2, options={"validate": slow_validation(60.0)})
     with Moment(signal.SIGTERM, 0.5) as moment:
         result = run.trainer.run()
@@ -131,7 +131,7 @@ def test_a_second_sigterm_is_one_too_many_and_changes_nothing() -> None:
         assert interruption.requested == signal.SIGTERM
 
 
-def test_work_that_may_be_given_up_is_given_up_once() -> None:
+def test_work_that_may_be_stopped_is_stopped_once() -> None:
     with Interruption() as interruption:
         with pytest.raises(AbandonedError):
             give_up(interruption)

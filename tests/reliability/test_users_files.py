@@ -13,7 +13,7 @@ import transduce
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.tasks.run.run_folder import lock_run
-from transduce.training.rates import constant_weight_decay
+from transduce.training.schedule import constant_weight_decay
 
 WriteLines = Callable[[str, Iterable[str]], Path]
 Capture = pytest.CaptureFixture[str]
@@ -297,6 +297,6 @@ def calls(trained: Path) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("name", calls(Path()))
-def test_what_is_no_path_and_no_text_is_told(trained: Path, name: str) -> None:
+def test_what_is_no_path_and_no_text_is_reported(trained: Path, name: str) -> None:
     with pytest.raises(TransduceError, match=r"(must be|is asked for|was given|not ).*(None|3|\['house'\])"):
         calls(trained)[name]()

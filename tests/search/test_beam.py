@@ -184,7 +184,7 @@ def test_a_cut_hypothesis_says_so() -> None:
     assert len(found[1].token_log_probabilities) == 4
 
 
-def test_the_end_symbol_counts_as_a_piece_of_the_greatest_length() -> None:
+def test_the_end_symbol_counts_as_a_token_of_the_greatest_length() -> None:
     ((whole,),) = search(GARDEN_PATH, beam_size=4, longest=3)
     assert (words(whole), whole.ended) == ("bc", True)
     ((cut,),) = search(GARDEN_PATH, beam_size=4, longest=2)

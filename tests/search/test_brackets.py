@@ -124,7 +124,7 @@ def test_what_may_follow(symbols: list[str], words: int, allowed: set[str]) -> N
     assert allowed_after(symbols, words) == allowed
 
 
-def test_a_words_pieces_come_before_its_place() -> None:
+def test_a_words_tokens_come_before_its_position() -> None:
     sentence = [LONG_WORD, WORD]
     rule = rule_for([WORD], sentence)
     pieces: list[int] = []

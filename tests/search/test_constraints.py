@@ -39,7 +39,7 @@ def contains(pieces: tuple[int, ...], spelling: tuple[int, ...]) -> bool:
 # --- following ---------------------------------------------------------------------------------------------------
 
 
-def test_a_phrase_is_met_when_its_last_piece_is_written() -> None:
+def test_a_phrase_is_met_when_its_last_token_is_written() -> None:
     matcher = PhraseMatcher(phrases((5, 6, 7)))
     assert [matcher.missing(follow(matcher, written)) for written in ([], [5], [5, 6], [5, 6, 7])] == [3, 2, 1, 0]
     assert follow(matcher, [5, 6, 7]).unmet == frozenset()
@@ -58,7 +58,7 @@ def test_a_phrase_that_overlaps_with_itself_is_found() -> None:
     assert matcher.missing(follow(matcher, [5, 5, 5, 6])) == 0
 
 
-def test_pieces_may_belong_to_several_phrases() -> None:
+def test_tokens_may_belong_to_several_phrases() -> None:
     matcher = PhraseMatcher(phrases((5, 6), (6, 7), (6,)))
     assert follow(matcher, [5, 6]).unmet == {1}
     assert follow(matcher, [5, 6, 7]).unmet == frozenset()
@@ -114,7 +114,9 @@ def test_following_agrees_with_looking(seed: int) -> None:
         ({}, 6, 3, {}),
     ],
 )
-def test_places_are_shared_by_stages(sizes: dict[int, int], places: int, stages: int, expected: dict[int, int]) -> None:
+def test_positions_are_shared_by_stages(
+    sizes: dict[int, int], places: int, stages: int, expected: dict[int, int]
+) -> None:
     assert allocate(sizes, slots=places, stages=stages) == expected
 
 
@@ -174,7 +176,7 @@ def test_a_wide_beam_finds_the_best_sequence_with_the_phrases(seed: int) -> None
 
 @pytest.mark.parametrize("longest", [5, 6, 9])
 @pytest.mark.parametrize("beam_size", [5, 8])
-def test_all_phrases_are_there_however_little_room_there_is(beam_size: int, longest: int) -> None:
+def test_all_phrases_are_there_however_little_space_there_is(beam_size: int, longest: int) -> None:
     """Four tokens and the end symbol just fit into five."""
     spellings = [(5, 4, 5), (3,)]
     tables = [random_table(seed) for seed in range(12)]

@@ -41,7 +41,7 @@ def run(scorer: ScriptedScorer, longest: list[int], alpha: float = 0.0) -> list[
     return [hypothesis for (hypothesis,) in found]
 
 
-def test_the_best_piece_at_each_step_until_the_end_symbol() -> None:
+def test_the_best_token_at_each_step_until_the_end_symbol() -> None:
     (found,) = run(ScriptedScorer([[4, 2, 5, END]]), [10])
     assert found.ids == (4, 2, 5)
     assert found.ended
@@ -49,7 +49,7 @@ def test_the_best_piece_at_each_step_until_the_end_symbol() -> None:
     assert found.log_probability == pytest.approx(4 * math.log(0.6))
 
 
-def test_the_model_is_given_the_start_symbol_then_its_own_pieces() -> None:
+def test_the_model_is_given_the_start_symbol_then_its_own_tokens() -> None:
     scorer = ScriptedScorer([[4, 2, END]])
     run(scorer, [10])
     assert scorer.given == [[START], [4], [2]]
@@ -95,7 +95,7 @@ class ForbidAll:
         return logits if pieces.shape[-1] < 2 else torch.full_like(logits, -math.inf)
 
 
-def test_where_every_piece_is_forbidden_a_hypothesis_is_cut() -> None:
+def test_where_every_token_is_forbidden_a_hypothesis_is_cut() -> None:
     scorer = ScriptedScorer([[2, 3, 4, 5, END], [2, END, 2, 2, 2]])
     longest = torch.tensor([5, 5])
     first, second = (

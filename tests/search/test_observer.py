@@ -63,7 +63,7 @@ def search_for(lengths: list[int], beam_size: int) -> tuple[Search, SlowScorer]:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_an_observer_sees_the_places_that_are_left_and_their_pieces(beam_size: int) -> None:
+def test_an_observer_sees_the_positions_that_are_left_and_their_tokens(beam_size: int) -> None:
     search, _ = search_for([2, 5], beam_size)
     watcher = Watcher()
     found = run(search, watcher)
@@ -80,7 +80,7 @@ def test_who_only_watches_changes_nothing(beam_size: int) -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_what_is_given_up_leaves_at_once_with_what_it_has(beam_size: int) -> None:
+def test_what_is_stopped_leaves_at_once_with_what_it_has(beam_size: int) -> None:
     search, scorer = search_for([9, 9, 3], beam_size)
     found = run(search, Watcher({2: {1, 77}}))
     assert scorer.batches[:3] == [3, 3, 2]
@@ -91,7 +91,7 @@ def test_what_is_given_up_leaves_at_once_with_what_it_has(beam_size: int) -> Non
     assert (found[0], found[2]) == (expected[0], expected[2])
 
 
-def test_what_is_given_up_as_another_ends_keeps_what_it_has_by_generates_rules() -> None:
+def test_what_is_stopped_as_another_ends_keeps_what_it_has_by_generates_rules() -> None:
     """Sentences that have left must not shift what is known of those that stay."""
     bounds = Bounds(START, END, torch.full((2,), 12))
     search = GenerateSearch(
@@ -133,7 +133,7 @@ def search_undecided() -> Search:
     return BeamSearch(UndecidedScorer(), bounds, Beam(beam_size=2, n_best=2, alpha=0.0))
 
 
-def test_what_has_ended_comes_before_what_was_given_up() -> None:
+def test_what_has_ended_comes_before_what_was_stopped() -> None:
     (found,) = run(search_undecided(), Watcher({1: {0}}))
     assert [(hypothesis.ids, hypothesis.ended) for hypothesis in found] == [((), True), ((A,), False)]
     assert found[0].score < found[1].score

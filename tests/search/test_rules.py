@@ -39,7 +39,7 @@ def search(beam_size: int, rules: list[Rule], longest: int = 8) -> Hypothesis:
     return found
 
 
-def test_forbidden_pieces_have_no_score() -> None:
+def test_forbidden_tokens_have_no_score() -> None:
     logits = Forbid([0, 3]).apply(torch.zeros(2, 1, 4), torch.empty(2, 1, 0), torch.arange(2))
     assert logits[1, 0].tolist() == [-math.inf, 0.0, 0.0, -math.inf]
 
@@ -82,7 +82,7 @@ def test_the_defaults_are_the_papers() -> None:
     assert (settings.beam_size, settings.length_penalty, settings.max_length_for(30)) == (4, 0.6, 80)
 
 
-def test_a_greatest_length_that_is_said_holds_for_all_sources() -> None:
+def test_a_greatest_length_that_is_set_holds_for_all_sources() -> None:
     settings = SearchSettings(max_length=7, max_length_factor=2.0)
     assert [settings.max_length_for(pieces) for pieces in (1, 100)] == [7, 7]
 
@@ -118,7 +118,7 @@ def test_impossible_settings_are_refused(changes: dict[str, float], message: str
         SearchSettings(**changes)  # type: ignore[arg-type]
 
 
-def test_a_run_of_pieces_does_not_come_twice() -> None:
+def test_a_run_of_tokens_does_not_come_twice() -> None:
     """After 5 6 7 5 6 the runs of three are 5 6 7, 6 7 5 and 7 5 6: 7 would complete the first one again."""
     pieces = torch.tensor([[[5, 6, 7, 5, 6], [5, 6, 7, 6, 5]]])
     logits = torch.arange(-4.0, 5.0).repeat(1, 2, 1)
@@ -137,7 +137,7 @@ def test_penalties_of_repeated_tokens() -> None:
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_without_repeated_pieces_each_comes_once(beam_size: int) -> None:
+def test_without_repeated_tokens_each_comes_once(beam_size: int) -> None:
     found = search(beam_size, [MinimumLength(2, END), NoRepeatedNgrams(1), Forbid([START])])
     assert sorted(found.ids) == [A, B]
 

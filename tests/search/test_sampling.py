@@ -50,7 +50,7 @@ def shares(pieces: Tensor) -> list[float]:
     return (torch.bincount(pieces, minlength=4) / len(pieces)).tolist()
 
 
-def test_pieces_come_as_often_as_their_probability_says() -> None:
+def test_tokens_come_as_often_as_their_probability_says() -> None:
     assert shares(first_pieces()) == pytest.approx([0.0, 0.5, 0.3, 0.2], abs=0.02)
 
 
@@ -128,7 +128,7 @@ def draw_sentences(places: list[int]) -> list[list[tuple[int, ...]]]:
     return [[hypothesis.ids for hypothesis in hypotheses] for hypotheses in found]
 
 
-def test_a_sentences_draws_depend_on_seed_and_place_alone() -> None:
+def test_a_sentences_draws_depend_on_seed_and_position_alone() -> None:
     together = draw_sentences([1, 2, 3])
     assert together == [draw_sentences([place])[0] for place in (1, 2, 3)]
     assert len({tuple(hypotheses) for hypotheses in together}) == 3

@@ -43,7 +43,7 @@ def search(beam_size: int, n_best: int, groups: int, penalty: float) -> list[Hyp
     return found
 
 
-def test_groups_of_one_take_other_pieces_where_the_penalty_is_high() -> None:
+def test_groups_of_one_take_other_tokens_where_the_penalty_is_high() -> None:
     found = search(beam_size=3, n_best=3, groups=3, penalty=10.0)
     assert [hypothesis.ids for hypothesis in found] == [(A,), (B,), (C,)]
 
@@ -52,7 +52,7 @@ def test_without_a_penalty_all_groups_find_the_same_and_it_counts_once() -> None
     assert [hypothesis.ids for hypothesis in search(beam_size=3, n_best=3, groups=3, penalty=0.0)] == [(A,)]
 
 
-def test_the_penalty_counts_how_often_a_piece_was_taken() -> None:
+def test_the_penalty_counts_how_often_a_token_was_taken() -> None:
     """ln(0.5 / 0.3) is 0.51: with 0.4 the second group still takes a, and the third, after two of them, takes b."""
     assert [hypothesis.ids for hypothesis in search(3, 3, 3, 0.4)] == [(A,), (B,)]
     assert [hypothesis.ids for hypothesis in search(3, 3, 3, 0.6)] == [(A,), (B,)]

@@ -26,7 +26,7 @@ def test_equal_values_are_each_found_once() -> None:
     assert all(len(set(row)) == 8 for row in places.tolist())
 
 
-def test_forbidden_pieces_come_last() -> None:
+def test_forbidden_tokens_come_last() -> None:
     logits = torch.full((1, 2048), -torch.inf)
     logits[0, [7, 2000]] = torch.tensor([1.0, 2.0])
     values, places = top_tokens(logits, 3)

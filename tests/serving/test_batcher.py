@@ -42,7 +42,7 @@ def lengths(batcher: Batcher) -> list[int]:
     return [sentence.tokens for sentence in batch.sentences]
 
 
-def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None:
+def test_a_batch_has_no_more_tokens_than_it_may_with_padding(model: Any) -> None:
     batcher = make(batch_tokens=40)
     for length in (10, 9, 10, 8, 3):
         batcher.submit(job(model, length))
@@ -50,7 +50,7 @@ def test_a_batch_has_no_more_pieces_than_it_may_with_padding(model: Any) -> None
     assert lengths(batcher) == [3]
 
 
-def test_hypotheses_count_as_pieces(model: Any) -> None:
+def test_hypotheses_count_as_tokens(model: Any) -> None:
     batcher = make(batch_tokens=40)
     for _ in range(3):
         batcher.submit(job(model, 10, beam_size=2))
@@ -105,7 +105,7 @@ def test_answers_are_in_the_order_of_the_request(model: Any) -> None:
     assert [result.source for result in request.future.result()] == list(request.sentences)
 
 
-def test_room_is_counted_exactly(model: Any) -> None:
+def test_capacity_is_counted_exactly(model: Any) -> None:
     batcher = make(max_running=2, max_waiting=3)
     jobs = [job(model, 4) for _ in range(5)]
     for each in jobs:
@@ -128,7 +128,7 @@ def test_room_is_counted_exactly(model: Any) -> None:
     assert (batcher.running, batcher.waiting) == (0, 4)
 
 
-def test_the_jobs_of_one_request_find_room_together_or_not_at_all(model: Any) -> None:
+def test_the_jobs_of_one_request_are_admitted_together_or_not_at_all(model: Any) -> None:
     batcher = make(max_running=1, max_waiting=2)
     batcher.submit(job(model, 4), job(model, 4))
     with pytest.raises(RequestError, match="busy"):
@@ -137,7 +137,7 @@ def test_the_jobs_of_one_request_find_room_together_or_not_at_all(model: Any) ->
     assert batcher.waiting == 2
 
 
-def test_nobody_waits_for_company_that_would_find_no_room(model: Any) -> None:
+def test_nobody_waits_for_company_that_would_find_no_capacity(model: Any) -> None:
     batcher = make(max_running=2, gather_seconds=3600.0)
     for _ in range(2):
         batcher.submit(job(model, 4))
@@ -256,7 +256,7 @@ def test_a_late_request_is_not_begun(model: Any) -> None:
     assert batch.jobs == [other]
 
 
-def test_a_batch_that_failed_tells_its_requests(model: Any) -> None:
+def test_a_batch_that_failed_reports_its_requests(model: Any) -> None:
     batcher = make(batch_tokens=10)
     request = job(model, 10, 10, 10)
     batcher.submit(request)
@@ -279,7 +279,7 @@ def test_after_the_end_nothing_is_taken_in_and_the_rest_is_worked_on(model: Any)
     assert request.future.done()
 
 
-def test_whoever_waits_when_all_is_given_up_is_told(model: Any) -> None:
+def test_a_client_that_waits_when_all_is_stopped_is_answered(model: Any) -> None:
     batcher = make(batch_tokens=4)
     running, waiting = job(model, 4), job(model, 4)
     batcher.submit(running)

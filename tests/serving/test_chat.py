@@ -129,7 +129,7 @@ def test_text_that_is_certain_comes_at_once(serve: Any, gated_model: Any) -> Non
         ({"n": 0}, 400, "Invalid request: expected `int` >= 1 in `n`"),
     ],
 )
-def test_what_makes_no_sense_is_told_in_this_apis_form(
+def test_what_makes_no_sense_is_reported_in_this_apis_form(
     fields: dict[str, Any], status: int, sentence: str, live: Any
 ) -> None:
     reply = ask(live, **fields)

@@ -61,7 +61,7 @@ def test_alternatives_and_streams_end_with_the_same_translation(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM that a process can take")
-def test_the_command_serves_until_it_is_told_to_end(trained: Path, translator: Translator, toy_corpus: Path) -> None:
+def test_the_command_serves_until_it_is_stopped(trained: Path, translator: Translator, toy_corpus: Path) -> None:
     line = dev_lines(toy_corpus)[0]
     command = [sys.executable, "-m", "transduce", "serve", f"zh:en={trained}", "--port", "0", "--precision", "fp32"]
     with subprocess.Popen(
@@ -95,7 +95,7 @@ def test_options_become_settings(tmp_path: Path) -> None:
     assert serving_settings(build_parser("serve").parse(["model"])) == ServingSettings()
 
 
-def test_by_default_only_this_machine_can_ask_and_strangers_are_counted() -> None:
+def test_by_default_only_this_machine_can_ask_and_other_machines_are_counted() -> None:
     assert ServingSettings().host == "127.0.0.1"
     assert ServingSettings().client_rate == 0
     assert ServingSettings(host="0.0.0.0").client_rate == 300
@@ -116,7 +116,7 @@ def test_by_default_only_this_machine_can_ask_and_strangers_are_counted() -> Non
         ({"api_keys": ("a", " ")}, r"`api_keys` must not hold an empty key"),
     ],
 )
-def test_a_setting_out_of_its_range_is_told(settings: dict[str, Any], sentence: str) -> None:
+def test_a_setting_out_of_its_range_is_reported(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TransduceError, match=sentence):
         ServingSettings(**settings)
 
@@ -150,7 +150,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refused(capsys, "model", "--port", str(port))
@@ -158,21 +158,21 @@ def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.endswith("choose another with --port.\n")
 
 
-def test_a_host_that_is_elsewhere_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_elsewhere_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`--host` must be an address of" in refused(capsys, "m", "--port", "0", "--host", "no such host")
     assert "cannot be used" in refused(capsys, "m", "--port", "0", "--host", "192.0.2.1")
 
 
-def test_a_host_that_is_no_name_is_told() -> None:
+def test_a_host_that_is_no_name_is_reported() -> None:
     with pytest.raises(TransduceError, match=r"`host` must be an address of this machine, but `foo\.\.bar` is not"):
         open_socket("foo..bar", 0)
 
 
-def test_a_folder_without_a_model_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "A model folder holds a config.json" in refused(capsys, str(tmp_path), "--port", "0")
 
 
-def test_a_glossary_of_no_served_model_is_told(
+def test_a_glossary_of_no_served_model_is_reported(
     capsys: pytest.CaptureFixture[str], trained: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "terms.tsv"
@@ -192,13 +192,13 @@ def test_a_glossary_belongs_to_a_model_whose_languages_are_spelt_otherwise(train
     assert model.glossary is not None
 
 
-def test_a_model_without_languages_is_told(translator: Translator) -> None:
+def test_a_model_without_languages_is_reported(translator: Translator) -> None:
     nameless = Translator(translator.model, translator.tokenizer)
     with pytest.raises(TransduceError, match=r"write them before the folder, as in zh:en=models/mine"):
         ServedModel(nameless)
 
 
-def test_missing_packages_are_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # noqa: ARG005

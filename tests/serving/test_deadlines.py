@@ -17,7 +17,7 @@ def timed(ask: Any) -> tuple[Any, float]:
 
 
 @pytest.mark.parametrize("source", ["server", "request"])
-def test_a_request_is_given_up_at_its_deadline(serve: Any, gated_model: Any, wait_until: Any, source: str) -> None:
+def test_a_request_is_stopped_at_its_deadline(serve: Any, gated_model: Any, wait_until: Any, source: str) -> None:
     model = gated_model(is_open=False, steps=100)
     settings = {"deadline_seconds": 0.3} if source == "server" else {}
     fields = {"timeout": 0.3} if source == "request" else {}
@@ -102,7 +102,7 @@ def test_of_a_long_text_nothing_is_begun_after_the_deadline(serve: Any, gated_mo
     ],
     ids=["body", "chunked body", "head", "nothing"],
 )
-def test_whoever_sends_too_slowly_is_told_so_and_left(live_slow: Any, sent: bytes) -> None:
+def test_a_client_that_sends_too_slowly_is_informed_and_dropped(live_slow: Any, sent: bytes) -> None:
     started_at = time.monotonic()
     with socket.create_connection(("127.0.0.1", live_slow.port), timeout=5) as connection:
         connection.sendall(sent)

@@ -117,6 +117,6 @@ def test_multipart_contents_may_hold_anything_but_the_boundary() -> None:
         ),
     ],
 )
-def test_a_broken_multipart_form_is_told(body: bytes, kind: str, sentence: str) -> None:
+def test_a_broken_multipart_form_is_reported(body: bytes, kind: str, sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
         read_multipart(body, kind)

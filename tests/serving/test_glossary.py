@@ -24,7 +24,7 @@ def test_the_servers_glossary_holds_for_all_requests(serve: Any, gated_model: An
         assert reply.json["translations"][0]["text"] == "EIN HUND dog"
 
 
-def test_a_requests_terms_take_its_place(serve: Any, gated_model: Any) -> None:
+def test_a_requests_terms_replace_it(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=OWN)) as live:
         asked = {"glossary": {"Satz": "phrase", "ein": ["a", "one"]}}
         assert live.translate("ein Satz, ein Hund", **asked).json["translatedText"] == "EIN SATZ, EIN HUND a phrase"
@@ -32,14 +32,14 @@ def test_a_requests_terms_take_its_place(serve: Any, gated_model: Any) -> None:
         assert live.translate("ein Hund", glossary=None).json["translatedText"] == "EIN HUND dog"
 
 
-def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
+def test_what_is_not_there_causes_a_warning(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(glossary=Glossary([Term("Hund", ("dog", "dogs"))]))) as live:
-        assert live.translate("ein Hund", doubts=True).json["doubts"] == []
+        assert live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"] == []
     model = gated_model(glossary=OWN)
     model.translate = lambda sentences, *rest, **_: gated_model().translate(sentences, *rest[:-2], None, rest[-1])
     with serve(model) as live:
-        doubts = live.translate("ein Hund", doubts=True).json["doubts"]
-    assert {"kind": "terms", "found": "`Hund` as `dog`"} in doubts
+        found = live.translate("ein Hund", quality_warnings=True).json["qualityWarnings"]
+    assert {"kind": "terms", "found": "`Hund` as `dog`"} in found
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_is_not_there_is_a_doubt(serve: Any, gated_model: Any) -> None:
         ({"Satz": "x" * 20_000}, "Invalid request: request (20012) exceeds text limit (20000 characters)"),
     ],
 )
-def test_what_cannot_be_is_told(serve: Any, gated_model: Any, glossary: Any, sentence: str) -> None:
+def test_what_cannot_be_is_reported(serve: Any, gated_model: Any, glossary: Any, sentence: str) -> None:
     with serve(gated_model()) as live:
         reply = live.translate("ein Satz", glossary=glossary)
     assert reply.status == 400
@@ -90,7 +90,7 @@ def test_a_real_model_answers_as_it_does_offline(serve: Any, translator: Transla
         assert (reply.status, reply.error[:45]) == (400, "Invalid request: A translation cannot contain")
 
 
-def test_a_model_that_cannot_write_a_term_is_told_when_it_is_named(translator: Translator) -> None:
+def test_a_model_that_cannot_write_a_term_is_reported_when_it_is_named(translator: Translator) -> None:
     model = ServedModel(translator, languages=("zh", "en"))
     with pytest.raises(TransduceError, match="A translation cannot contain `☃`"):
         model.use(Glossary([Term("鱼", ("☃",))]))

@@ -81,7 +81,7 @@ def test_a_refused_body_is_read_to_its_end_so_that_the_connection_goes_on(live: 
     connection.close()
 
 
-def test_too_many_connections_are_told_so(serve: Any, gated_model: Any) -> None:
+def test_too_many_connections_are_reported(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), max_connections=5) as live:
         held = [socket.create_connection(("127.0.0.1", live.port), timeout=5) for _ in range(5)]
         for connection in held:
@@ -94,7 +94,7 @@ def test_too_many_connections_are_told_so(serve: Any, gated_model: Any) -> None:
             connection.close()
 
 
-def test_whoever_speaks_no_http_is_told_so_in_json(live: Any) -> None:
+def test_a_client_that_speaks_no_http_is_answered_in_json(live: Any) -> None:
     with socket.create_connection(("127.0.0.1", live.port), timeout=5) as connection:
         connection.sendall(b"hello\r\n\r\n")
         received = b""

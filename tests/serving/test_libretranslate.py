@@ -51,16 +51,21 @@ def test_lines_are_translated_one_by_one_and_line_ends_stay(live: Any) -> None:
     assert live.translate("eins\r\n\n  \nzwei\u2028drei\n").json["translatedText"] == "EINS\r\n\n\nZWEI\u2028DREI\n"
 
 
-def test_doubts_come_only_where_they_are_asked_for(live: Any) -> None:
-    assert "doubts" not in live.translate("ein Satz").json
+def test_quality_warnings_are_returned_on_request(live: Any) -> None:
+    assert "qualityWarnings" not in live.translate("ein Satz").json
     copied = {"kind": "copied", "found": "EIN SATZ"}
-    assert live.translate("ein Satz", doubts=True).json == {"translatedText": "EIN SATZ", "doubts": [copied]}
-    found = live.translate(["eins", "ein Satz\nund noch einer"], doubts=True).json["doubts"]
+    answer = live.translate("ein Satz", quality_warnings=True).json
+    assert answer == {"translatedText": "EIN SATZ", "qualityWarnings": [copied]}
+    assert live.translate("ein Satz", doubts=True).json["doubts"] == [copied]  # the old name
+    found = live.translate(["eins", "ein Satz\nund noch einer"], quality_warnings=True).json["qualityWarnings"]
     assert found == [[], [copied, {"kind": "copied", "found": "UND NOCH EINER"}]]
-    form = live.ask("POST", "/translate", "q=ein+Satz&source=de&target=en&doubts=true", FORM)
-    assert form.json["doubts"] == [copied]
-    assert live.translate("eins ☃", doubts=True).json["doubts"][0] == {"kind": "unread", "found": "☃"}
-    wrong = live.translate("Where have you been all the time?", doubts=True).json["doubts"]
+    form = live.ask("POST", "/translate", "q=ein+Satz&source=de&target=en&quality_warnings=true", FORM)
+    assert form.json["qualityWarnings"] == [copied]
+    assert live.translate("eins ☃", quality_warnings=True).json["qualityWarnings"][0] == {
+        "kind": "unread",
+        "found": "☃",
+    }
+    wrong = live.translate("Where have you been all the time?", quality_warnings=True).json["qualityWarnings"]
     assert {"kind": "language", "found": "looks English, not German"} in wrong
 
 
@@ -284,14 +289,14 @@ def test_suggestions_are_stored_where_that_is_wanted(serve: Any, gated_model: An
         ({"q": [""] * 129}, "Invalid request: request (129 texts) exceeds text limit (128)"),
     ],
 )
-def test_a_wrong_field_is_told(live: Any, fields: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_field_is_reported(live: Any, fields: dict[str, Any], sentence: str) -> None:
     reply = live.translate(**fields)
     assert reply.status == 400
     assert reply.error.startswith(sentence)
 
 
 @pytest.mark.parametrize("name", ["q", "source", "target"])
-def test_a_missing_field_is_told_in_the_words_that_clients_look_for(live: Any, name: str) -> None:
+def test_a_missing_field_is_reported_in_the_words_that_clients_look_for(live: Any, name: str) -> None:
     fields = {"q": "eins", "source": "de", "target": "en"}
     del fields[name]
     for reply in (

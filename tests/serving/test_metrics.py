@@ -27,7 +27,7 @@ def test_a_server_counts_what_it_does(serve: Any, gated_model: Any) -> None:
     assert found["transduce_request_seconds_count"] == 3
     assert found["transduce_batch_sentences_sum"] == 2
     assert found["transduce_decoding_steps_total"] == 3
-    assert found["transduce_source_pieces_total"] == 5
+    assert found["transduce_source_tokens_total"] == found["transduce_source_pieces_total"] == 5
     assert found["transduce_characters_total"] == 13
     assert found["transduce_requests_running"] == 0
     assert not any("secret" in name for name in found)
@@ -36,7 +36,7 @@ def test_a_server_counts_what_it_does(serve: Any, gated_model: Any) -> None:
 def test_every_metric_has_a_description_and_a_type() -> None:
     page = Metrics().render({"transduce_now": ("At this moment.", 2.0)}).decode()
     names = re.findall(r"^# TYPE (\w+) (?:counter|gauge|histogram)$", page, re.MULTILINE)
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 11
     assert all(f"# HELP {name} " in page for name in names)
     assert page.endswith("transduce_now 2.0\n")
 

@@ -16,7 +16,7 @@ from transduce.serving.limits import ApiKeys, RateLimiter, read_api_keys
 from transduce.serving.messages import RequestError
 
 
-def test_a_burst_finds_exactly_the_room_there_is(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_a_burst_finds_exactly_the_capacity_there_is(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=2, max_waiting=8) as live:
         burst = [live.in_background(lambda: live.translate("ein Satz", timeout=20)) for _ in range(100)]
@@ -71,7 +71,9 @@ def status(connection: socket.socket) -> int:
     return answer.status
 
 
-def test_of_a_burst_in_one_moment_only_as_many_are_parsed_as_there_is_room_for(serve: Any, gated_model: Any) -> None:
+def test_of_a_burst_in_one_moment_only_as_many_are_parsed_as_there_is_capacity_for(
+    serve: Any, gated_model: Any
+) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=2, max_waiting=3) as live:
         connections = connected(live, 40)
@@ -88,7 +90,7 @@ def test_of_a_burst_in_one_moment_only_as_many_are_parsed_as_there_is_room_for(s
             connection.close()
 
 
-def test_requests_that_make_no_sense_cost_nobody_a_place(serve: Any, gated_model: Any) -> None:
+def test_requests_that_make_no_sense_cost_nobody_a_slot(serve: Any, gated_model: Any) -> None:
     model = gated_model(is_open=False)
     with serve(model, max_running=1, max_waiting=1) as live:
         connections = connected(live, 9)
@@ -121,7 +123,7 @@ def test_a_large_request_that_has_to_wait_a_moment_is_read_whole(serve: Any, gat
             connection.close()
 
 
-def test_room_that_was_left_is_found_again(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_capacity_that_was_left_is_found_again(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model()
     with serve(model, max_running=1, max_waiting=0) as live:
         for _ in range(20):
@@ -149,7 +151,7 @@ def test_a_request_that_is_refused_is_refused_before_its_body_is_read(
         assert held.reply().status == 200
 
 
-def test_strangers_requests_are_decoded_together(serve: Any, gated_model: Any, wait_until: Any) -> None:
+def test_requests_of_several_clients_are_decoded_together(serve: Any, gated_model: Any, wait_until: Any) -> None:
     model = gated_model(is_open=False)
     with serve(model) as live:
         first = live.in_background(lambda: live.translate("der erste"))
@@ -219,7 +221,7 @@ def test_no_keys_let_everybody_in() -> None:
     ApiKeys([]).check({}, "whatever")
 
 
-def test_a_client_that_asks_too_often_is_told_when_to_come_again(serve: Any, gated_model: Any) -> None:
+def test_a_client_that_asks_too_often_learns_when_to_come_again(serve: Any, gated_model: Any) -> None:
     with serve(gated_model(), requests_per_minute=3) as live:
         assert [live.translate("eins").status for _ in range(4)] == [200, 200, 200, 429]
         refused = live.ask("POST", "/detect", {"q": "eins"})
@@ -249,7 +251,7 @@ def test_the_bucket_fills_up_again() -> None:
         limiter.take("a")
 
 
-def test_the_limiter_does_not_remember_everybody_for_ever() -> None:
+def test_the_limiter_forgets_clients() -> None:
     limiter = RateLimiter(1)
     for number in range(20_000):
         limiter.take(str(number))

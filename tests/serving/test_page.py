@@ -157,7 +157,7 @@ def test_typing_is_translating(page: "Page", live: Any, translator: Translator) 
     assert page.locator("#output").inner_text() == answer["translatedText"]
     assert page.locator(".others li").all_inner_texts() == answer["alternatives"]
     inspection = inspect_sentence(translator, SENTENCE)
-    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_pieces)
+    assert page.locator(".piece span").all_inner_texts() == shown(inspection.target_tokens)
     assert page.locator(".piece small").first.inner_text() == f"{100 * inspection.steps[0].probability:.1f} %"
     assert page.locator(".counter").inner_text() == f"{len(SENTENCE)} / 20000"
 
@@ -340,10 +340,10 @@ def test_a_whole_layer_can_be_switched_off(page: "Page", translator: Translator)
     assert page.locator(".chip").all_inner_texts() == ["target → source: layer 2 is off ✕"]
 
 
-def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
+def test_a_token_can_be_forced_and_forbidden(page: "Page", translator: Translator) -> None:
     steps = inspect_sentence(translator, SENTENCE).steps
-    others = [next(each.piece for each in step.candidates if each.piece != step.piece) for step in steps]
-    written = {step.piece for step in steps}
+    others = [next(each.token for each in step.candidates if each.token != step.token) for step in steps]
+    written = {step.token for step in steps}
     place = next(number for number, other in enumerate(others) if other not in written)
     step, other = steps[place], others[place]
     write(page, SENTENCE)
@@ -354,7 +354,7 @@ def test_a_piece_can_be_forced_and_forbidden(page: "Page", translator: Translato
     assert outcome(page, 1) == forced.after.translation
     assert page.locator(".outcome").nth(1).locator(".new").first.inner_text().startswith(shown([other])[0])
     page.get_by_role("button", name="forbid this token").click()
-    forbidden = intervene(translator, SENTENCE, Intervention(step=place, forbid=(step.piece,)))
+    forbidden = intervene(translator, SENTENCE, Intervention(step=place, forbid=(step.token,)))
     until(
         page,
         "said => document.querySelectorAll('.outcome .translation')[1]?.innerText === said",
@@ -386,7 +386,7 @@ def test_what_is_typed_anew_forgets_the_changes(page: "Page") -> None:
     assert page.locator(".changes").is_hidden()
 
 
-def test_a_sentence_of_two_hundred_pieces(page: "Page", translator: Translator) -> None:
+def test_a_sentence_of_two_hundred_tokens(page: "Page", translator: Translator) -> None:
     pieces = len(translator.tokenizer.source.encode(OTHER))
     text = OTHER * (200 // pieces + 1)
     count = len(translator.tokenizer.source.encode(text)) + 1

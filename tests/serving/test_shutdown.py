@@ -110,7 +110,7 @@ def test_two_signals_let_accepted_requests_be_answered_and_refuse_new_ones() -> 
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_takes_too_long_or_is_interrupted_again_is_told_so(
+def test_what_takes_too_long_or_is_interrupted_again_is_reported(
     serve: Any, gated_model: Any, wait_until: Any, interrupted: bool
 ) -> None:
     model = gated_model(is_open=False)
@@ -132,7 +132,7 @@ def test_what_takes_too_long_or_is_interrupted_again_is_told_so(
         model.open()
 
 
-def test_a_request_whose_text_comes_after_all_was_given_up_is_told_so(
+def test_a_request_whose_text_comes_after_all_was_stopped_is_reported(
     serve: Any, gated_model: Any, wait_until: Any
 ) -> None:
     body = json.dumps({"q": "ein Satz", "source": "de", "target": "en"}).encode()

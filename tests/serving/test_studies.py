@@ -119,7 +119,7 @@ def test_an_intervention_is_what_the_library_gives(
         ("/intervene", {"changed": "我吃鱼。" * 200}, "`changed` must have at most 256 tokens to be inspected"),
     ],
 )
-def test_what_makes_no_sense_is_told_in_a_sentence(
+def test_what_makes_no_sense_is_reported_in_a_sentence(
     live_small: Any, path: str, fields: dict[str, Any], sentence: str
 ) -> None:
     reply = study(live_small, path, **fields)
@@ -138,7 +138,7 @@ def assert_matches(said: str, pattern: str) -> None:
         raise AssertionError(said)
 
 
-def test_special_pieces_do_no_harm(live: Any) -> None:
+def test_special_tokens_do_no_harm(live: Any) -> None:
     for piece in ("<pad>", "</s>", "<unk>", "<s>"):
         reply = study(live, "/intervene", step=1, force=piece)
         assert reply.status in (200, 400)

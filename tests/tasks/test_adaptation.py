@@ -52,7 +52,7 @@ def lora_settings(swapped: dict[str, Any], trained: Path) -> dict[str, Any]:
     }
 
 
-def test_a_vocabulary_that_lacks_a_script_is_told(
+def test_a_vocabulary_that_lacks_a_script_is_reported(
     swapped: dict[str, Any], trained: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = swapped | {"init_from": str(trained)}
@@ -170,7 +170,7 @@ def test_a_run_that_saved_no_step_begins_again_without_the_first_model(
         train(out=tmp_path / "stopped", resume=True, **COMPUTING)
 
 
-def test_a_dry_run_tells_how_much_would_learn(
+def test_a_dry_run_reports_how_much_would_learn(
     lora_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = lora_settings | {"training.lora_projections": ["attention-output"], "training.lora_alpha": 1.0}
@@ -230,7 +230,7 @@ def test_what_lora_cannot_do_is_refused(
 def glove(trained: Path, tmp_path: Path) -> Path:
     """Write vectors of 32 numbers for every second token of the toy vocabulary."""
     vocabulary = read_any_model_folder(trained).tokenizer.target
-    words = sorted({vocabulary.piece(row).removeprefix("▁") for row in range(3, vocabulary.size)} - {""})[::2]
+    words = sorted({vocabulary.token(row).removeprefix("▁") for row in range(3, vocabulary.size)} - {""})[::2]
     vectors = torch.randn(len(words), 32)
     path = tmp_path / "glove.txt"
     rows = (f"{word} {' '.join(map(str, vector.tolist()))}" for word, vector in zip(words, vectors, strict=True))
@@ -261,7 +261,7 @@ def test_vectors_that_stay_are_in_the_model_that_is_kept_and_the_rest_learns(
     begun = load_file(out / "beginning.safetensors")["source_weight"]
     learnt = 0
     for row in range(3, vocabulary.size):
-        piece = vocabulary.piece(row)
+        piece = vocabulary.token(row)
         vector = known.get(piece.removeprefix("▁"))
         if vector is not None:
             assert weight[row].tolist() == pytest.approx(vector)
@@ -289,7 +289,7 @@ def test_vectors_that_learn_go_on_without_their_file(
     assert not torch.equal(begun["source_weight"], weights(tmp_path / "whole")["source_weight"])
 
 
-def test_the_model_is_as_wide_as_the_vectors_where_nothing_is_said(
+def test_the_model_is_as_wide_as_the_vectors_where_nothing_is_set(
     vector_settings: dict[str, Any], write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_lines("vectors.txt", ["I " + "0.5 " * 30, "tea " + "0.1 " * 30])
@@ -311,9 +311,9 @@ def test_each_side_has_its_own_vectors(
     content = read_any_model_folder(tmp_path / "run")
     source, target = content.tokenizer.source, content.tokenizer.target
     rows = {row for row in range(source.size) if content.model.source_weight[row].tolist() == [2.0] * 32}
-    assert rows == {row for row in range(source.size) if source.piece(row).removeprefix("▁") == "茶"} != set()
+    assert rows == {row for row in range(source.size) if source.token(row).removeprefix("▁") == "茶"} != set()
     rows = {row for row in range(target.size) if content.model.target_weight[row].tolist() == [3.0] * 32}
-    assert rows == {row for row in range(target.size) if target.piece(row).removeprefix("▁") == "tea"} != set()
+    assert rows == {row for row in range(target.size) if target.token(row).removeprefix("▁") == "tea"} != set()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_run_learns_from_tagged_pairs_goes_on_and_translates_without(files: di
     with pytest.raises(TransduceError, match=r"`data.back_translated` was .* cannot become"):
         train(out=out, resume=True, settings={"data.back_translated": []}, device="cpu", threads=1)
     translator = open_translator(out, device="cpu", threads=1)
-    assert BACK_TRANSLATED not in translator.tokenizer.source.pieces(translator.tokenizer.source.encode("我爱你"))
+    assert BACK_TRANSLATED not in translator.tokenizer.source.tokens(translator.tokenizer.source.encode("我爱你"))
 
 
 def test_a_corpus_prepared_ahead_has_the_tags(files: dict[str, Any], tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_model_that_knows_no_tag_is_fine_tuned_without(files: dict[str, Any], 
     assert result.step == 3
 
 
-def test_a_file_that_is_not_among_the_sources_is_told() -> None:
+def test_a_file_that_is_not_among_the_sources_is_reported() -> None:
     data = {"source": ["a.zh"], "target": ["a.en"], "back_translated": ["b.zh"]}
     with pytest.raises(TransduceError, match=r"`data.back_translated` names some of .* but b.zh is none of them"):
         make_settings({"data": data})

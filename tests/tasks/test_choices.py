@@ -39,7 +39,7 @@ from transduce.training.choices import (
     choose_weight_decay,
     count_multiplied_weights,
 )
-from transduce.training.rates import TOTAL_DECAY
+from transduce.training.schedule import TOTAL_DECAY
 
 SIZES = (1, 30, 300, 3_000, 24_000, 30_000, 49_999, 50_000, 165_000, 1_000_000, 4_500_000, 10_000_000, 10**8)
 
@@ -212,7 +212,7 @@ def test_texts_that_are_read_less_often_need_less_dropout(preset: str, epochs: f
     assert choose_dropout(preset, epochs).value == dropout
 
 
-def test_epochs_are_foreseen_from_steps_and_from_minutes() -> None:
+def test_epochs_are_forecast_from_steps_and_from_minutes() -> None:
     machine = Machine(device="cpu", threads=2, amx=False, avx512_bf16=False)
 
     def forecast(**training: Any) -> float:
@@ -303,7 +303,7 @@ def test_every_choice_says_why(pairs: int) -> None:
     assert f"{pairs:,}" in choose_steps(pairs, 10 * pairs, 512).reason
 
 
-def test_the_best_model_is_told_by_bleu_where_anything_is_translated() -> None:
+def test_the_best_model_is_chosen_by_bleu_where_anything_is_translated() -> None:
     assert choose_best_by(500).value == "bleu"
     assert choose_best_by(0).value == "loss"
     assert choose_best_by(0, words=1.0).value == "loss"
@@ -315,7 +315,7 @@ def test_patience_outlasts_the_middle_of_a_run() -> None:
     assert choose_patience().value == 6
 
 
-def test_the_account_tells_what_became_of_a_choice() -> None:
+def test_the_choice_log_reports_what_became_of_a_choice() -> None:
     account = ChoiceLog()
     account.record("tokenizer.vocabulary_size", None, Choice(400, "few pairs"))
     account.amend("tokenizer.vocabulary_size", 400, "never shown")
@@ -333,7 +333,7 @@ def test_the_account_tells_what_became_of_a_choice() -> None:
         ({"norm": "batch"}, "reference", "because"),
     ],
 )
-def test_the_account_tells_what_will_decode_the_model(changes: dict[str, Any], backend: str, reason: str) -> None:
+def test_the_choice_log_reports_what_will_decode_the_model(changes: dict[str, Any], backend: str, reason: str) -> None:
     account = ChoiceLog()
     sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "d_model": 64, "num_heads": 2}
     explain_decoding(ModelConfig(**(sizes | changes)), "cpu", account)

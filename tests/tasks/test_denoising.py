@@ -36,7 +36,7 @@ def test_text_alone_makes_a_folder_with_a_loss_and_a_mask(pretrained: Path) -> N
     score = json.loads((pretrained / "dev_score.json").read_bytes())
     assert 0.0 < score["loss"] < 6.0
     content = read_encoder_decoder_folder(pretrained)
-    assert content.tokenizer.target.piece(content.tokenizer.target.id("<mask>")) == "<mask>"
+    assert content.tokenizer.target.token(content.tokenizer.target.id("<mask>")) == "<mask>"
     # The vocabulary knows the other language too.
     assert content.tokenizer.source.unk_id not in content.tokenizer.source.encode("我喜欢苹果。")
     assert "transduce train --init-from THIS_FOLDER" in (pretrained / "README.md").read_text("utf-8")
@@ -73,7 +73,7 @@ def test_noise_follows_from_seed_epoch_and_number_alone(pretrained: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["infilling", "masking", "deletion"])
-def test_what_frames_a_text_is_not_spoilt(pretrained: Path, kind: Any) -> None:
+def test_what_frames_a_text_is_not_corrupted(pretrained: Path, kind: Any) -> None:
     """Special tokens such as BART's start symbol and the languages of mBART and NLLB are not noised."""
     tokenizer = read_encoder_decoder_folder(pretrained).tokenizer
     vocabulary = tokenizer.source

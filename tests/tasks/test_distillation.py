@@ -76,7 +76,7 @@ def test_several_teachers_translate_together(request_: dict[str, Any], trained: 
     assert written[:20] != [each.text for each in open_translator(trained, device="cpu", threads=1)(sources[:20])]
 
 
-def test_doubtful_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flagged_lines_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each second one, say."""
     monkeypatch.setattr(
         writing, "estimate_quality", lambda _, translations: [(), ("doubt",)] * (len(translations) // 2)
@@ -178,7 +178,7 @@ def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[s
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_translated(
+def test_what_cannot_be_is_reported_before_anything_is_translated(
     changes: dict[str, Any], message: str, request_: dict[str, Any]
 ) -> None:
     with pytest.raises(TransduceError, match=message):

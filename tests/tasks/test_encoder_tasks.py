@@ -26,8 +26,7 @@ from transduce.inference.parser import Parser, load_parser
 from transduce.model_folder.cards import find_task_card
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings
-from transduce.tasks.kinds.encoders import build_encoder
-from transduce.tasks.kinds.masked_language_model import MaskedLanguageTask
+from transduce.tasks.kinds.masked_language_model import MaskedLanguageTask, build_encoder
 from transduce.tasks.run.run import Run, RunRequest, train_run
 from transduce.tasks.train import train
 from transduce.text.trees import linearize, read_tree, read_trees, unescape_word, write_line
@@ -77,7 +76,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_hidden_pieces_are_found_after_pretraining(pretrained: Path) -> None:
+def test_hidden_tokens_are_found_after_pretraining(pretrained: Path) -> None:
     score = json.loads((pretrained / "dev_score.json").read_text("utf-8"))
     assert score["perplexity"] < 30
     filler = load_filler(pretrained, precision="fp32", device="cpu", threads=1)
@@ -474,7 +473,7 @@ def test_text_without_a_sentence_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_labels_of_the_dev_set_alone_are_told(tmp_path: Path, capsys: Capture) -> None:
+def test_labels_of_the_dev_set_alone_are_reported(tmp_path: Path, capsys: Capture) -> None:
     files = labelled(tmp_path)
     dev = Path(files["dev_target"][0])
     dev.write_text("\n".join(["unheard", *dev.read_text("utf-8").split("\n")[1:]]), encoding="utf-8")
@@ -626,14 +625,14 @@ def test_whether_stretches_follow_is_not_learnt_from_documents_of_one(tmp_path: 
     run(tmp_path / "run", settings | {"task": settings["task"] | {"next_sentence": False}})
 
 
-def test_the_account_tells_of_a_text_whose_stretches_hardly_follow(tmp_path: Path, capsys: Capture) -> None:
+def test_the_choice_log_reports_a_text_whose_stretches_hardly_follow(tmp_path: Path, capsys: Capture) -> None:
     run(tmp_path / "run", records_of(tmp_path, [2] * 2 + [1] * 60), dry_run=True)
     assert re.search(r"task.next_sentence +True +but 3% of segments have another after them", capsys.readouterr().err)
     run(tmp_path / "run", records_of(tmp_path, [3] * 60), dry_run=True)
     assert "task.next_sentence" not in capsys.readouterr().err
 
 
-def test_the_account_of_pretraining_counts_the_pieces_that_are_read(tmp_path: Path) -> None:
+def test_the_choice_log_of_pretraining_counts_the_tokens_that_are_read(tmp_path: Path) -> None:
     settings = records_of(tmp_path, [1] * 2_000)
     asked = RunRequest(
         settings=settings | {"task": settings["task"] | {"next_sentence": False}},

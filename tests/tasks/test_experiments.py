@@ -15,7 +15,7 @@ from transduce.evaluation.significance import (
     bleu_from_counts,
     bootstrap_differences,
     bootstrap_mean_differences,
-    least_p_value,
+    min_p_value,
     permutation_p_value,
 )
 from transduce.kernels.select import select_decoder
@@ -370,9 +370,9 @@ def test_permutations_of_cases_worked_out_by_hand() -> None:
     # Of 4 divisions of {1, 2, 3} into one and two... only {3} differs from the others by as much as 1.5.
     assert permutation_p_value([1, 2], [3]) == pytest.approx(2 / 3)
     assert permutation_p_value([5, 5], [5, 5]) == 1.0
-    assert least_p_value(3, 3) == 0.1
-    assert least_p_value(4, 4) == pytest.approx(2 / 70)
-    assert least_p_value(1, 3) == 0.25
+    assert min_p_value(3, 3) == 0.1
+    assert min_p_value(4, 4) == pytest.approx(2 / 70)
+    assert min_p_value(1, 3) == 0.25
 
 
 def test_permutations_of_many_runs_hold_their_level() -> None:

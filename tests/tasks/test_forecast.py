@@ -15,8 +15,17 @@ from transduce.commands.main import main
 from transduce.tasks.train import train
 from transduce.training.callbacks import Callback
 from transduce.training.events import Durations, ValidationEvent
-from transduce.training.forecast import NO_SCORE, RunForecast, forecast_run, format_bytes, with_score
-from transduce.training.learning_curves import CurvePoint, RecordedRun, forecast_score, read_records
+from transduce.training.forecast import (
+    NO_SCORE,
+    CurvePoint,
+    RecordedRun,
+    RunForecast,
+    forecast_run,
+    forecast_score,
+    format_bytes,
+    read_records,
+    with_score,
+)
 from transduce.training.loop import StepTimer
 
 

@@ -81,7 +81,7 @@ def test_a_model_that_is_kept_is_compared_first(trained: Path, tmp_path: Path) -
         train(out=tmp_path / "run", settings=said, device="cpu", threads=1)
 
 
-def test_what_changes_on_resume_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changes_on_resume_is_reported(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = {"training": {"steps": 1_000, "report_every": 50}}
     train_run(RunRequest(settings=content, out=trained, resume=True, dry_run=True, device="cpu", threads=1))
     told = [line for line in capsys.readouterr().err.splitlines() if "which was" in line]
@@ -91,7 +91,7 @@ def test_what_changes_on_resume_is_told(trained: Path, capsys: pytest.CaptureFix
     assert "which was" not in capsys.readouterr().err
 
 
-def test_a_dev_set_that_learned_positions_have_no_room_for_is_refused(
+def test_a_dev_set_that_learned_positions_have_no_capacity_for_is_refused(
     toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path
 ) -> None:
     """The error would otherwise occur at the first validation, which may be hours later."""
@@ -108,7 +108,7 @@ def test_a_dev_set_that_learned_positions_have_no_room_for_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_warm_up_that_leaves_no_room_to_fall_is_told(
+def test_a_warm_up_that_leaves_no_steps_to_fall_is_reported(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = toy_settings | {"training.steps": 40, "training.warmup_steps": 30, "training.schedule": "linear"}
@@ -143,7 +143,7 @@ def test_a_step_reads_the_text_once_at_most(
         ),
     ],
 )
-def test_what_the_corpus_shows_to_be_wrong_is_told_before_the_first_step(
+def test_what_the_corpus_shows_to_be_wrong_is_reported_before_the_first_step(
     settings: dict[str, Any], refusal: str, toy_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(TransduceError, match=refusal):
@@ -151,7 +151,7 @@ def test_what_the_corpus_shows_to_be_wrong_is_told_before_the_first_step(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_does_nothing_in_a_recurrent_model_is_told(
+def test_what_does_nothing_in_a_recurrent_model_is_reported(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = {"model.kind": "recurrent", "model.recurrent_attention": "none", "model.attention_score": "general"}
@@ -162,7 +162,7 @@ def test_what_does_nothing_in_a_recurrent_model_is_told(
     assert "model.num_heads" not in told
 
 
-def test_the_account_lists_every_setting_of_the_model_that_was_said(
+def test_the_choice_log_lists_every_setting_of_the_model_that_was_set(
     toy_settings: dict[str, Any], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = {

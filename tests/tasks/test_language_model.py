@@ -72,7 +72,7 @@ def test_it_learns_and_reports_perplexity_and_bits_a_character(model: Path) -> N
     assert kept["loss"] == pytest.approx(last["loss"], rel=1e-4)
 
 
-def test_an_unknown_piece_counts_as_one_character(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
+def test_an_unknown_token_counts_as_one_character(text: Path, write_lines: WriteLines, tmp_path: Path) -> None:
     dev = write_lines("dev.en", ["the ~ sat #n the mat"] * 8)
     settings = SETTINGS | {"training.steps": 2}
     train(out=tmp_path / "run", source=text, dev_source=dev, settings=settings, device="cpu", threads=1)
@@ -117,7 +117,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(model: Path, text: Path, tmp_pat
     assert read_stored(folder / "settings.toml").task.context == 16
 
 
-def test_with_pieces_and_a_dev_text_of_its_own(
+def test_with_tokens_and_a_dev_text_of_its_own(
     text: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dev = write_lines("dev.en", LINES * 3)
@@ -181,8 +181,8 @@ def test_the_context_is_that_of_the_model_it_begins_with(
         ({"training.best_by": "bleu"}, r"`training\.best_by` is bleu, but .* is measured by loss"),
         ({"task.context": 4000}, r"more tokens than `task\.context` \(4,000\), but has "),
         (
-            {"data.filters.max_pieces": 9},
-            r"`data\.filters\.max_pieces` means nothing where .* is language-model: leave",
+            {"data.filters.max_tokens": 9},
+            r"`data\.filters\.max_tokens` means nothing where .* is language-model: leave",
         ),
         ({"data.format": "tsv"}, r"learns from text only, but `data\.format` is tsv, for pairs"),
         ({"model.num_encoder_layers": 2}, r"`model\.num_encoder_layers` means nothing where .* is language-model"),

@@ -210,7 +210,7 @@ def test_noise_trains_and_resumes_exactly(text: dict[str, tuple[str, str]], tmp_
     whole = train(tmp_path / "whole", steps=4, **options)
     train(tmp_path / "parts", steps=2, **options)
     # The vocabulary has tokens for capitals, which are in no line of the text.
-    assert "S" in load_tokenizer(tmp_path / "whole").source.pieces(range(320))
+    assert "S" in load_tokenizer(tmp_path / "whole").source.tokens(range(320))
     transduce.train(out=tmp_path / "parts", steps=4, resume=True, threads=1, precision="fp32")
     assert losses(tmp_path / "parts") == whole
     assert whole != train(tmp_path / "without", steps=4, **(options | {"settings": {}}))

@@ -163,7 +163,7 @@ def test_a_run_that_has_begun_is_gone_on_with_by_the_same_words_or_none(request_
     assert (request_["out"] / MADE).read_bytes() == made
 
 
-def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flagged_translations_are_left_out(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def review(translator: Translator, translations: Any) -> Any:
         assert translator.target_language == "zh"
         return [("doubt",) if "tea" in each.source else () for each in translations]
@@ -199,7 +199,7 @@ def test_doubtful_translations_are_left_out(request_: dict[str, Any], monkeypatc
         ({"preset": "huge"}, "`preset` must be one of"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_trained(
+def test_what_cannot_be_is_reported_before_anything_is_trained(
     changes: dict[str, Any], message: str, request_: dict[str, Any]
 ) -> None:
     with pytest.raises(TransduceError, match=message):

@@ -32,9 +32,7 @@ def put_together(found: Noised) -> list[int]:
 
 
 @given(st.integers(1, 300), st.integers(0, 1000), st.floats(0.05, 0.9), st.floats(1.0, 8.0))
-def test_spans_put_into_the_place_of_their_marks_are_the_text(
-    length: int, seed: int, share: float, mean: float
-) -> None:
+def test_spans_put_instead_of_their_marks_are_the_text(length: int, seed: int, share: float, mean: float) -> None:
     found = noised(length, seed, kind="spans", share=share, mean_span=mean)
     assert put_together(found) == list(range(3, 3 + length))
     marks = [piece for piece in found.source.tolist() if piece >= 1000]
@@ -43,7 +41,7 @@ def test_spans_put_into_the_place_of_their_marks_are_the_text(
 
 
 @given(st.integers(1, 200), st.integers(0, 1000), st.floats(0.05, 0.9), st.sampled_from(KINDS))
-def test_a_share_of_the_pieces_is_taken_and_the_rest_keeps_its_order(
+def test_a_share_of_the_tokens_is_taken_and_the_rest_keeps_its_order(
     length: int, seed: int, share: float, kind: str
 ) -> None:
     found = noised(length, seed, kind=kind, share=share)
@@ -62,7 +60,7 @@ def test_masking_keeps_the_length_and_deletion_leaves_no_trace() -> None:
     assert (deleted.source < 1000).all()
 
 
-def test_infilling_has_one_mask_a_span_of_three_pieces_on_average_and_some_for_nothing() -> None:
+def test_infilling_has_one_mask_a_span_of_three_tokens_on_average_and_some_for_nothing() -> None:
     found = [noised(200, seed, kind="infilling") for seed in range(200)]
     masks = sum(int((each.source == 1000).sum()) for each in found)
     assert masks == pytest.approx(200 * 200 * 0.3 / 3.0, rel=0.1)
@@ -75,7 +73,7 @@ def test_infilling_has_one_mask_a_span_of_three_pieces_on_average_and_some_for_n
     assert inserted == pytest.approx(masks * np.exp(-3.0), rel=0.35)
 
 
-def test_texts_without_pieces_stay_empty() -> None:
+def test_texts_without_tokens_stay_empty() -> None:
     for kind in KINDS:
         found = noised(0, kind=kind)
         assert [piece for piece in found.source.tolist() if piece < 1000] == []

@@ -69,7 +69,7 @@ def test_such_a_run_resumes_exactly(short: dict[str, Any], settings: dict[str, A
     assert_same_weights(tmp_path / "whole", tmp_path / "resumed")
     if symbols := settings.get("tokenizer.user_symbols"):
         vocabulary = load_tokenizer(tmp_path / "resumed").source
-        assert vocabulary.pieces(vocabulary.encode("我<2x>你")).count(symbols[0]) == 1
+        assert vocabulary.tokens(vocabulary.encode("我<2x>你")).count(symbols[0]) == 1
     assert open_translator(tmp_path / "resumed", **COMPUTING)("我喜欢茶。").text is not None
 
 
@@ -177,7 +177,7 @@ def test_an_extended_model_translates_as_before(
         assert torch.equal(new[name][: len(tensor)] if name == "source_weight" else new[name], tensor)
     for row, symbol in enumerate([each for each in symbols if not before.has_special_token(each)], before.size):
         ids = before.encode(symbol)
-        ids = ids[1:] if before.piece(ids[0]) == "▁" else ids
+        ids = ids[1:] if before.token(ids[0]) == "▁" else ids
         assert torch.allclose(new["source_weight"][row], old["source_weight"][ids].mean(0))
 
     transduce.save(model, tmp_path / "extended", tokenizer=tokenizer, languages=("zh", "en"))  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def test_the_dev_set_of_prepared_text_has_the_filters_it_was_prepared_with(
 
 
 def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: dict[str, Any], tmp_path: Path) -> None:
-    command = ["prepare", "--out", str(tmp_path / "shards"), "--set", "data.filters.max_pieces=400"]
+    command = ["prepare", "--out", str(tmp_path / "shards"), "--set", "data.filters.max_tokens=400"]
     for side in ("source", "target", "dev_source", "dev_target"):
         command += [f"--{side.replace('_', '-')}", *toy_settings[f"data.{side}"]]
     assert main([*command, "--set", "tokenizer.vocabulary_size=400"]) == 0
@@ -117,7 +117,7 @@ def test_a_model_takes_what_the_filters_of_its_prepared_text_kept(toy_settings: 
     dev = {name: value for name, value in toy_settings.items() if name.startswith("data.dev_")}
     train(out=tmp_path / "out", settings=settings | dev, device="cpu", threads=1)
     assert open_translator(tmp_path / "out", device="cpu", threads=1).longest_source == 400
-    assert read_stored(tmp_path / "out" / "settings.toml").data.filters.max_pieces == 400
+    assert read_stored(tmp_path / "out" / "settings.toml").data.filters.max_tokens == 400
     again = ["train", str(tmp_path / "out" / "settings.toml"), "--out", str(tmp_path / "again"), "--dry-run"]
     assert main(again) == 0
 

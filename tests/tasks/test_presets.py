@@ -19,7 +19,7 @@ from transduce.tasks.settings.presets import RECIPES, preset_settings, with_pres
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.train import train
 from transduce.training.choices import ChoiceLog
-from transduce.training.rates import step_rates
+from transduce.training.settings import step_rates
 
 SMALL: dict[str, Any] = {
     "model.num_encoder_layers": 1,

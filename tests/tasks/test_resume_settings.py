@@ -18,14 +18,14 @@ from transduce.training.choices import Choice
 from transduce.training.loop import TrainResult
 
 
-def test_steps_may_be_said_anew(trained: Path) -> None:
+def test_steps_may_be_set_again(trained: Path) -> None:
     stored = read_stored(trained / "settings.toml")
     changed = apply_changes(stored, {"training": {"steps": 120, "patience": 0, "report_every": 7}})
     assert (changed.training.steps, changed.training.patience, changed.training.report_every) == (120, 0, 7)
     assert (changed.model, changed.data, changed.tokenizer) == (stored.model, stored.data, stored.tokenizer)
 
 
-def test_steps_take_the_place_of_minutes(trained: Path, tmp_path: Path) -> None:
+def test_steps_replace_minutes(trained: Path, tmp_path: Path) -> None:
     text = (trained / "settings.toml").read_text("utf-8").replace("steps = 80", "minutes = 1.0")
     path = tmp_path / "settings.toml"
     path.write_text(text, "utf-8")

@@ -84,7 +84,7 @@ def test_a_dry_run_prints_every_choice_with_its_reason_and_leaves_nothing(
     assert all(len(line.split(maxsplit=2)) == 3 for line in choices)  # name, value, reason
 
 
-def test_what_was_said_is_shown_as_said(
+def test_what_was_set_is_shown_as_set(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(out=tmp_path / "m", settings=toy_settings, dry_run=True, device="cpu", threads=1)
@@ -113,8 +113,8 @@ def test_what_was_said_is_shown_as_said(
         ({"tokenizer.vocabulary_size": 5000}, "The text is too small for `tokenizer.vocabulary_size` 5000: set it"),
         ({"tokenizer.vocabulary_size": 20}, "`tokenizer.vocabulary_size` 20 is too small for the text's characters"),
         (
-            {"data.filters.max_pieces": 1},
-            r"No pair of .* is left: of .* or change `data\.filters\.max_pieces`, which is 1\.",
+            {"data.filters.max_tokens": 1},
+            r"No pair of .* is left: of .* or change `data\.filters\.max_tokens`, which is 1\.",
         ),
         ({"model.d_model": 1 << 20}, r"Memory ran out for the model and its optimizer state: lower"),
         ({"training.stepz": 1}, r"There is no setting `training\.stepz`: did you mean `training\.steps`\?"),
@@ -148,7 +148,7 @@ def test_a_folder_that_holds_a_model_alone_is_not_trained_over(toy_settings: dic
     assert [path.name for path in weights.parent.iterdir()] == ["model.safetensors"]
 
 
-def test_a_dev_set_that_stands_in_the_training_text_is_told(
+def test_a_dev_set_that_stands_in_the_training_text_is_reported(
     toy_corpus: Path, write_lines: WriteLines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {side: toy_corpus / f"train.{side}" for side in ("zh", "en")}
@@ -225,7 +225,7 @@ def test_a_corpus_too_small_to_hold_out_is_refused(write_lines: WriteLines, tmp_
     assert not (tmp_path / "model").exists()
 
 
-def test_the_languages_are_said_and_how_to_name_them(
+def test_the_languages_are_reported_with_how_to_name_them(
     toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(out=tmp_path / "run", settings=toy_settings, dry_run=True, device="cpu", threads=1)
@@ -353,7 +353,7 @@ def test_tensorboard_shows_the_same(trained: Path) -> None:
     assert [scalar.step for scalar in found.Scalars("dev/bleu")] == [20, 40, 60, 80]
 
 
-def test_the_card_tells_languages_data_and_score_with_its_signature(trained: Path) -> None:
+def test_the_card_reports_languages_data_and_score_with_its_signature(trained: Path) -> None:
     card = (trained / "README.md").read_text("utf-8")
     assert card.startswith("---\nlanguage:\n- zh\n- en\n")
     assert "trained by transduce on 1,000 sentence pairs" in card
@@ -473,7 +473,7 @@ def test_resume_with_nothing_saved_starts_afresh_and_says_so(
         ("data.dev_source", ": validations on the new text are not comparable with earlier ones,"),
     ],
 )
-def test_resume_tells_that_a_file_has_changed(
+def test_resume_reports_that_a_file_has_changed(
     setting: str, what: str, toy_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, source = tmp_path / "run", tmp_path / "text.zh"
@@ -522,9 +522,7 @@ def test_the_number_of_threads_is_kept_where_there_are_so_many_cores(
     assert found == [1, 2]
 
 
-def test_more_steps_said_on_resume_are_remembered(
-    toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path
-) -> None:
+def test_more_steps_set_on_resume_are_kept(toy_settings: dict[str, Any], toy_corpus: Path, tmp_path: Path) -> None:
     """With file names that tell no language, too: settings.toml must hold whatever a run has."""
     for name in ("zh", "en"):
         shutil.copy(toy_corpus / f"train.{name}", tmp_path / f"{name}.txt")
@@ -722,7 +720,7 @@ def test_a_run_on_long_texts_is_judged_by_whole_ones(
 
     whole = Translator.translate
     monkeypatch.setattr(Translator, "translate", translate)
-    said = {"data.dev_source": dev[0], "data.dev_target": dev[1], "data.filters.max_pieces": 1000, "training.steps": 1}
+    said = {"data.dev_source": dev[0], "data.dev_target": dev[1], "data.filters.max_tokens": 1000, "training.steps": 1}
     train(out=tmp_path / "run", settings=toy_settings | said, device="cpu", threads=1)
     assert parts == [1, 1]  # at the validation, and at the end
 
@@ -737,7 +735,7 @@ def test_the_display_writes_lines_where_there_is_no_terminal(capsys: pytest.Capt
     assert captured.out == ""
 
 
-def test_a_model_brings_what_tells_its_languages_apart(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_model_brings_what_distinguishes_its_languages(toy_settings: dict[str, Any], tmp_path: Path) -> None:
     train(out=tmp_path / "model", settings=toy_settings | {"training.steps": 2}, device="cpu", threads=1)
     profiles = LanguageProfiles.load(tmp_path / "model")
     assert profiles is not None

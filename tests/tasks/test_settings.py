@@ -21,7 +21,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert read_settings(tmp_path / "settings.toml") == {"preset": "small"}
 
 
-def test_a_broken_assignment_is_told_before_a_file_is_looked_for() -> None:
+def test_a_broken_assignment_is_reported_before_a_file_is_looked_for() -> None:
     with pytest.raises(TransduceError, match=r"`--set` takes a key and a value.*but was given `training\.steps`"):
         read_settings(Path("5"), ["training.steps"])
 
@@ -52,7 +52,7 @@ def test_an_assigned_list_and_a_string_with_and_without_quotes() -> None:
         ("model.num_layers=5", "model.num_encoder_layers|model.num_decoder_layers"),
         ("dropout=0.1", "model.dropout"),
         ("modle.d_model=5", "model.d_model"),
-        ("data.filters.max_piece=5", "data.filters.max_pieces"),
+        ("data.filters.max_token=5", "data.filters.max_tokens"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(assignment: str, nearest: str) -> None:
@@ -81,7 +81,7 @@ def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
         ("model.norm_order=middle", r"`model\.norm_order` must be one of pre, post, sandwich, but is `middle`"),
         ("data.source=train.zh", r'`data\.source` must be a list, such as \["a", "b"\], but is `train\.zh`'),
         ("model.positions=rope", "`model.positions` must be one of .*, but is `rope`: did you mean `rotary`"),
-        ("data.filters.max_pieces=many", r"`data\.filters\.max_pieces` must be a whole number, but is `many`"),
+        ("data.filters.max_tokens=many", r"`data\.filters\.max_tokens` must be a whole number, but is `many`"),
         ("training=5", r"`training` must be a table, but is `5`"),
         (
             "task.kind=translaton",
@@ -167,7 +167,7 @@ def test_one_matrix_does_not_embed_two_vocabularies(toy_corpus: Path, tmp_path: 
         )
 
 
-def test_a_table_joins_what_is_said_already(write_lines: WriteLines) -> None:
+def test_a_table_joins_what_is_written_already(write_lines: WriteLines) -> None:
     path = write_lines("settings.toml", ["[model]", "d_model = 32", "num_heads = 2"])
     content = read_settings(path, ["model={dropout=0.05, num_heads=4}", "training={steps=5}"])
     assert content == {"model": {"d_model": 32, "num_heads": 4, "dropout": 0.05}, "training": {"steps": 5}}
@@ -219,9 +219,9 @@ def test_numbers_of_numpy_and_paths_are_taken_as_what_they_say() -> None:
         ),
         (["[training]", "", "steps = 0"], [], r"run\.toml, line 3: `training.steps` must be greater than 0, but is 0"),
         (
-            ["[data.filters]", '"max_pieces" = "many"'],
+            ["[data.filters]", '"max_tokens" = "many"'],
             [],
-            r"run\.toml, line 2: `data.filters.max_pieces` must be a whole number",
+            r"run\.toml, line 2: `data.filters.max_tokens` must be a whole number",
         ),
         (["[search]", "beam_size = 0"], [], r"run\.toml, line 2: `beam_size` must be at least 1, but is 0"),
         (["training = {steps = 0}"], [], r"run\.toml: `training.steps` must be greater than 0, but is 0"),

@@ -183,7 +183,7 @@ def test_the_token_of_the_target_language_starts_each_source(
     assert tokenizer.source.target_languages == ("de", "cs")
     corpus = prepare(files, tokenizer, FilterSettings(max_length_ratio=20.0), tmp_path / "corpus")
     source, _ = corpus.read(0, corpus.pairs)
-    starts = Counter(tokenizer.source.piece(id) for id in source.ids[source.offsets[:-1]].tolist())
+    starts = Counter(tokenizer.source.token(id) for id in source.ids[source.offsets[:-1]].tolist())
     assert starts == {">>de<<": 800, ">>cs<<": 300}
     asked = tokenizer.for_target("cs").source
     first = sentences(1)[0]

@@ -185,7 +185,7 @@ def test_labels_stand_at_the_first_token_of_each_word(folder: Path) -> None:
     assert batch.target_tokens == 3
     for row, words in zip(batch.target.tolist(), ([3, 1], [2]), strict=True):
         assert [label for label in row if label != NO_LABEL] == words
-    tokens = vocabulary.pieces(batch.source[0].tolist())
+    tokens = vocabulary.tokens(batch.source[0].tolist())
     assert [tokens[i][0] for i, label in enumerate(batch.target[0].tolist()) if label != NO_LABEL] == ["▁", "▁"]
     assert batch.target[0, 0] == batch.target[0, 2] == NO_LABEL  # [CLS], and the second token of a word
 
@@ -276,7 +276,7 @@ def test_bad_columns(tmp_path: Path, name: str, text: str, columns: Any, message
     ("settings", "message"),
     [
         ({"data.target": ["x"]}, "holds words and tags, but `data.target` names x"),
-        ({"data.filters.max_pieces": 9}, "`data.filters` means nothing"),
+        ({"data.filters.max_tokens": 9}, "`data.filters` means nothing"),
         ({"search.beam_size": 9}, "`search.beam_size` does nothing"),
         ({"data.columns": ["1", "2"]}, "all words have the tag x"),
     ],

@@ -111,7 +111,7 @@ def test_other_files_are_refused_by_name_and_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_suffix_counts_for_less_than_a_format_that_is_said(tmp_path: Path) -> None:
+def test_a_suffix_counts_for_less_than_a_format_that_is_set(tmp_path: Path) -> None:
     path = tmp_path / "table.tsv"
     path.write_text("a\tb\n" * 60, "utf-8", newline="\n")
     settings = settings_of("language-model") | {"data.format": "lines", "tokenizer.byte_fallback": True}

@@ -84,7 +84,7 @@ def test_it_learns_to_foretell_better_than_the_last_season(model: Path) -> None:
     assert max(skills) == pytest.approx(score["skill"], rel=1e-6)
 
 
-def test_unseen_time_is_foretold_in_the_units_of_the_table(forecaster: Forecaster) -> None:
+def test_unseen_time_is_predicted_in_the_units_of_the_table(forecaster: Forecaster) -> None:
     values = wave(700)
     found = forecaster(values[:600], 18)
     assert found.columns == ("load", "heat")
@@ -101,7 +101,7 @@ def test_a_longer_forecast_begins_like_a_shorter_one_and_takes_itself_as_past(fo
     np.testing.assert_allclose(long[6:12], forecaster(np.concatenate([known, short]), 6).values, rtol=1e-5)
 
 
-def test_windows_together_are_foretold_as_alone(forecaster: Forecaster) -> None:
+def test_windows_together_are_predicted_as_alone(forecaster: Forecaster) -> None:
     values = wave(300)
     past = np.stack([values[place : place + 24] for place in (0, 100, 250)])
     together = forecaster.forecast_windows(past, 6).values
@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_goes_on_without_the_table_as_if_it_had_not_been(
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
 
-def test_a_gaussian_tells_the_range_of_sampled_courses(table: Path, tmp_path: Path) -> None:
+def test_a_gaussian_reports_the_range_of_sampled_courses(table: Path, tmp_path: Path) -> None:
     folder = tmp_path / "gaussian"
     train(
         out=folder,
@@ -239,7 +239,7 @@ def test_what_the_command_cannot_do_it_says(
         ({"data.target": ["x.csv"]}, r"`data\.target` means nothing where `task\.kind` is time-series"),
         ({"tokenizer.vocabulary_size": 300}, r"`tokenizer\.vocabulary_size` means nothing"),
         ({"tokenizer.nfc": True}, r"`tokenizer` means nothing where `task\.kind` is time-series"),
-        ({"data.filters.max_pieces": 9}, r"`data\.filters` means nothing where"),
+        ({"data.filters.max_tokens": 9}, r"`data\.filters` means nothing where"),
         ({"data.languages": ["zh", "en"]}, r"`data\.languages` means nothing where"),
         ({"init_from": "models/x"}, r"`init_from` means nothing"),
         ({"model.kind": "transformer"}, r"`model\.kind` is transformer, but `task\.kind` = time-series takes series"),

@@ -18,7 +18,7 @@ def epoch_inputs(windows: WindowPlan, epoch: int) -> NDArray[np.int64]:
     return np.concatenate([windows.batch(epoch, position).source for position in range(len(windows))])
 
 
-def test_an_epoch_has_consecutive_windows_once_each_and_their_next_pieces() -> None:
+def test_an_epoch_has_consecutive_windows_once_each_and_their_next_tokens() -> None:
     windows = plan()
     for epoch in range(3):
         for position in range(len(windows)):
@@ -39,7 +39,7 @@ def test_epochs_differ_in_order_and_in_where_windows_begin() -> None:
     assert begins <= set(range(3, 13))
 
 
-def test_a_batch_depends_on_its_place_alone() -> None:
+def test_a_batch_depends_on_its_position_alone() -> None:
     windows = plan()
     later = windows.batch(4, 5)
     assert (plan().batch(4, 5).source == later.source).all()

@@ -121,7 +121,7 @@ def test_sides_of_unequal_length(write: Write, lines: tuple[int, int]) -> None:
         list(read_pairs(two_files(source, target)))
 
 
-def test_carriage_returns_alone_end_no_line_and_are_told(write: Write) -> None:
+def test_carriage_returns_alone_end_no_line_and_are_reported(write: Write) -> None:
     old, new = write("old.zh", b"x\ry\rz\r"), write("new.en", b"x\ny\nz\n")
     rule = r"old\.zh ends its lines with carriage returns alone, so it is one line: end them with line feeds\."
     for files in (two_files(old, new), two_files(new, old)):
@@ -264,7 +264,7 @@ def test_quoted_tables_with_a_header_are_read_as_written_by_csv(write: Write) ->
     assert notes.notices() == [f"{path} quotes its fields as CSV does: the quotes are not part of the texts."]
 
 
-def test_line_feeds_of_json_texts_become_spaces_and_are_told(write: Write) -> None:
+def test_line_feeds_of_json_texts_become_spaces_and_are_reported(write: Write) -> None:
     notes = LineNotes()
     path = write("a.jsonl", b'{"source": "a\\nb", "target": "A\\nB"}\n{"source": "c", "target": "C"}\n')
     assert texts(CorpusFiles(source=(path,)), notes) == [("a b", "A B"), ("c", "C")]

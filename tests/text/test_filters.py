@@ -32,7 +32,7 @@ def test_identical_sides_are_dropped_unless_wanted() -> None:
     assert reason("Tom", "Tom", FilterSettings(drop_identical=False)) is None
 
 
-def test_the_digest_tells_pairs_apart_by_both_sides() -> None:
+def test_the_digest_distinguishes_pairs_by_both_sides() -> None:
     digests = [pair_digest(*sides) for sides in [("a", "b"), ("a", "c"), ("b", "a"), ("ab", ""), ("a", "b")]]
     assert len(set(digests)) == 4
     assert digests[0] == digests[4]
@@ -40,9 +40,9 @@ def test_the_digest_tells_pairs_apart_by_both_sides() -> None:
 
 
 def test_long_sides_are_dropped() -> None:
-    pairs = PairFilter(FilterSettings(max_pieces=10))
+    pairs = PairFilter(FilterSettings(max_tokens=10))
     assert pairs.length_reason(10, 10) is None
-    assert pairs.length_reason(11, 10) == pairs.length_reason(10, 11) == "too many pieces"
+    assert pairs.length_reason(11, 10) == pairs.length_reason(10, 11) == "too many tokens"
 
 
 def test_unequal_lengths_are_dropped_but_short_sentences_never_clash() -> None:
@@ -55,12 +55,12 @@ def test_unequal_lengths_are_dropped_but_short_sentences_never_clash() -> None:
 
 def test_the_report_counts_and_shows_the_first_of_each() -> None:
     report = FilterReport(read=2_000, kept=1_990, held_out=7, carriage_returns=3, byte_order_marks=1)
-    report.dropped |= {"too many pieces": 2, "empty side": 1}
-    report.examples |= {"too many pieces": "train.zh:9", "empty side": "train.zh:40"}
+    report.dropped |= {"too many tokens": 2, "empty side": 1}
+    report.examples |= {"too many tokens": "train.zh:9", "empty side": "train.zh:40"}
     assert report.lines() == [
         "2,000 pairs read, 1,990 kept, 7 held out",
         "1 dropped: empty side (first: train.zh:40)",
-        "2 dropped: too many pieces (first: train.zh:9)",
+        "2 dropped: too many tokens (first: train.zh:9)",
         "3 carriage returns removed at line ends",
         "1 byte order mark removed at file starts",
     ]
@@ -72,8 +72,8 @@ def test_one_pair_is_one_pair() -> None:
 
 
 def test_settings_out_of_range() -> None:
-    with pytest.raises(TransduceError, match=r"`data\.filters\.max_pieces` must be at least 1, but is 0"):
-        FilterSettings(max_pieces=0)
+    with pytest.raises(TransduceError, match=r"`data\.filters\.max_tokens` must be at least 1, but is 0"):
+        FilterSettings(max_tokens=0)
     with pytest.raises(TransduceError, match=r"`data\.filters\.max_length_ratio` must be at least 1, but is 0\.5"):
         FilterSettings(max_length_ratio=0.5)
     with pytest.raises(TransduceError, match=r"`data\.filters\.max_length_ratio` must be at least 1, but is nan"):
@@ -81,7 +81,7 @@ def test_settings_out_of_range() -> None:
 
 
 @pytest.mark.parametrize(("read", "told"), [(2_000, False), (1_000, True)])
-def test_many_pairs_that_go_with_the_held_out_ones_are_told_with_a_remedy(read: int, told: bool) -> None:
+def test_many_pairs_that_go_with_the_held_out_ones_are_reported_with_a_remedy(read: int, told: bool) -> None:
     dropped = dict.fromkeys(REASONS, 0) | {HELD_OUT: 60}
     report = FilterReport(read=read, kept=read - 70, held_out=10, dropped=dropped, examples={HELD_OUT: "a:1"})
     assert any("name a dev set (--dev-source)" in line for line in report.lines()) == told

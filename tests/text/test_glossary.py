@@ -67,12 +67,12 @@ def test_a_name_has_no_other_form() -> None:
     assert [term.source for term in terms.missing("苹果爱", "apple IPhone")] == ["苹果", "爱"]
 
 
-def test_a_file_is_read_with_its_places(tmp_path: Path) -> None:
+def test_a_file_is_read_with_its_locations(tmp_path: Path) -> None:
     path = tmp_path / "terms.tsv"
     path.write_text("\ufeffHund\tdog\tdogs\r\n\nTransduce\nHund\thound\n", encoding="utf-8")
     hund, name = read_glossary(path).terms
-    assert (hund.source, hund.targets, hund.place) == ("Hund", ("dog", "dogs", "hound"), f"{path}, line 1")
-    assert (name.source, name.targets, name.place) == ("Transduce", ("Transduce",), f"{path}, line 3")
+    assert (hund.source, hund.targets, hund.location) == ("Hund", ("dog", "dogs", "hound"), f"{path}, line 1")
+    assert (name.source, name.targets, name.location) == ("Transduce", ("Transduce",), f"{path}, line 3")
 
 
 @pytest.mark.parametrize(

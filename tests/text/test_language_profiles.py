@@ -27,13 +27,13 @@ def profiles() -> LanguageProfiles:
         ("schön, 3 Brüder!", "de"),
     ],
 )
-def test_a_text_is_told_by_its_runs_of_letters(profiles: LanguageProfiles, text: str, language: str) -> None:
+def test_a_language_is_detected_by_runs_of_letters(profiles: LanguageProfiles, text: str, language: str) -> None:
     found = profiles.probabilities(text)
     assert next(iter(found)) == language
     assert sum(found.values()) == pytest.approx(1.0)
 
 
-def test_a_text_without_letters_tells_nothing(profiles: LanguageProfiles) -> None:
+def test_a_text_without_letters_has_no_language(profiles: LanguageProfiles) -> None:
     assert set(profiles.probabilities("12 + 3 = 15!").values()) == {1 / 3}
     assert set(profiles.probabilities("").values()) == {1 / 3}
 
@@ -63,7 +63,7 @@ def test_a_folder_without_profiles_has_none(tmp_path: Path) -> None:
         (b'{"format_version":1,"runs":{"en":{}},"totals":{}}', "is not of format 1"),
     ],
 )
-def test_a_broken_file_is_told(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_a_broken_file_is_reported(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(TransduceError, match=sentence):
         LanguageProfiles.load(tmp_path)
@@ -78,7 +78,7 @@ def test_profiles_of_several_models_go_together(profiles: LanguageProfiles) -> N
 
 
 @pytest.mark.slow
-def test_held_out_sentences_are_told_apart(data_folder: Path) -> None:
+def test_held_out_sentences_are_distinguished(data_folder: Path) -> None:
     """98 % is the bar; chance alone would tell a third."""
 
     def lines(name: str, most: int) -> list[str]:

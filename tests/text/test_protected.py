@@ -159,6 +159,6 @@ def test_hostile_texts_take_linear_time(part: str) -> None:
     assert time.process_time() - started < 1.0  # quadratic expressions take a minute
 
 
-def test_tags_are_told_from_words() -> None:
+def test_tags_are_distinguished_from_words() -> None:
     assert all(map(is_inline_tag, ["<0>", "</b>", '<ph id="1"/>']))
     assert not any(map(is_inline_tag, ["{name}", "<", "a < b"]))

@@ -29,7 +29,7 @@ def test_a_text_is_framed_and_cut() -> None:
     assert marks.frame([7, 8, 9, 10], 5) == [3, 7, 8, 9, 4]
 
 
-def test_a_mask_stands_for_a_piece_with_its_space() -> None:
+def test_a_mask_stands_for_a_token_with_its_space() -> None:
     made = vocabulary()
     marks = special_tokens_of(made)
     ids = encode_masked(made, "the [MASK] sat on the [MASK]")
@@ -60,16 +60,16 @@ def test_an_unknown_word_before_a_mask_stays() -> None:
     )
     made = ImportedVocabulary(record)
     ids = encode_masked(made, "the ☃ [MASK]")
-    assert made.pieces(ids) == ["the", "[UNK]", "[MASK]"]
+    assert made.tokens(ids) == ["the", "[UNK]", "[MASK]"]
     assert made.token_texts(ids) == ["▁the", "<unk>", "▁[MASK]"]
     assert made.unknown_characters("the ☃ the") == "☃"
     assert made.unknown_characters("the") == ""
 
 
-def test_ordinary_pieces_are_all_but_the_special_ones() -> None:
+def test_ordinary_tokens_are_all_but_the_special_ones() -> None:
     made = vocabulary()
     special = set(range(made.size)) - set(text_token_ids(made))
-    assert {made.piece(id) for id in special} == {"<pad>", "</s>", "<unk>", *SPECIAL_TOKENS}
+    assert {made.token(id) for id in special} == {"<pad>", "</s>", "<unk>", *SPECIAL_TOKENS}
 
 
 def test_a_vocabulary_without_marks_is_refused() -> None:

@@ -57,13 +57,13 @@ def test_spaces_are_trimmed_and_collapsed_and_nothing_else(joint: Tokenizer) -> 
 def test_special_ids_come_first_and_are_never_spoken(joint: Tokenizer) -> None:
     vocabulary = joint.target
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
-    assert vocabulary.pieces([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
+    assert vocabulary.tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
     ids = vocabulary.encode("I love you.")
     assert not {0, 1, 2} & set(ids)
     assert vocabulary.decode([*ids, 1, 0, 0]) == vocabulary.decode([0, *ids]) == "I love you."
 
 
-def test_text_cannot_spell_a_special_piece(joint: Tokenizer) -> None:
+def test_text_cannot_spell_a_special_token(joint: Tokenizer) -> None:
     assert not {0, 1, 2} & set(joint.source.encode("<pad></s><unk>"))
 
 
@@ -77,11 +77,11 @@ def test_a_lone_surrogate_is_read_as_a_replacement_character(joint: Tokenizer) -
     assert vocabulary.decode(vocabulary.encode("\ud83d\ude00")) == "😀"
 
 
-def test_pieces_and_ids_correspond(joint: Tokenizer) -> None:
+def test_tokens_and_ids_correspond(joint: Tokenizer) -> None:
     vocabulary = joint.source
     ids = vocabulary.encode("我爱你 dogs")
-    assert "".join(vocabulary.pieces(ids)).replace("▁", " ") == " 我爱你 dogs"
-    assert [vocabulary.id(piece) for piece in vocabulary.pieces(ids)] == ids
+    assert "".join(vocabulary.tokens(ids)).replace("▁", " ") == " 我爱你 dogs"
+    assert [vocabulary.id(piece) for piece in vocabulary.tokens(ids)] == ids
     assert vocabulary.id("no such piece") == vocabulary.unk_id
 
 
@@ -110,7 +110,7 @@ def test_nfc_composes_characters_only_when_asked() -> None:
 def test_user_symbols_are_never_cut() -> None:
     settings = TokenizerSettings(vocabulary_size=360, user_symbols=("<2en>", "<2zh>"))
     vocabulary = Tokenizer.train(read_sentences, settings).source
-    assert "<2zh>" in vocabulary.pieces(vocabulary.encode("<2zh> I love you."))
+    assert "<2zh>" in vocabulary.tokens(vocabulary.encode("<2zh> I love you."))
     assert vocabulary.decode(vocabulary.encode("<2zh> I love you.")) == "<2zh> I love you."
 
 
@@ -196,8 +196,8 @@ def test_long_lines_are_learned_from_too() -> None:
     long_sentence, without_spaces = " ".join(["dogs"] * 1_500), "我们明天去学校" * 300
     model = train_model(lambda: [long_sentence, without_spaces], TokenizerSettings(vocabulary_size=290))
     vocabulary = Vocabulary(model)
-    assert vocabulary.pieces(vocabulary.encode("dogs")) == ["▁dogs"]
-    assert "天" in "".join(piece for piece in vocabulary.pieces(vocabulary.encode("明天")) if "<0x" not in piece)
+    assert vocabulary.tokens(vocabulary.encode("dogs")) == ["▁dogs"]
+    assert "天" in "".join(piece for piece in vocabulary.tokens(vocabulary.encode("明天")) if "<0x" not in piece)
 
 
 def test_nul_in_training_text_does_no_harm() -> None:

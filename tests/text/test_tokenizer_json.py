@@ -12,7 +12,7 @@ import pytest
 
 from transduce.text import CorpusFiles, Pair, Tokenizer, TokenizerSettings, read_pairs
 from transduce.text.sentencepiece_model import PieceType, is_bpe, read_pieces, round_scores
-from transduce.text.tokenizer_json import tokenizer_json
+from transduce.text.tokenizer import tokenizer_json
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -74,7 +74,7 @@ def test_ids_agree_on_odd_texts(
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize(("byte_fallback", "user_symbols"), [(True, ()), (False, ()), (True, ("<2de>",))])
-def test_the_names_of_special_pieces_can_be_plain_characters(
+def test_the_names_of_special_tokens_can_be_plain_characters(
     data_folder: Path, kind: Any, byte_fallback: bool, user_symbols: tuple[str, ...]
 ) -> None:
     settings = TokenizerSettings(

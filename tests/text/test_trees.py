@@ -46,7 +46,7 @@ def test_trees_stand_one_a_line_or_over_several(tmp_path: Path) -> None:
         ("(NP " * (MAX_DEPTH + 1), r"trees:1: brackets must be nested at most 200 deep"),
     ],
 )
-def test_what_is_no_tree_is_refused_with_its_place(tmp_path: Path, content: str, message: str) -> None:
+def test_what_is_no_tree_is_refused_with_its_location(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "trees"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TransduceError, match=message):
@@ -89,7 +89,7 @@ def test_the_treebank_is_read_whole(data_folder: Path) -> None:
     assert sum(len(tree.words()) for tree in trees if tree is not None) == 67_652
 
 
-def test_words_that_treebanks_escape_are_as_they_are_said() -> None:
+def test_words_that_treebanks_escape_are_unescaped() -> None:
     tree = clean(read_tree(r"( (NP (CD 3) (CD 1\/2) (NN \*) (-LRB- -LRB-) (NN a\b)) )"))
     assert tree is not None
     assert tree.words() == ["3", "1/2", "*", "(", r"a\b"]

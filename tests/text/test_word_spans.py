@@ -59,7 +59,7 @@ def test_splitting_loses_nothing_but_spaces(text: str) -> None:
         (["▁a", "<0xE6>", "b"], "a\ufffdb", ["a", "\ufffd", "b"]),
     ],
 )
-def test_each_piece_knows_its_characters(pieces: list[str], text: str, spelt: list[str]) -> None:
+def test_each_token_knows_its_characters(pieces: list[str], text: str, spelt: list[str]) -> None:
     assert [text[start:end] for start, end in token_spans(pieces, text)] == spelt
 
 
@@ -78,10 +78,10 @@ def test_overlap_counts_characters() -> None:
     assert overlap(words, pieces).tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
 
 
-def test_no_piece_reaches_over_the_end_of_a_word(translator: Translator) -> None:
+def test_no_token_reaches_over_the_end_of_a_word(translator: Translator) -> None:
     vocabulary, text = translator.tokenizer.source, "今天老师喜欢苹果。"
     words = locate_words(list(text), text)
-    pieces = vocabulary.pieces(encode_within_words(vocabulary, text, words))
+    pieces = vocabulary.tokens(encode_within_words(vocabulary, text, words))
     assert [piece.replace("▁", "") for piece in pieces if piece != "▁"] == list(text)
     whole = locate_words([text], text)
     assert encode_within_words(vocabulary, text, whole) == vocabulary.encode(text)

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transduce.training.rates import step_rates
 from transduce.training.schedule import Decision, StepClock, learning_rate, position_of, validations_until
-from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import ResolvedTraining, step_rates
 
 Make = Callable[..., ResolvedTraining]
 

@@ -62,7 +62,7 @@ class Setup:
         return self.trainer.run()
 
 
-def test_dropout_that_does_harm_is_turned_off_and_why_is_said(tmp_path: Path, make_settings: Make) -> None:
+def test_dropout_that_does_harm_is_turned_off_and_why_is_reported(tmp_path: Path, make_settings: Make) -> None:
     setup = Setup(tmp_path, make_settings(steps=6, validate_every=2, adapt_dropout=True), without=1.25)
     setup.run()
     assert setup.noisy == [(0, True), (1, True), (1, False), (2, False), (3, False), (4, False), (5, False)]
@@ -79,7 +79,7 @@ def test_dropout_that_makes_texts_harder_stays(tmp_path: Path, make_settings: Ma
     assert "Dropout" not in setup.said.getvalue()
 
 
-def test_it_stays_where_it_was_said(tmp_path: Path, make_settings: Make) -> None:
+def test_it_stays_where_it_was_set(tmp_path: Path, make_settings: Make) -> None:
     setup = Setup(tmp_path, make_settings(steps=6, validate_every=2), without=9.0)
     setup.run()
     assert all(noisy for _, noisy in setup.noisy)

@@ -68,7 +68,7 @@ def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     assert steps_of(tmp_path) == expected
 
 
-def test_a_line_that_a_power_cut_spoilt_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
+def test_a_line_that_a_power_cut_corrupted_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
     write_run(tmp_path, resume_at=0, last=2)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b"\0\0\0\0\n")

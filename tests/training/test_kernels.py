@@ -76,7 +76,7 @@ def test_compiled_layers_have_kernels_of_theirs() -> None:
         TrainingSettings(compile=True, kernels="native")
 
 
-def test_said_where_there_are_none(
+def test_reported_where_there_are_none(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transduce.training.choices.why_no_kernels", lambda _: "there are none")

@@ -26,7 +26,7 @@ from transduce.training.events import ProgressDisplay, ValidationEvent
 from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
-from transduce.training.rates import constant_weight_decay
+from transduce.training.schedule import constant_weight_decay
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]
@@ -242,7 +242,7 @@ def test_the_mean_of_the_last_checkpoints_is_kept_and_a_signal_does_not_change_i
     assert mean.keys() == one.keys()
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path, make_settings: Make) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(tmp_path: Path, make_settings: Make) -> None:
     Setup(tmp_path, make_settings(save_every=4)).trainer.run()
     (tmp_path / "checkpoints" / "step-000000008" / "weights.safetensors").write_bytes(b"rubbish")
     resumed = Setup(tmp_path, make_settings(save_every=4))
@@ -251,7 +251,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(tmp_path: Path
     assert "step-000000008 is damaged: weights.safetensors is not what was written" in resumed.said.getvalue()
 
 
-def test_another_machine_is_told_in_one_line(tmp_path: Path, make_settings: Make) -> None:
+def test_another_machine_is_reported_in_one_line(tmp_path: Path, make_settings: Make) -> None:
     first = Environment(device="cpu", instructions="x86_64 AVX512 AMX", threads=2, torch="2.13.0")
     second = msgspec.structs.replace(first, threads=1, instructions="x86_64 AVX2")
     Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first)).trainer.run()
@@ -564,7 +564,7 @@ def test_a_run_ends_once_all_of_the_dev_set_was_right_twice_in_a_row(tmp_path: P
     assert result.best_step == 2
 
 
-def test_a_perfect_validation_is_remembered_across_a_resume(tmp_path: Path, make_settings: Make) -> None:
+def test_a_perfect_validation_is_kept_across_a_resume(tmp_path: Path, make_settings: Make) -> None:
     settings = make_settings(steps=20, validate_every=2, patience=6)
     run_validated(tmp_path, make_settings(steps=2, validate_every=2, patience=6), Script([1.0], perfect=(2,)))
     resumed = Setup(tmp_path, settings, validate=Script([1.0], perfect=(4,)).validate)
@@ -641,7 +641,7 @@ def test_a_run_resumes_after_a_validation_that_was_not_a_number(
     assert script.kept == [6, 8]
 
 
-def test_validation_happens_twelve_times_when_not_said_but_not_every_few_steps(
+def test_validation_happens_twelve_times_when_not_set_but_not_every_few_steps(
     tmp_path: Path, make_settings: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fewest, steps in ((1, list(range(2, 25, 2))), (10, [10, 20, 24])):

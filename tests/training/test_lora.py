@@ -131,7 +131,7 @@ def test_a_model_is_adapted_once(pretrained: Transformer) -> None:
         adapt(nn.Linear(2, 2), LowRankSettings(projections=("feed-forward-inner",)))
 
 
-def test_a_model_without_such_projections_is_told(pretrained: Transformer) -> None:
+def test_a_model_without_such_projections_is_reported(pretrained: Transformer) -> None:
     recurrent = Recurrent(ModelConfig(kind="recurrent", source_vocabulary_size=9, target_vocabulary_size=9, d_model=8))
     with pytest.raises(TransduceError, match=r"no projections that LoRA adapts: leave `training\.lora_rank` out"):
         adapt(recurrent, LowRankSettings(rank=2))

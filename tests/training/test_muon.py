@@ -205,7 +205,7 @@ def test_what_is_no_layers_matrix_moves_as_under_adam(make_settings: Make) -> No
         assert torch.equal(parameter, theirs[name]) == (name not in matrices), name
 
 
-def test_momentum_remembers_with_nesterovs_look_ahead(make_settings: Make) -> None:
+def test_momentum_continues_with_nesterovs_look_ahead(make_settings: Make) -> None:
     model = make_model()
     optimizer = FlatOptimizer(model, make_settings(optimizer="muon", momentum=0.5), torch.float32)
     name = "encoder_layers.0.feed_forward.outer.weight"

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from transduce.training.events import ProgressDisplay, TrainEvent, ValidationEvent
-from transduce.training.notebook_display import NotebookDisplay, draw_losses, is_in_notebook, make_display
+from transduce.training.events import (
+    NotebookDisplay,
+    ProgressDisplay,
+    TrainEvent,
+    ValidationEvent,
+    draw_losses,
+    is_in_notebook,
+    make_display,
+)
 
 
 def report(step: int, loss: float) -> TrainEvent:

@@ -32,7 +32,7 @@ def test_a_batch_of_another_kind_stays_as_it_is() -> None:
         assert pack(other, whole) is None
 
 
-def test_rooms_are_filled_with_sentences_of_padding() -> None:
+def test_buffers_are_filled_with_sentences_of_padding() -> None:
     source, target = np.array([[5, 6, 1], [7, 1, 0]]), np.array([[8, 1, 0, 0], [9, 4, 3, 1]])
     packed = pack(source, target, rooms_for=1000)
     assert packed is not None
@@ -54,7 +54,7 @@ def test_rooms_are_filled_with_sentences_of_padding() -> None:
 
 
 @pytest.mark.parametrize(("longest", "most"), [(4, 1000), (30, 1000), (30, 30), (90, 100)])
-def test_every_piece_of_a_room_is_in_a_sentence_that_has_a_source(longest: int, most: int) -> None:
+def test_every_token_of_a_buffer_is_in_a_sentence_that_has_a_source(longest: int, most: int) -> None:
     random = np.random.default_rng(longest)
     for _ in range(200):
         counts = random.integers(1, longest + 1, (2, random.integers(1, 300)))
@@ -71,7 +71,7 @@ def test_every_piece_of_a_room_is_in_a_sentence_that_has_a_source(longest: int, 
         assert bool((sides[0].counts >= 1)[sides[1].counts >= 1].all())
 
 
-def test_batches_of_like_sizes_have_equal_rooms() -> None:
+def test_batches_of_like_sizes_have_equal_buffers() -> None:
     random, sizes = np.random.default_rng(7), set()
     for _ in range(200):
         counts = random.integers(3, 17, (2, 600))

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transduce.training.rates import TOTAL_DECAY, constant_weight_decay, step_rates
-from transduce.training.schedule import ScheduleName
-from transduce.training.settings import ResolvedTraining
+from transduce.training.schedule import TOTAL_DECAY, ScheduleName, constant_weight_decay
+from transduce.training.settings import ResolvedTraining, step_rates
 
 Make = Callable[..., ResolvedTraining]
 
@@ -33,7 +32,7 @@ def test_the_decay_by_hand() -> None:
     assert constant_weight_decay(1_000, schedule="constant", peak=0.01, warmup_steps=0) == pytest.approx(0.13)
 
 
-def test_a_decay_that_was_said_stays(make_settings: Make) -> None:
+def test_a_decay_that_was_set_stays(make_settings: Make) -> None:
     settings = make_settings(weight_decay=0.25, learning_rate=0.01)
     assert step_rates(3, settings, 8) == step_rates(3, settings, None) == (0.01, 0.25)
 

@@ -92,7 +92,7 @@ def test_a_validation_that_a_stop_left_out_comes_first_on_resume(
 
 
 @pytest.mark.usefixtures("first_of_two")
-def test_a_validation_is_given_up_for_a_stop_and_comes_first_on_resume(
+def test_a_validation_is_stopped_for_a_stop_and_comes_first_on_resume(
     tmp_path: Path, make_settings: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`torchrun` kills what has not ended 30 seconds after the signal, and with it the steps that nobody has saved."""

@@ -259,7 +259,7 @@ def test_the_weight_of_a_corpus_multiplies_those_of_its_pairs(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("weight", "shown"), [(-1, "'-1'"), ("many", "'many'"), (True, "'True'"), (None, "'None'")])
-def test_other_weights_are_refused_with_their_place(weight: object, shown: str, tmp_path: Path) -> None:
+def test_other_weights_are_refused_with_their_location(weight: object, shown: str, tmp_path: Path) -> None:
     path = write_json(tmp_path / "a.jsonl", pairs(2), [1.0, weight])  # type: ignore[list-item]
     with pytest.raises(TransduceError, match=rf'a\.jsonl:2: a weight must be a number .* "importance" is {shown}'):
         list(PairReader(CorpusFiles(source=(path,), weight_field="importance")))

@@ -28,7 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The weight of retrieved neighbors in the next-token distribution; the model has the rest."""
     temperature: float
     """The temperature of the softmax over distances to neighbors."""
-    judged_pieces: int
+    tuning_tokens: int = msgspec.field(name="judged_pieces")
     """The number of tokens by which weight and temperature were chosen."""
     loss_without: float
     """Loss of these tokens by the model without retrieval, in nats per token."""
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         left_out = f", {self.left_out:,} skipped as empty or longer than {MAX_TOKENS} tokens" if self.left_out else ""
         return (
             f"{count_noun(self.pairs, 'pair')} stored, {count_noun(self.positions, 'target token')}{left_out}\n"
-            f"loss of {count_noun(self.judged_pieces, 'token')}: {self.loss_without:.3f} nats each by the model alone, "
+            f"loss of {count_noun(self.tuning_tokens, 'token')}: {self.loss_without:.3f} nats each by the model alone, "
             f"{self.loss_with:.3f} with retrieval, whose weight is {self.weight:g}"
         )
 
@@ -95,7 +95,7 @@ def _report(datastore: "Datastore") -> Report:
         positions=len(datastore.neighbors.tensors.labels),
         weight=card.weight,
         temperature=card.temperature,
-        judged_pieces=datastore.judged,
+        tuning_tokens=datastore.tuning_tokens,
         loss_without=datastore.before,
         loss_with=datastore.after,
     )

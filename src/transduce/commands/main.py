@@ -2,15 +2,13 @@
 
 import argparse
 import io
-import keyword
 import os
 import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NoReturn
 
 from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
@@ -21,8 +19,8 @@ from transduce.ui_language_choice import set_ui_language, use_ui_language
 STARTED_AT = time.monotonic()
 """The time at which the command started, before it imported what it needs."""
 
-# In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, which is
-# imported only when used, so that `--help` answers at once.
+# In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, or two
+# functions in one of `_SHARED_MODULES`; it is imported only when used, so that `--help` answers at once.
 VERBS = {
     "demo": "train a small Chinese-English translator on the built-in corpus and watch it work",
     "train": "train a model on your own files",
@@ -56,6 +54,14 @@ VERBS = {
     "verify": "read every byte of a model folder, and compare it with what was written",
 }
 
+_SHARED_MODULES = {
+    **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
+    **dict.fromkeys(("evaluate", "compare", "score"), "evaluation"),
+    **dict.fromkeys(("export", "import"), "conversion"),
+    **dict.fromkeys(("experiment", "paper"), "experiments"),
+    **dict.fromkeys(("check-install", "verify", "verify-resume"), "checks"),
+}
+"""Modules of several commands, whose functions are named after the command: `add_tag_arguments` and `run_tag`."""
 
 _UI_LANGUAGE = "--ui-language"
 # What stays on one line: a word or a Chinese character, with opening marks before it and closing marks after it.
@@ -193,7 +199,8 @@ def build_parser(verb: str | None) -> Parser:
         allow_abbrev=False,
         formatter_class=HelpFormatter,
     )
-    _module_of(verb).add_arguments(parser)
+    add_arguments, _ = _functions_of(verb)
+    add_arguments(parser)
     parser.add_argument(
         "--plugin",
         action="append",
@@ -340,13 +347,18 @@ def _run(arguments: list[str]) -> int:
 
         for path in options.plugin:
             load_plugin(path)
-    code: int = _module_of(verb).run(options)
-    return code
+    _, run = _functions_of(verb)
+    return run(options)
 
 
-def _module_of(verb: str) -> ModuleType:
+def _functions_of(verb: str) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+    """Return the functions that declare a command's options and that run the command."""
     name = verb.replace("-", "_")
-    return import_module(f"transduce.commands.{name}_" if keyword.iskeyword(name) else f"transduce.commands.{name}")
+    if verb in _SHARED_MODULES:
+        module = import_module(f"transduce.commands.{_SHARED_MODULES[verb]}")
+        return getattr(module, f"add_{name}_arguments"), getattr(module, f"run_{name}")
+    module = import_module(f"transduce.commands.{name}")
+    return module.add_arguments, module.run
 
 
 # --- streams ---

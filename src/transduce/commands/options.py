@@ -5,13 +5,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import is_special_file, write_file
 from transduce.errors import TransduceError
+from transduce.tasks import TaskName
 from transduce.text.files import read_lines
 from transduce.text.glossary import Glossary
 from transduce.ui_language import localized
@@ -22,16 +23,7 @@ if TYPE_CHECKING:
 
 # Values that options offer. They equal those of the modules that use them, as a test shows, and stand here so that
 # `--help` does not import PyTorch.
-TASK_KINDS = (
-    "translation",
-    "language-model",
-    "denoising",
-    "masked-language-model",
-    "classification",
-    "tagging",
-    "parsing",
-    "time-series",
-)
+TASK_KINDS = get_args(TaskName)
 PREPARED_KINDS = ("translation", "language-model", "denoising", "masked-language-model")
 PRESETS = (
     "tiny",

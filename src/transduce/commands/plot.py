@@ -127,8 +127,8 @@ def _check_options(options: argparse.Namespace) -> None:
             vars(options)[name] = defaults.get(name)
     if options.kind == "masks" and not padding_is_set:
         options.padding = min(options.padding, max(0, options.length - 1))
-    least = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
-    if len(options.items) < least or (len(options.items) > least and not items.endswith("...")):
+    min_items = {"": 0, "MODEL SENTENCE": 2}.get(items, 1)
+    if len(options.items) < min_items or (len(options.items) > min_items and not items.endswith("...")):
         raise TransduceError(
             f"`transduce plot {options.kind}` takes {items or 'no arguments'}, but got "
             f"{count_noun(len(options.items), 'argument')}: see `transduce plot --help`."

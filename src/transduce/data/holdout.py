@@ -170,9 +170,9 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
     return held or [min(candidates, key=lambda each: pairs.get(each.key, 0) + each.failed)]
 
 
-def _count_sources(candidates: Sequence[Candidate], most: int) -> float:
+def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
     """Return the number of sources in the corpus, estimated from the density of the lowest keys if necessary."""
-    if len(candidates) < most:
+    if len(candidates) < count:
         return len(candidates)
     return len(candidates) * _KEYS / (candidates[-1].key + 1)
 

@@ -331,7 +331,7 @@ def _nothing_left(report: FilterReport, files: CorpusFiles, filters: FilterSetti
         if count
     )
     limits = {
-        TOO_LONG: f".max_pieces`, which is {filters.max_pieces:,}",
+        TOO_LONG: f".max_tokens`, which is {filters.max_tokens:,}",
         RATIO: f".max_length_ratio`, which is {filters.max_length_ratio:g}",
     }
     limit = limits.get(max(report.dropped, key=lambda reason: report.dropped[reason]), "`")

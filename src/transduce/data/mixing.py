@@ -218,10 +218,10 @@ class MixedPlan(BatchPlan):
         pairs = sum(stop - start for start, stop in ranges)
         per_batch = max(1, pairs // max(1, epoch_batches))
         # Small windows follow a schedule closely, and large ones leave little padding.
-        most = _BATCHES_OF_WINDOW
+        window_batches = _BATCHES_OF_WINDOW
         if mixture.changes and run_batches is not None:
-            most = max(_LEAST_BATCHES, min(most, run_batches // _WINDOWS_OF_RUN))
-        self._window_pairs = min(BLOCK_PAIRS, most * per_batch)
+            window_batches = max(_LEAST_BATCHES, min(window_batches, run_batches // _WINDOWS_OF_RUN))
+        self._window_pairs = min(BLOCK_PAIRS, window_batches * per_batch)
 
     @override
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ from transduce.data.id_files import HashedFile, IdRun, SideCard, SideReader, Sid
 from transduce.errors import TransduceError
 from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
-from transduce.text.filters import NO_WEIGHT, PairFilter, pair_digest
+from transduce.text.filters import NO_WEIGHT, PairFilter, pair_digest, with_current_names
 from transduce.text.vocabulary import (
     BACK_TRANSLATED,
     Vocabulary,
@@ -598,7 +598,7 @@ def _read_card(path: Path) -> PartCard:
             raise TransduceError(
                 f"{path} has format {actual}, but this version reads format {FORMAT_VERSION}: prepare it again."
             )
-        return msgspec.json.decode(content, type=PartCard)
+        return msgspec.json.decode(with_current_names(content), type=PartCard)
     except (FileNotFoundError, NotADirectoryError):
         raise TransduceError(f"{path} does not exist: {path.parent} holds no part of a corpus.") from None
     except msgspec.DecodeError as error:

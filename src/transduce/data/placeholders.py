@@ -65,8 +65,8 @@ def _sample_runs(corpus: Corpus) -> list[tuple[int, int]]:
     first = [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: max(1, step // 16)]]
     lengths = corpus.read_run_lengths(first)
     links = float((lengths[0].astype(np.float64) * lengths[1]).mean())
-    most = max(1, int(1.1 * _MAX_LINKS / max(links, 1.0) / _RUN_PAIRS))
-    return [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: -(-len(starts) // most)]]
+    max_runs = max(1, int(1.1 * _MAX_LINKS / max(links, 1.0) / _RUN_PAIRS))
+    return [(start, min(start + _RUN_PAIRS, corpus.pairs)) for start in starts[:: -(-len(starts) // max_runs)]]
 
 
 def _translation_probabilities(
@@ -99,7 +99,7 @@ class _Words:
     """The division of one side's token sequences into words."""
 
     def __init__(self, vocabulary: Vocabulary, tokens: Sequence[str]) -> None:
-        pieces = [vocabulary.piece(id) for id in range(vocabulary.size)]
+        pieces = [vocabulary.token(id) for id in range(vocabulary.size)]
         texts = [piece.replace("▁", "") for piece in pieces]
         special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, *map(vocabulary.id, tokens)}
         self.is_word = np.array(
@@ -269,8 +269,8 @@ class PlaceholderMasker:
                 edits += _edits_of(pairs[order.pop()], operation, numbers)
         edited = self._apply(source, [one for one, _ in edits], 0), self._apply(target, [one for _, one in edits], 1)
         fits = all(
-            len(new) <= most and len(new) <= len(old) + MAX_GROWTH
-            for new, old, most in zip(edited, (source, target), self._longest, strict=True)
+            len(new) <= longest and len(new) <= len(old) + MAX_GROWTH
+            for new, old, longest in zip(edited, (source, target), self._longest, strict=True)
         )
         return edited if fits else (source, target)
 

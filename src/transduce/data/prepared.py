@@ -41,8 +41,8 @@ _SAMPLE = 5
 _REPEATS = 6
 
 
-def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> CorpusFiles:
-    """Write an evenly spread sample of `most` pairs as JSON lines in corpus order; return a description of the file.
+def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -> CorpusFiles:
+    """Write an even sample of `sample_size` pairs as JSON lines in corpus order; return the file's description.
 
     `pairs` is the number of pairs in the corpus, to whose sample every block contributes its share, to within one pair.
     Which pairs of a block are taken depends on the block's number and a fixed seed, so periodic patterns in a corpus do
@@ -53,7 +53,7 @@ def write_sample(files: CorpusFiles, pairs: int, most: int, path: Path) -> Corpu
     with path.open("wb") as stream:
         for block in PairReader(files):
             after = before + len(block.sources)
-            share = after * most // pairs - before * most // pairs
+            share = after * sample_size // pairs - before * sample_size // pairs
             for row in sorted(permutation(len(block.sources), _SAMPLE, block.number)[:share].tolist()):
                 pair = _object(block, row)
                 try:

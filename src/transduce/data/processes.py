@@ -1,14 +1,18 @@
 """Worker processes on this machine that prepare the parts of a corpus.
 
-Each process is a fresh interpreter that runs `part_process`: it reads its task from standard input, and writes its
+Each process is a fresh interpreter that runs this module: it reads its task from standard input, and writes its
 progress to standard output, one line per block. So the calling script needs no `__main__` guard, and nothing is
 unpickled.
 """
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +40,7 @@ class WorkerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message from a worker process: the number of pairs read, or an error that the user must fix."""
 
     read: int = 0
-    mistake: str | None = None
+    error: str | None = None
 
 
 def write_parts(
@@ -70,19 +74,19 @@ def write_parts(
         )
         for worker, part in enumerate(folders)
     ]
-    _Team(report_progress).work(tasks)
+    _WorkerGroup(report_progress).work(tasks)
     shutil.rmtree(folder / "tokenizer")
     return folders
 
 
-class _Team:
+class _WorkerGroup:
     """A group of running worker processes; the first error ends all of them."""
 
     def __init__(self, report_progress: Callable[[int], None] | None) -> None:
         self._report_progress = report_progress
         self._progress_lock = threading.Lock()
         self._read: dict[int, int] = {}
-        self._mistakes: list[str] = []
+        self._errors: list[str] = []
 
     def work(self, tasks: list[Task]) -> None:
         """Run all tasks in worker processes, and wait for them."""
@@ -103,36 +107,36 @@ class _Team:
                 process.kill()
                 process.wait()
                 _stream(process.stdout).close()
-        if self._mistakes:
-            raise TransduceError(self._mistakes[0])
+        if self._errors:
+            raise TransduceError(self._errors[0])
 
-    def _listen(self, number: int, process: subprocess.Popen[bytes], team: list[subprocess.Popen[bytes]]) -> None:
+    def _listen(self, number: int, process: subprocess.Popen[bytes], processes: list[subprocess.Popen[bytes]]) -> None:
         for line in _stream(process.stdout):
-            news = msgspec.json.decode(line, type=WorkerMessage)
-            if news.mistake is not None:
-                self._mistakes.append(news.mistake)
-                _kill(team)
+            message = msgspec.json.decode(line, type=WorkerMessage)
+            if message.error is not None:
+                self._errors.append(message.error)
+                _kill(processes)
             with self._progress_lock:
-                self._read[number] = news.read
-                if self._report_progress is not None and news.mistake is None:
+                self._read[number] = message.read
+                if self._report_progress is not None and message.error is None:
                     self._report_progress(sum(self._read.values()))
         if process.wait() != 0:
-            self._mistakes.append(
+            self._errors.append(
                 f"A process that prepared a part of the corpus ended with status {process.returncode}: if memory ran "
                 "out, use fewer workers."
             )
-            _kill(team)
+            _kill(processes)
 
 
-def _kill(team: list[subprocess.Popen[bytes]]) -> None:
-    for process in team:
+def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
         process.kill()
 
 
 def _start(task: Task) -> subprocess.Popen[bytes]:
     """Start a worker process that imports the package from the same location as this process, and send its task."""
     process = subprocess.Popen(
-        module_command("transduce.data.part_process"),
+        module_command("transduce.data.processes"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=child_environment(),
@@ -146,3 +150,29 @@ def _start(task: Task) -> subprocess.Popen[bytes]:
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream
+
+
+# --- the program of a worker process ---
+
+
+def main() -> int:
+    """Run the task read from standard input; exit silently if the parent process has closed standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and ends this process
+    task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)
+    try:
+        kind: type[Tokenizer] = getattr(import_module(task.tokenizer_module), task.tokenizer_class)
+        write_part(task.request, kind.load(task.tokenizer), Path(task.folder), lambda read: _send(WorkerMessage(read)))
+    except TransduceError as error:
+        _send(WorkerMessage(error=str(error)))
+    except BrokenPipeError:
+        os._exit(1)  # a normal exit would flush standard output and fail again
+    return 0
+
+
+def _send(message: WorkerMessage) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -226,8 +226,8 @@ class _Sentences(NamedTuple):
         index = np.minimum(drawn + np.where(drawn < before, 0, after - before), len(self.filled) - 1)
         first = self.filled[index]
         documents = np.append(np.flatnonzero(self.lengths == 0), len(self.lengths))
-        most = documents[np.searchsorted(documents, first)]
-        last = np.minimum(first + count, np.where(first < start, np.minimum(most, start), most))
+        next_document = documents[np.searchsorted(documents, first)]
+        last = np.minimum(first + count, np.where(first < start, np.minimum(next_document, start), next_document))
         return first, np.where(rest > 0, last, first)
 
 

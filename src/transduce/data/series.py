@@ -223,10 +223,10 @@ class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """
 
     def __post_init__(self) -> None:
-        for name, least in (("horizon", 1), ("past", 2), ("season", 1)):
+        for name, minimum in (("horizon", 1), ("past", 2), ("season", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise TransduceError(f"`task.series.{name}` must be at least {least}, but is {value}.")
+            if value is not None and value < minimum:
+                raise TransduceError(f"`task.series.{name}` must be at least {minimum}, but is {value}.")
 
     @property
     def past_points(self) -> int:

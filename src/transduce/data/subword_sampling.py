@@ -180,7 +180,7 @@ class SentenceSampler:
 
     def __init__(self, vocabulary: Vocabulary, sampler: WordSampler) -> None:
         texts, _ = _tokens_of_text(vocabulary)
-        pieces = [vocabulary.piece(id) for id in range(vocabulary.size)]
+        pieces = [vocabulary.token(id) for id in range(vocabulary.size)]
         self._is_text = np.array([id in texts for id in range(vocabulary.size)])
         self._starts_word = np.array([piece.startswith(_SPACE) for piece in pieces])
         self._sampler = sampler

@@ -191,7 +191,7 @@ def _special_ids(vocabulary: Vocabulary) -> frozenset[int]:
     return frozenset(
         id
         for id in range(vocabulary.size)
-        if id in (vocabulary.unk_id, vocabulary.pad_id, vocabulary.eos_id) or _is_symbol(vocabulary.piece(id))
+        if id in (vocabulary.unk_id, vocabulary.pad_id, vocabulary.eos_id) or _is_symbol(vocabulary.token(id))
     )
 
 

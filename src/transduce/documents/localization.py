@@ -385,9 +385,9 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
     for part in parts:
         source = part if isinstance(part, str) else sources[part]
         name = re.match(r"<(?:[\w.-]+:)?(\w+)", source)
-        kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "point")
-        number = part.id if isinstance(part, Tag) and kind != "point" else -1
-        tokens.append(Token(kind, source, name[1] if name and kind == "point" else "", number))
+        kind: Kind = "text" if isinstance(part, str) else kinds.get(part.kind, "empty")
+        number = part.id if isinstance(part, Tag) and kind != "empty" else -1
+        tokens.append(Token(kind, source, name[1] if name and kind == "empty" else "", number))
     paired: list[Part] = []
     numbers: dict[int, int] = {}  # of the start tags, by the numbers of the new pairs
     for part, token, new in zip(parts, tokens, with_paired_codes(tokens), strict=True):

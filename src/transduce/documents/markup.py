@@ -342,7 +342,7 @@ class _Assembly:
                 source = self._tag(part) if isinstance(part, Token) else part
                 if isinstance(part, Token) and part.kind == "start" and last_start < 0:
                     last_start = len(written)
-                if not isinstance(part, Token) or part.kind not in ("start", "end", "point"):
+                if not isinstance(part, Token) or part.kind not in ("start", "end", "empty"):
                     source_end = translated_end = ""
                 written.append(source)
                 continue

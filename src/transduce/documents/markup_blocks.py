@@ -1,8 +1,8 @@
 """Texts with inline tags: their plain text for the model, and their translation with the tags put back.
 
 Entities are decoded, white space is collapsed, and a protected element is one character of the text (`STAND_IN`).
-Inline elements become marks, whose spans in the translation the model aligns (`inference/spans.py`). A point, such as
-an image or a comment, goes beside the translation of the word next to it.
+Inline elements become nodes, whose spans in the translation the model aligns (`inference/spans.py`). An empty node,
+such as an image or a comment, goes beside the translation of the word next to it.
 """
 
 import re
@@ -40,71 +40,71 @@ _ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
 
 
 class Neighbor(NamedTuple):
-    """A word or element next to a point (a tag without words, such as an image), which the point stays beside."""
+    """A word or element next to an empty node (a tag without words, such as an image), which stays beside it."""
 
     kind: Literal["word", "protected", "element"]
     span: Span
     """Its span in the text."""
-    element: "Mark | None" = None
+    element: "InlineNode | None" = None
     """The inline element."""
 
 
 @dataclass(eq=False)
-class Mark:
-    """An element, a line break or a point (a tag without words, such as an image) at a span of the plain text."""
+class InlineNode:
+    """An element, a line break or an empty node (a tag without words, such as an image) at a span of the plain text."""
 
-    kind: Literal["element", "protected", "break", "point"]
+    kind: Literal["element", "protected", "break", "empty"]
     opening: Token
     start: int
     end: int
     closing: str = ""
-    children: list["Mark"] = field(default_factory=list)
+    children: list["InlineNode"] = field(default_factory=list)
     has_words: bool = False
     space_before: bool = False
-    """True if white space precedes the point."""
+    """True if white space precedes the node."""
     space_after: bool = False
-    """True if white space follows the point."""
+    """True if white space follows the node."""
     is_tag: bool = False
     """True for a tag whose partner is elsewhere; such tags keep their order."""
     side: Side = ""
     neighbor: Neighbor | None = None
-    """The word or element that the point stays beside; None: the edge of its element, as `side` says."""
+    """The word or element that the node stays beside; None: the edge of its element, as `side` says."""
 
-    def elements(self) -> Iterator["Mark"]:
+    def elements(self) -> Iterator["InlineNode"]:
         """Yield the elements with words that are nested in this one, in the order of their opening tags."""
         for child in self.children:
             if child.kind == "element" and child.has_words:
                 yield child
             yield from child.elements()
 
-    def points(self) -> Iterator["Mark"]:
-        """Yield the points (tags without words) and protected elements nested in this element, in source order."""
+    def leaves(self) -> Iterator["InlineNode"]:
+        """Yield the empty nodes, line breaks and protected elements nested in this element, in source order."""
         for child in self.children:
             if child.kind != "element":
                 yield child
-            yield from child.points()
+            yield from child.leaves()
 
 
 class Block(NamedTuple):
-    """A text with inline tags: its plain text, and the marks that stand for the tags."""
+    """A text with inline tags: its plain text, and the nodes that stand for the tags."""
 
     tokens: Sequence[Token]
     before: str
     """White space and tags before the first word, as in the document."""
     text: str
-    root: Mark
+    root: InlineNode
     """The element around the text, without tags."""
     after: str
 
     @property
-    def protected(self) -> list[Mark]:
+    def protected(self) -> list[InlineNode]:
         """The text's protected elements, which translation copies unchanged, in order."""
-        return [mark for mark in self.root.points() if mark.kind == "protected"]
+        return [node for node in self.root.leaves() if node.kind == "protected"]
 
     def located(self) -> list[Span]:
         """Return the spans of the text whose translations `render` needs, nested or disjoint, without duplicates."""
-        elements = [Span(mark.start, mark.end) for mark in self.root.elements()]
-        neighbors = (mark.neighbor for mark in self.root.points() if mark.neighbor and mark.kind != "protected")
+        elements = [Span(node.start, node.end) for node in self.root.elements()]
+        neighbors = (node.neighbor for node in self.root.leaves() if node.neighbor and node.kind != "protected")
         found = dict.fromkeys([*elements, *(each.span for each in neighbors if each.kind == "word")])
         return list(found)[: max(len(elements), _MAX_LOCATED)]
 
@@ -115,7 +115,7 @@ def has_too_many_tags(tokens: Sequence[Token]) -> bool:
 
 
 def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | None:
-    """Return a text with inline tags as plain text and marks; None if it has no words or too many tags."""
+    """Return a text with inline tags as plain text and nodes; None if it has no words or too many tags."""
     if has_too_many_tags(tokens):
         return None
     first, last = _content(tokens)
@@ -140,9 +140,9 @@ def _content(tokens: Sequence[Token]) -> tuple[int, int]:
     pairs = {token.pair for token in tokens if token.kind == "end"} & {t.pair for t in tokens if t.kind == "start"}
 
     def is_edge(token: Token) -> bool:
-        is_point = token.kind in ("point", "break") or (token.kind in ("start", "end") and token.pair not in pairs)
+        is_leaf = token.kind in ("empty", "break") or (token.kind in ("start", "end") and token.pair not in pairs)
         is_code = token.name in OPENING_CODES | CLOSING_CODES
-        return (is_point and not is_code) or (token.kind == "text" and not split_white_space(token.source)[1])
+        return (is_leaf and not is_code) or (token.kind == "text" and not split_white_space(token.source)[1])
 
     first, last = 0, len(tokens)
     while first < last and is_edge(tokens[first]):
@@ -177,11 +177,11 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
             depths.append(token.pair)
         elif token.kind == "end" and token.pair in depths:
             del depths[depths.index(token.pair) :]
-        elif token.name in OPENING_CODES and token.kind == "point":
+        elif token.name in OPENING_CODES and token.kind == "empty":
             open_codes[reference_id(token)] = (index, number)
             depths.append(number)
             number -= 1
-        elif token.name in CLOSING_CODES and token.kind == "point":
+        elif token.name in CLOSING_CODES and token.kind == "empty":
             start, pair = open_codes.pop(reference_id(token), (-1, 0))
             if start >= 0 and depths and depths[-1] == pair:
                 depths.pop()
@@ -197,15 +197,15 @@ class _Builder:
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:
         self._characters: list[str] = []
-        self.root = Mark("element", Token("start", ""), 0, 0)
+        self.root = InlineNode("element", Token("start", ""), 0, 0)
         self._settings = settings
         self._closed = {token.pair for token in tokens if token.kind == "end"}
         """The numbers of the elements that end in this text."""
         self._stack = [self.root]
         self._space = ""
         """White space that may come before the next character."""
-        self._loose: list[Mark] = []
-        """Points after the last character."""
+        self._trailing: list[InlineNode] = []
+        """Leaves after the last character."""
 
     @property
     def text(self) -> str:
@@ -213,20 +213,20 @@ class _Builder:
         return "".join(self._characters)
 
     def add(self, token: Token) -> None:
-        """Append a token, a text or a tag, to the plain text and its marks."""
+        """Append a token, a text or a tag, to the plain text and its nodes."""
         if token.kind == "text":
             self._add_text(unescape(token.source, self._settings))
         elif token.kind == "start" and token.pair in self._closed:
-            self._add_mark(Mark("element", token, len(self._characters), len(self._characters)))
+            self._add_node(InlineNode("element", token, len(self._characters), len(self._characters)))
             self._stack.append(self._stack[-1].children[-1])
         elif token.kind == "end" and len(self._stack) > 1 and self._stack[-1].opening.pair == token.pair:
-            mark = self._stack.pop()
-            mark.closing, mark.end = token.source, len(self._characters)
+            node = self._stack.pop()
+            node.closing, node.end = token.source, len(self._characters)
         else:
-            self._add_point(token)
+            self._add_leaf(token)
 
-    def _add_mark(self, mark: Mark) -> None:
-        self._stack[-1].children.append(mark)
+    def _add_node(self, node: InlineNode) -> None:
+        self._stack[-1].children.append(node)
 
     def _add_text(self, text: str) -> None:
         for character in text:
@@ -234,8 +234,8 @@ class _Builder:
                 self._put(character)
                 continue
             self._space += character
-            for mark in self._loose:
-                mark.space_after = True
+            for node in self._trailing:
+                node.space_after = True
 
     def _put(self, character: str) -> None:
         """Append a character, preceded by a space if white space in the source separates words there.
@@ -248,40 +248,40 @@ class _Builder:
             self._characters.append(" ")
         self._characters.append(character)
         self._space = ""
-        self._loose.clear()
+        self._trailing.clear()
 
-    def _add_point(self, token: Token) -> None:
-        """Append the mark of a protected element, of a line break, or of a tag without words (a point)."""
+    def _add_leaf(self, token: Token) -> None:
+        """Append the node of a protected element, of a line break, or of a tag without words."""
         kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
-        kind: Literal["protected", "break", "point"] = kinds.get(token.kind, "point")
+        kind: Literal["protected", "break", "empty"] = kinds.get(token.kind, "empty")
         has_space = bool(self._space)
         if kind == "protected":
             self._put(STAND_IN)
         start = len(self._characters) - (kind == "protected")
         side: Side = {"start": "next", "end": "previous"}.get(token.kind, token.side)  # type: ignore[assignment]
-        mark = Mark(kind, token, start, len(self._characters), space_before=has_space, side=side)
-        mark.is_tag = token.kind in ("start", "end") or (kind == "point" and bool(token.side))
-        self._add_mark(mark)
-        self._loose.append(mark)
+        node = InlineNode(kind, token, start, len(self._characters), space_before=has_space, side=side)
+        node.is_tag = token.kind in ("start", "end") or (kind == "empty" and bool(token.side))
+        self._add_node(node)
+        self._trailing.append(node)
         if kind == "break":
             self._space += "\n"
 
 
-def _trim(mark: Mark, text: str, bounds: Span) -> None:
-    """Move the edges of a mark past white space, and clip the marks nested in it accordingly."""
-    start, end = (min(max(edge, bounds.start), bounds.end) for edge in (mark.start, mark.end))
+def _trim(node: InlineNode, text: str, bounds: Span) -> None:
+    """Move the edges of a node past white space, and clip the nodes nested in it accordingly."""
+    start, end = (min(max(edge, bounds.start), bounds.end) for edge in (node.start, node.end))
     inner = text[start:end]
-    mark.start, mark.end = start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
-    mark.end = max(mark.start, mark.end)
-    mark.has_words = has_words(inner)
-    for child in mark.children:
-        _trim(child, text, Span(mark.start, mark.end))
+    node.start, node.end = start + len(inner) - len(inner.lstrip()), end - len(inner) + len(inner.rstrip())
+    node.end = max(node.start, node.end)
+    node.has_words = has_words(inner)
+    for child in node.children:
+        _trim(child, text, Span(node.start, node.end))
 
 
-def _find_neighbors(parent: Mark, text: str) -> None:
+def _find_neighbors(parent: InlineNode, text: str) -> None:
     """Find the word or element that each tag without words stays beside in the translation."""
     bounds = [child for child in parent.children if child.kind == "element" and _has_content(child, text)]
-    anchors: dict[tuple[int, int], list[Mark]] = {}
+    anchors: dict[tuple[int, int], list[InlineNode]] = {}
     for child in parent.children:
         if child.kind == "element":
             _find_neighbors(child, text)
@@ -303,25 +303,25 @@ def _find_neighbors(parent: Mark, text: str) -> None:
         child.neighbor = previous if child.side == "previous" and previous is not None else following
         if child.neighbor.kind == "word":
             anchors.setdefault(gap, []).append(child)
-    for marks in anchors.values():
-        _join_overlapping(marks)
+    for nodes in anchors.values():
+        _join_overlapping(nodes)
 
 
-def _join_overlapping(marks: Sequence[Mark]) -> None:
+def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
     """Let tags without words share one neighbor, all of their neighboring words, if these words overlap."""
-    spans = list(dict.fromkeys(mark.neighbor.span for mark in marks if mark.neighbor is not None))
+    spans = list(dict.fromkeys(node.neighbor.span for node in nodes if node.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:
-            for mark in marks:
-                if mark.neighbor is not None and mark.neighbor.span in (one, other):
-                    mark.neighbor = mark.neighbor._replace(span=Span(one.start, max(one.end, other.end)))
+            for node in nodes:
+                if node.neighbor is not None and node.neighbor.span in (one, other):
+                    node.neighbor = node.neighbor._replace(span=Span(one.start, max(one.end, other.end)))
 
 
-def _has_content(mark: Mark, text: str) -> bool:
-    return mark.has_words or STAND_IN in text[mark.start : mark.end]
+def _has_content(node: InlineNode, text: str) -> bool:
+    return node.has_words or STAND_IN in text[node.start : node.end]
 
 
-def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
+def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
     """Return the first word or protected element in a part of a text, or else the element that follows the part."""
     for start in range(gap.start, gap.end):
         if text[start] == STAND_IN:
@@ -331,7 +331,7 @@ def _first_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
     return None if element is None else Neighbor("element", Span(element.start, element.end), element)
 
 
-def _last_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
+def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
     """Return the last word or protected element in a part of a text, or else the element that precedes the part."""
     for last in range(gap.end - 1, gap.start - 1, -1):
         if text[last] == STAND_IN:
@@ -343,18 +343,18 @@ def _last_in(text: str, gap: Span, element: Mark | None) -> Neighbor | None:
 
 def _word_end(text: str, start: int, limit: int) -> int:
     """Return the end of the word that starts at an offset."""
-    most = _ANCHOR_CHARACTERS if is_unspaced(text[start]) else limit - start
+    max_characters = _ANCHOR_CHARACTERS if is_unspaced(text[start]) else limit - start
     end = start + 1
-    while end < min(limit, start + most) and _is_same_word(text[start], text[end]):
+    while end < min(limit, start + max_characters) and _is_same_word(text[start], text[end]):
         end += 1
     return end
 
 
 def _word_start(text: str, last: int, limit: int) -> int:
     """Return the start of the word whose last character is at an offset."""
-    most = _ANCHOR_CHARACTERS if is_unspaced(text[last]) else last + 1 - limit
+    max_characters = _ANCHOR_CHARACTERS if is_unspaced(text[last]) else last + 1 - limit
     start = last
-    while start > max(limit, last + 1 - most) and _is_same_word(text[last], text[start - 1]):
+    while start > max(limit, last + 1 - max_characters) and _is_same_word(text[last], text[start - 1]):
         start -= 1
     return start
 
@@ -387,11 +387,11 @@ def _match_length(space: re.Pattern[str], source: str) -> int:
 
 def is_row(block: Block, settings: MarkupSettings) -> bool:
     """Return whether the text is a row of elements, such as links in a menu, each of which is a text."""
-    elements = [mark for mark in block.root.children if mark.kind == "element" and _has_content(mark, block.text)]
-    names = {mark.opening.name for mark in elements}
+    elements = [node for node in block.root.children if node.kind == "element" and _has_content(node, block.text)]
+    names = {node.opening.name for node in elements}
     if len(elements) < 2 or settings.kind == "xliff" or names <= FORMATTING | set(settings.non_splitting_tags):
         return False
-    edges = [0, *(edge for mark in elements for edge in (mark.start, mark.end)), len(block.text)]
+    edges = [0, *(edge for node in elements for edge in (node.start, node.end)), len(block.text)]
     outside = "".join(block.text[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
     return not has_words(outside) and STAND_IN not in outside
 
@@ -428,16 +428,16 @@ def render(
     return block.before + renderer.inside(block.root, Span(0, len(text))) + block.after
 
 
-class _Piece(NamedTuple):
+class _Insertion(NamedTuple):
     """A tag or an element to write at a span of the translation."""
 
     span: Span
     order: int
-    mark: Mark
+    node: InlineNode
     before: str = ""
-    """Space to add before a point."""
+    """Space to add before an empty node."""
     after: str = ""
-    """Space to add after a point."""
+    """Space to add after an empty node."""
 
 
 class _Renderer:
@@ -458,32 +458,32 @@ class _Renderer:
         """The spans of the protected elements in the translation, by their offset in the source."""
         self.sources = {self.protected[m.start]: m for m in block.protected if m.start in self.protected}
         self.words = spans
-        self.spans = {id(mark): self._span_of(mark) for mark in block.root.elements()}
+        self.spans = {id(node): self._span_of(node) for node in block.root.elements()}
 
-    def _span_of(self, mark: Mark) -> Span:
+    def _span_of(self, node: InlineNode) -> Span:
         """Return an element's span, extended to its protected elements if no other element's are in between."""
-        located = self.words[Span(mark.start, mark.end)]
-        own = [span for offset, span in self.protected.items() if mark.start <= offset < mark.end]
-        others = [span for offset, span in self.protected.items() if not mark.start <= offset < mark.end]
+        located = self.words[Span(node.start, node.end)]
+        own = [span for offset, span in self.protected.items() if node.start <= offset < node.end]
+        others = [span for offset, span in self.protected.items() if not node.start <= offset < node.end]
         hull = Span(min([located.start, *(s.start for s in own)]), max([located.end, *(s.end for s in own)]))
         if not any(hull.start <= other.start < hull.end for other in others):
             return hull
         return _without(located, [other for other in others if located.start <= other.start < located.end])
 
-    def inside(self, mark: Mark, part: Span) -> str:
-        """Return the translation of what an element encloses, with the tags of the marks nested in it.
+    def inside(self, node: InlineNode, part: Span) -> str:
+        """Return the translation of what an element encloses, with the tags of the nodes nested in it.
 
         Args:
-            mark: the element.
+            node: the element.
             part: its span in the translation.
         """
         written, position = "", part.start
-        for piece in self._pieces(mark, part):
-            start, end = (min(max(edge, position), part.end) for edge in piece.span)  # never write text twice
-            child = piece.mark
+        for insertion in self._insertions(node, part):
+            start, end = (min(max(edge, position), part.end) for edge in insertion.span)  # never write text twice
+            child = insertion.node
             inner = self.inside(child, Span(start, end)) if child.kind == "element" else ""
-            written += self._plain(position, start) + piece.before + self.rendering.tag(child.opening)
-            written += inner + child.closing + piece.after
+            written += self._plain(position, start) + insertion.before + self.rendering.tag(child.opening)
+            written += inner + child.closing + insertion.after
             position = end
         return written + self._plain(position, part.end)
 
@@ -496,34 +496,34 @@ class _Renderer:
             start = span.end
         return written + self.rendering.escape(self.text[start:end])
 
-    def _pieces(self, mark: Mark, part: Span) -> list[_Piece]:
+    def _insertions(self, node: InlineNode, part: Span) -> list[_Insertion]:
         """Return the children of an element with their spans, in the order in which they are written."""
         children = [
             (order, child)
-            for order, child in enumerate(mark.children)
+            for order, child in enumerate(node.children)
             if child.kind != "protected" or child.start not in self.protected
         ]
         occupied = [self.spans[id(child)] for _, child in children if id(child) in self.spans]
         for _, child in children:
             if child.kind == "element" and id(child) not in self.spans:
-                self.spans[id(child)] = self._wordless(mark, child, part, occupied)
+                self.spans[id(child)] = self._wordless(node, child, part, occupied)
                 occupied.append(self.spans[id(child)])
-        pieces = []
+        insertions = []
         least = part.start
         for order, child in children:
             if child.kind == "element":
-                pieces.append(_Piece(self.spans[id(child)], order, child))
+                insertions.append(_Insertion(self.spans[id(child)], order, child))
                 continue
-            position = self._position(mark, child, part, occupied)
-            piece = self._spaced(_Piece(Span(position, position), order, child), part)
+            position = self._position(node, child, part, occupied)
+            insertion = self._spaced(_Insertion(Span(position, position), order, child), part)
             if child.is_tag:
                 # An element that starts here ends elsewhere, so such tags keep their order, outside of the others.
-                least = _outside(max(piece.span.start, least), occupied)
-                piece = piece._replace(span=Span(least, least))
-            pieces.append(piece)
-        return sorted(pieces, key=lambda piece: piece[:2])
+                least = _outside(max(insertion.span.start, least), occupied)
+                insertion = insertion._replace(span=Span(least, least))
+            insertions.append(insertion)
+        return sorted(insertions, key=lambda insertion: insertion[:2])
 
-    def _wordless(self, parent: Mark, element: Mark, part: Span, occupied: Sequence[Span]) -> Span:
+    def _wordless(self, parent: InlineNode, element: InlineNode, part: Span, occupied: Sequence[Span]) -> Span:
         """Return the span in the translation of an inline element without words.
 
         It goes around its protected elements, around the same signs if they occur once, or beside its neighbors.
@@ -552,31 +552,31 @@ class _Renderer:
         free = [position for position in starts if not any(span.start < position < span.end for span in occupied)]
         return min([*free, part.end], key=lambda position: abs(position - goal))
 
-    def _position(self, parent: Mark, point: Mark, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the offset in the translation at which to insert a point (a tag without words, such as an image)."""
-        source, neighbor = self.block.text, point.neighbor
+    def _position(self, parent: InlineNode, leaf: InlineNode, part: Span, occupied: Sequence[Span]) -> int:
+        """Return the offset in the translation at which to insert an empty node, such as an image."""
+        source, neighbor = self.block.text, leaf.neighbor
         if neighbor is None:
-            if point.side == "next":
-                between = source[parent.start : point.start]
+            if leaf.side == "next":
+                between = source[parent.start : leaf.start]
                 return self._past_punctuation(part.start, part) if between.strip() else part.start
-            between = source[point.end : parent.end]
+            between = source[leaf.end : parent.end]
             return self._before_punctuation(part.end, part) if between.strip() else part.end
         span = self._neighbor_span(neighbor)
         if span is None:
-            share = (point.start - parent.start) / max(1, parent.end - parent.start)
+            share = (leaf.start - parent.start) / max(1, parent.end - parent.start)
             return self._free(part.start + round(share * (part.end - part.start)), part, occupied)
-        if point.side == "next":
+        if leaf.side == "next":
             position = span.start
-            if source[point.end : neighbor.span.start].strip():
+            if source[leaf.end : neighbor.span.start].strip():
                 position = self._before_punctuation(position, part)
         else:
             position = span.end
-            if source[neighbor.span.end : point.start].strip():
+            if source[neighbor.span.end : leaf.start].strip():
                 position = self._past_punctuation(position, part)
         for other in occupied:
             if other.start < position < other.end:
-                position = other.start if point.side == "next" else other.end
-        step = -1 if point.side == "next" else 1
+                position = other.start if leaf.side == "next" else other.end
+        step = -1 if leaf.side == "next" else 1
         while part.start < position < part.end and _is_within_word(self.text, position):
             position += step
         return min(max(position, part.start), part.end)
@@ -599,28 +599,28 @@ class _Renderer:
             position -= 1
         return position
 
-    def _spaced(self, piece: _Piece, part: Span) -> _Piece:
+    def _spaced(self, insertion: _Insertion, part: Span) -> _Insertion:
         """Return a tag without words with the white space around it in the source, if the language uses spaces."""
-        point, position, text = piece.mark, piece.span.start, self.text
+        leaf, position, text = insertion.node, insertion.span.start, self.text
         spaced = self.rendering.spaced
-        before, after = point.space_before, point.space_after
-        if point.kind == "protected":
+        before, after = leaf.space_before, leaf.space_after
+        if leaf.kind == "protected":
             before = after = spaced or (before and after)
         is_space_left = position > part.start and text[position - 1].isspace()
         is_space_right = position < part.end and text[position].isspace()
-        if point.kind == "break" and not before and not after and (is_space_left or is_space_right):
+        if leaf.kind == "break" and not before and not after and (is_space_left or is_space_right):
             start = position - 1 if is_space_left else position
-            return piece._replace(span=Span(start, start + 1))
+            return insertion._replace(span=Span(start, start + 1))
         if is_space_left or is_space_right:
             if before and after:
-                return piece._replace(after=" ") if is_space_left else piece._replace(before=" ")
-            is_first = after or (not before and point.side == "previous")
+                return insertion._replace(after=" ") if is_space_left else insertion._replace(before=" ")
+            is_first = after or (not before and leaf.side == "previous")
             moved = position - 1 if is_first and is_space_left else position + (not is_first and is_space_right)
-            return piece._replace(span=Span(moved, moved))
+            return insertion._replace(span=Span(moved, moved))
         is_word_left = position > part.start and text[position - 1].isalnum()
         is_word_right = position < part.end and text[position].isalnum()
         is_edge = position in (part.start, part.end)
-        return piece._replace(
+        return insertion._replace(
             before=" " if before and (is_word_left and (spaced or is_edge)) else "",
             after=" " if after and (is_word_right and (spaced or is_edge)) else "",
         )
@@ -631,12 +631,12 @@ def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> di
 
     If the known spans do not hold for this translation, the elements are in the order of the source.
     """
-    offsets = [mark.start for mark in block.protected]
+    offsets = [node.start for node in block.protected]
     found = {offset: known[offset] for offset in offsets if offset in known}
     if len(found) == len(offsets) and all(text[slice(*span)] == STAND_IN for span in found.values()):
         return found
-    places = (index for index, character in enumerate(text) if character == STAND_IN)
-    return {offset: Span(place, place + 1) for offset, place in zip(offsets, places, strict=False)}
+    stand_ins = (index for index, character in enumerate(text) if character == STAND_IN)
+    return {offset: Span(start, start + 1) for offset, start in zip(offsets, stand_ins, strict=False)}
 
 
 def _without(span: Span, others: Sequence[Span]) -> Span:

@@ -60,12 +60,12 @@ _INLINE = _names(
     """a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd label mark q ruby s samp small span
     strike strong sub sup time tt u var wbr"""
 )
-"""Inline elements of HTML; if empty, such an element marks a point of the text, and stands for no word."""
+"""Inline elements of HTML; if empty, such an element stands for no word."""
 FORMATTING = _names("b big em font g i ins del mark pc s small strike strong sub sup u")
 """Elements that format words within a sentence, even if several of them contain all its words."""
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
 _OPAQUE_WORDS = _names("code kbd math samp tt var")
-_OPAQUE_POINTS = _names("script style svg template rt rp")
+_OPAQUE_EMPTY = _names("script style svg template rt rp")
 _OPAQUE_BLOCKS = _names("pre textarea")
 OPENING_CODES, CLOSING_CODES = _names("bpt bx sc"), _names("ept ex ec")
 _XLIFF_OPAQUE = _names("bpt ept it ph")
@@ -96,16 +96,16 @@ _LINE_BREAK_CODE = re.compile(
 _NATIVE_TAG = re.compile(r"^\s*&lt;/?[A-Za-z]")
 
 Side = Literal["", "next", "previous"]
-Kind = Literal["text", "start", "end", "point", "break", "protected", "block"]
+Kind = Literal["text", "start", "end", "empty", "break", "protected", "block"]
 
 
 class Token(NamedTuple):
     """A part of a document: a text, a tag, or an element that is copied."""
 
     kind: Kind
-    """A text; the start or end tag of an inline element; a `point` of the text, such as an image, a comment or a tag
-    without its partner; a line `break`; an element that is `protected` within a sentence and stands for a word; or
-    anything that ends the text (`block`).
+    """A text; the start or end tag of an inline element; an `empty` element without words, such as an image, a comment
+    or a tag without its partner; a line `break`; an element that is `protected` within a sentence and stands for a
+    word; or anything that ends the text (`block`).
     """
     source: str
     """The part as it is in the document."""
@@ -114,7 +114,7 @@ class Token(NamedTuple):
     pair: int = -1
     """Number that an inline start tag shares with its end tag; -1: none."""
     side: Side = ""
-    """The neighbor that a point belongs to; empty: not known."""
+    """The side of the neighbor that an empty element belongs to; "": not known."""
     texts: tuple[tuple[int, int, int], ...] = ()
     """The attributes' values to translate: start and end in the source, and the number of the sentence."""
 
@@ -163,7 +163,7 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
     """Return whether an element is copied with all it contains."""
-    opaque = _OPAQUE_WORDS | _OPAQUE_POINTS | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
+    opaque = _OPAQUE_WORDS | _OPAQUE_EMPTY | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
     return name in opaque or _excludes(name, attributes, settings)
 
 
@@ -307,14 +307,14 @@ class _Content:
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
         """Return the kind of the single token that the element becomes; None if it has text of its own."""
-        if self._kinds - {"text", "point", "protected"}:
+        if self._kinds - {"text", "empty", "protected"}:
             return None
         text = "".join(self._texts)
         if has_words(unescape(text, settings)):
             return None
         if "protected" in self._kinds:
             return "protected" if text == text.strip() else None
-        return None if text else "point"
+        return None if text else "empty"
 
 
 class _Reader:
@@ -372,12 +372,12 @@ class _Reader:
         if not self._is_inline(start):
             return Token("block", item.source, item.name)
         if partner is None:
-            return Token("point", item.source, item.name, side="previous" if item.role == "end" else "next")
+            return Token("empty", item.source, item.name, side="previous" if item.role == "end" else "next")
         return Token(item.role, item.source, item.name, start)
 
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
-            return "point"
+            return "empty"
         if source.startswith("<![CDATA["):
             return "protected"
         return "protected" if source.startswith("&") else "block"
@@ -399,10 +399,10 @@ class _Reader:
             if _LINE_BREAK_CODE.search(content):
                 return Token("break", source, item.name)
             is_format = item.name != "ph" or _NATIVE_TAG.match(content)
-            kind = "point" if is_format else self._kind_of_empty(start)
+            kind = "empty" if is_format else self._kind_of_empty(start)
             return Token(kind, source, item.name, side=_side(item.name))
-        is_point = item.name in _OPAQUE_POINTS and self.settings.kind == "html"
-        return Token("point" if is_point else "protected", source, item.name)
+        is_empty = item.name in _OPAQUE_EMPTY and self.settings.kind == "html"
+        return Token("empty" if is_empty else "protected", source, item.name)
 
     def _kind_of_empty(self, index: int) -> Kind:
         """Return the kind of token that stands for an element without content."""
@@ -415,7 +415,7 @@ class _Reader:
             return "protected"
         is_known = (item.name in _INLINE or item.name in _VOID) and settings.kind != "xliff"
         is_code = item.name in OPENING_CODES | CLOSING_CODES | {"it"} or _FORMATTING_CODE.search(item.attributes)
-        return "point" if is_known or is_code else "protected"
+        return "empty" if is_known or is_code else "protected"
 
     def _is_inline(self, index: int) -> bool:
         """Return whether the element of a tag belongs to the text around it."""

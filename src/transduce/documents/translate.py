@@ -155,9 +155,9 @@ class ModelTexts:
     def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
         """Take texts as the context of the texts that are translated next."""
         if self.translator.context is not None:
-            most = self.translator.context.before
-            sides = ([_plain_text(text, kind) for text in side[-most:]] for side in (texts, translations))
-            self._before = [*self._before, *zip(*sides, strict=True)][-most:]
+            max_sentences = self.translator.context.before
+            sides = ([_plain_text(text, kind) for text in side[-max_sentences:]] for side in (texts, translations))
+            self._before = [*self._before, *zip(*sides, strict=True)][-max_sentences:]
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
         """Return the model's translation of each text, in order; the texts of all calls are one document."""

@@ -107,7 +107,7 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *,
 
     The p value is the share of all divisions of the runs into groups of these sizes whose means differ at least as
     much, in either direction. The test assumes nothing about the distribution (Fisher 1935). The smallest possible
-    value is that of `least_p_value`.
+    value is that of `min_p_value`.
     """
     values = np.array([*values_a, *values_b])
     size, total = len(values_a), len(values)
@@ -124,7 +124,7 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *,
     return as_large / count if count <= _MAX_DIVISIONS else (as_large + 1) / (_MAX_DIVISIONS + 1)
 
 
-def least_p_value(runs_a: int, runs_b: int) -> float:
+def min_p_value(runs_a: int, runs_b: int) -> float:
     """Return the smallest p value that the permutation test can give for these numbers of runs of two systems."""
     # Groups of equal size can be exchanged, which gives the same difference in the other direction.
     return (2 if runs_a == runs_b else 1) / math.comb(runs_a + runs_b, runs_a)
@@ -164,9 +164,9 @@ def chrf_from_counts(counts: Floats) -> Floats:
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
     """Yield groups of resamples that fit into memory; the size of groups does not affect the random draws."""
     # numpy draws 32 bits from one random number and discards unused ones after each call.
-    most = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
-    for start in range(0, resamples, most):
-        yield min(most, resamples - start)
+    max_rows = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
+    for start in range(0, resamples, max_rows):
+        yield min(max_rows, resamples - start)
 
 
 def _times_drawn(drawn: npt.NDArray[np.int64]) -> Floats:

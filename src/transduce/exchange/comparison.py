@@ -532,14 +532,14 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
     if config.kind == "decoder":
         # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
         rows = [ids[: max(1, min(len(ids) // 2, original.longest // 2))] for ids in encoded if ids]
-        most = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
-        return Trial(texts, origin, rows, [], ordinary, most)
+        max_tokens = min(_EXTRA_TOKENS, original.longest - 1 - max(map(len, rows)))
+        return Trial(texts, origin, rows, [], ordinary, max_tokens)
     rows = [
         _with_special_tokens(directed, [ids], original.longest)[0]
         for directed, ids in zip(cycle(original.source_vocabularies), encoded, strict=False)
     ]
-    most = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
-    return Trial(texts, origin, rows, [], ordinary, most)
+    max_tokens = min(original.longest - 1, max(map(len, rows)) + _EXTRA_TOKENS)
+    return Trial(texts, origin, rows, [], ordinary, max_tokens)
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
@@ -566,7 +566,7 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
     """Return texts as the exported tokenizer reads them: after the target language's token if there are several."""
     if len(original.source_vocabularies) == 1:
         return list(texts)
-    tokens = ["".join(each.pieces(each.before)) for each in original.source_vocabularies]
+    tokens = ["".join(each.tokens(each.before)) for each in original.source_vocabularies]
     return [f"{token} {text}" for token, text in zip(cycle(tokens), texts, strict=False)]
 
 
@@ -579,8 +579,8 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
     silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
-    names = {*map(vocabulary.piece, silent), *vocabulary.special_token_names[:2]} - {""}
-    prefixes = vocabulary.pieces(vocabulary.prefix_ids)
+    names = {*map(vocabulary.token, silent), *vocabulary.special_token_names[:2]} - {""}
+    prefixes = vocabulary.tokens(vocabulary.prefix_ids)
 
     def is_alike(text: str) -> bool:
         is_spelt = any(name in text for name in names)
@@ -593,8 +593,8 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, longest: int) -> list[list[int]]:
     """Return source token ids with special tokens, truncated to at most `longest` tokens."""
-    most = longest - len(vocabulary.before) - len(vocabulary.after)
-    return [vocabulary.with_special_tokens(row[:most]) for row in rows]
+    max_tokens = longest - len(vocabulary.before) - len(vocabulary.after)
+    return [vocabulary.with_special_tokens(row[:max_tokens]) for row in rows]
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, longest: int, marks: SpecialTokens | None) -> list[int]:

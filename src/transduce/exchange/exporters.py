@@ -61,9 +61,9 @@ _CTRANSLATE2_IMPORTED = """\
     tokenizer = ImportedTokenizer.load(".")
     source, target = tokenizer.source, tokenizer.target
     translator = ctranslate2.Translator(".")
-    pieces = [source.pieces(source.with_special_tokens(source.encode(line))) for line in lines]
+    pieces = [source.tokens(source.with_special_tokens(source.encode(line))) for line in lines]
     results = translator.translate_batch(
-        pieces, target_prefix=[target.pieces(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
+        pieces, target_prefix=[target.tokens(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
     )
     for result in results:
         print(target.decode(map(target.id, result.hypotheses[0])))
@@ -88,8 +88,8 @@ _CTRANSLATE2_IMPORTED_LANGUAGE_MODEL = """\
     vocabulary = ImportedTokenizer.load(".").target
     generator = ctranslate2.Generator(".")
     start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
-    prompt = vocabulary.pieces([*start, *vocabulary.encode("the beginning")])
-    ends = vocabulary.pieces(vocabulary.ends)
+    prompt = vocabulary.tokens([*start, *vocabulary.encode("the beginning")])
+    ends = vocabulary.tokens(vocabulary.ends)
     results = generator.generate_batch(
         [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, end_token=ends
     )
@@ -171,12 +171,12 @@ def readme(
     is_imported = isinstance(tokenizer, ImportedTokenizer)
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
-    pad, end, unk = vocabulary.pieces((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
+    pad, end, unk = vocabulary.tokens((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
     words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
     words["start"] = "the tokens that the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
     words["begin"], words["separator"], _ = vocabulary.special_token_names
-    forced = ", ".join(f"`{piece}`" for piece in vocabulary.pieces(vocabulary.forced))
-    before = tokenizer.source.pieces(tokenizer.source.before)
+    forced = ", ".join(f"`{piece}`" for piece in vocabulary.tokens(vocabulary.forced))
+    before = tokenizer.source.tokens(tokenizer.source.before)
     words["before"] = f"{json.dumps(before)} + " if before else ""
     words["prefix"] = (
         f" Before the ids of each text stands that of `{before[0]}`, the target language." if before else ""

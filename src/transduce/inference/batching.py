@@ -30,7 +30,7 @@ from transduce.text.word_spans import Span
 
 
 # Maximum source length in tokens for models whose training settings do not specify one.
-DEFAULT_MAX_SOURCE = FilterSettings().max_pieces
+DEFAULT_MAX_SOURCE = FilterSettings().max_tokens
 # Codes of languages without spaces: two letters (zh-TW, zh_CN, ja_XX) or three (zho_Hans, jpn_Jpan).
 _UNSPACED_LANGUAGES = frozenset(
     ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
@@ -76,12 +76,12 @@ class Part(NamedTuple):
         """True if the part of a text contains nothing to translate."""
         return len(self.ids) < 2 or not self.text.strip()
 
-    def place(self, places: Sequence[int] | None) -> int:
+    def seed_index(self, indices: Sequence[int] | None) -> int:
         """Return the index that seeds the part's random numbers: the sentence's index plus an offset for each part.
 
-        `places` holds the index of each sentence in the whole input; None: the sentences' own numbers.
+        `indices` holds the index of each sentence in the whole input; None: the sentences' own numbers.
         """
-        index = self.sentence if places is None else places[self.sentence]
+        index = self.sentence if indices is None else indices[self.sentence]
         return index + self.number * _PART_STRIDE
 
 

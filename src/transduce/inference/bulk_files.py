@@ -189,7 +189,7 @@ def translate_portion(translator: Translator, job: Job, portion: Portion) -> str
         prefix=job.prefix,
         phrases=phrases,
         glossary=job.glossary,
-        places=portion.indices,
+        indices=portion.indices,
         text_settings=job.text_settings,
         documents=Documents.of_lines(portion.lines, portion.before),
     )

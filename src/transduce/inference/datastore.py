@@ -48,7 +48,7 @@ class Datastore(NamedTuple):
     """Loss of the tuning targets by the model without retrieval, in nats per token."""
     after: float
     """Loss of the tuning targets with retrieval, in nats per token."""
-    judged: int
+    tuning_tokens: int
     """Number of target tokens that the weight and temperature were tuned on."""
 
     @property
@@ -56,6 +56,12 @@ class Datastore(NamedTuple):
         """Return `neighbors`, under its old name."""
         warn_renamed("examples", "neighbors")
         return self.neighbors
+
+    @property
+    def judged(self) -> int:
+        """Return `tuning_tokens`, under its old name."""
+        warn_renamed("judged", "tuning_tokens")
+        return self.tuning_tokens
 
     def write(self, path: str | Path) -> None:
         """Write the datastore to a file atomically.

@@ -112,7 +112,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
 
 
 def read_max_source_tokens(folder: Path) -> int:
-    """Return the maximum source length of training in tokens (`data.filters.max_pieces`), or the default length.
+    """Return the maximum source length of training in tokens (`data.filters.max_tokens`), or the default length.
 
     Raises:
         TransduceError: the run's settings cannot be read.
@@ -120,7 +120,9 @@ def read_max_source_tokens(folder: Path) -> int:
     if is_hugging_face_folder(folder) or not (folder / _RUN_SETTINGS).is_file():
         return DEFAULT_MAX_SOURCE
     try:
-        return msgspec.convert(read_toml(folder, _RUN_SETTINGS), _Run).data.filters.max_pieces
+        return msgspec.convert(
+            with_current_settings(read_toml(folder, _RUN_SETTINGS), warn=False), _Run
+        ).data.filters.max_tokens
     except msgspec.ValidationError as error:
         raise TransduceError(f"The settings in {folder / _RUN_SETTINGS} cannot be used: {error}.") from None
 
@@ -149,7 +151,7 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 class _Filters(msgspec.Struct, frozen=True):
     """The settings of `data.filters` in a training run's configuration that translation uses; it ignores the others."""
 
-    max_pieces: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -296,7 +298,7 @@ def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int)
     begun = len(sentence_at)
     main.advance(1)
     while True:
-        main.advance(_ALL_STEPS, least=size - max(1, size // _REFILL) if begun < count else 0)
+        main.advance(_ALL_STEPS, max_unfinished=size - max(1, size // _REFILL) if begun < count else 0)
         active = set(main.active.tolist())
         for index in [index for index in sentence_at if index not in active]:
             results[sentence_at.pop(index)] = search.best(index)

@@ -90,7 +90,7 @@ class Embedder:
         rows, found = self.encode(texts), dict[int, TokenStates]()
         for batch, _, states in self._each_batch(rows):
             for index, row in zip(batch, states, strict=True):
-                tokens = tuple(self.tokenizer.source.pieces(rows[index]))
+                tokens = tuple(self.tokenizer.source.tokens(rows[index]))
                 found[index] = TokenStates(tokens, row[: len(tokens)].clone())
         return [found[index] for index in range(len(texts))]
 

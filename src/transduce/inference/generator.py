@@ -453,7 +453,7 @@ class Generator:
             ids, values, ended = ids[:count], values[:count], True
             score = sum(values) / length_penalty(count, search.length_penalty)
             text = text.split("\n")[0]
-        return Continuation(text, tuple(self.vocabulary.pieces(ids)), values, score, ended)
+        return Continuation(text, tuple(self.vocabulary.tokens(ids)), values, score, ended)
 
     def _new_text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text that new tokens add to the prompt.

@@ -225,7 +225,7 @@ def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
 
 def _location_prefix(term: Term) -> str:
     """Return the file and line where a term was read, as the start of an error message."""
-    return f"{term.place}: " if term.place else ""
+    return f"{term.location}: " if term.location else ""
 
 
 # --- search ---

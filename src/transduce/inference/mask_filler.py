@@ -123,7 +123,7 @@ class Filler:
         vocabulary = self.tokenizer.source
         return tuple(
             tuple(
-                Candidate(vocabulary.piece(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
+                Candidate(vocabulary.token(id), vocabulary.surface(id).decode("utf-8", "replace"), value)
                 for id, value in zip(ids, values, strict=True)
             )
             for ids, values in zip(token_ids.tolist(), best.tolist(), strict=True)

@@ -154,7 +154,7 @@ class Parser:
         return BeamSearch(scorer, bounds, beam, rules=rules)
 
     def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
-        tokens = self.tokenizer.target.pieces([id for id in best.ids if id in self._meanings])
+        tokens = self.tokenizer.target.tokens([id for id in best.ids if id in self._meanings])
         symbols = [symbol for token in tokens for symbol in split_symbols(token)]
         tree = build_tree(symbols, sentence.words)
         return Parse(tuple(sentence.words), tree, best.log_probability, best.ended)

@@ -34,7 +34,7 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
         raise TransduceError(
             f"A translation cannot contain `{phrase}`: some of its characters are not in the model's vocabulary."
         )
-    first = vocabulary.piece(ids[0])
+    first = vocabulary.token(ids[0])
     spellings = [tuple(ids)]
     if not is_spaced_word_character(phrase.strip()[0]) and first.startswith(_WORD_START):
         bare = first.removeprefix(_WORD_START)
@@ -79,7 +79,7 @@ def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, 
     """
     if not all(text.strip() for text in texts):
         raise TransduceError("A forbidden text needs at least one character, but one is empty.")
-    unknown = vocabulary.piece(vocabulary.unk_id)
+    unknown = vocabulary.token(vocabulary.unk_id)
     words = [vocabulary.normalize(text) for text in texts if text != unknown]
     rules: list[Rule] = [Forbid([vocabulary.unk_id])] if unknown in texts else []
     return (*rules, ForbiddenTexts(words, vocabulary)) if words else tuple(rules)

@@ -122,7 +122,7 @@ def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
 @lru_cache(maxsize=16)
 def _scripts(vocabulary: Vocabulary) -> frozenset[str]:
     """Return the scripts of the letters in a vocabulary's tokens."""
-    characters = set("".join(map(vocabulary.piece, range(vocabulary.size))))
+    characters = set("".join(map(vocabulary.token, range(vocabulary.size))))
     return frozenset(map(_script, filter(str.isalpha, characters)))
 
 
@@ -234,7 +234,7 @@ def _without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int
     """Return token ids without single-space tokens before placeholder tokens, which training never has there."""
     space = vocabulary.id(_SPACE)
     placeholders = _placeholder_ids(vocabulary)
-    if not placeholders or vocabulary.piece(space) != _SPACE:
+    if not placeholders or vocabulary.token(space) != _SPACE:
         return list(ids)
     return [id for id, after in pairwise([*ids, vocabulary.eos_id]) if not (id == space and after in placeholders)]
 

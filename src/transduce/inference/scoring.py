@@ -118,7 +118,7 @@ def score_translations(
         Score(
             source=source,
             target=target,
-            tokens=tuple(tokenizer.target.pieces(ids[:-1])),
+            tokens=tuple(tokenizer.target.tokens(ids[:-1])),
             token_log_probabilities=values[number],
             score=sum(values[number]) / divisor(len(ids), alpha),
         )

@@ -161,7 +161,7 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
     located = []
     for each, spans, losses in zip(requests, to_score, _question_losses(questions, vocabulary, score), strict=True):
         losses_by_span = dict(zip(spans, losses, strict=True))
-        located.append(_Aligner(each, [losses_by_span.get(span, []) for span in each.spans]).places())
+        located.append(_Aligner(each, [losses_by_span.get(span, []) for span in each.spans]).positions())
     return located
 
 
@@ -193,7 +193,7 @@ class _Aligner:
         self.taken: dict[int, range] = {}
         """The words that are assigned to each aligned span."""
 
-    def places(self) -> list[Span]:
+    def positions(self) -> list[Span]:
         """Return the span in the translation of each marked span of the source."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
@@ -582,7 +582,7 @@ def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span,
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []
-    for start, end, term in glossary.places(source):
+    for start, end, term in glossary.occurrences(source):
         candidates = (
             Span(start_of_form, start_of_form + len(form))
             for form in term.forms

@@ -196,7 +196,7 @@ def _find_positions(
     answers = word_losses(requests, model.vocabulary, model.score)
     for (source, text), terms, losses in zip(pairs, lacking, answers, strict=True):
         words = word_spans(text)
-        counts = Counter(term for _, _, term in glossary.places(normalize_for_comparison(source)))
+        counts = Counter(term for _, _, term in glossary.occurrences(normalize_for_comparison(source)))
         candidates = [
             _best_position(text, words, own, term, term_translations.get(term.source, ""), comes_again=counts[term] > 1)
             if _stands_out(own, min_loss)

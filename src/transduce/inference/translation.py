@@ -165,7 +165,7 @@ def translation_from_hypotheses(source: str, hypotheses: Sequence[Hypothesis], v
     alternatives = tuple(
         Alternative(
             text=decode_like(vocabulary, list(hypothesis.ids), line_feeds="\n" in source),
-            tokens=tuple(vocabulary.pieces(list(hypothesis.ids))),
+            tokens=tuple(vocabulary.tokens(list(hypothesis.ids))),
             token_log_probabilities=hypothesis.token_log_probabilities,
             score=hypothesis.score,
             ended=hypothesis.ended,

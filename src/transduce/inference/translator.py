@@ -343,6 +343,7 @@ class Translator:
         )
         return translations[0] if isinstance(text, str) else translations
 
+    @renamed_arguments(places="indices")
     def translate(  # noqa: PLR0913  (the options of the command)
         self,
         sentences: Iterable[str],
@@ -351,7 +352,7 @@ class Translator:
         prefix: str = "",
         phrases: Iterable[Iterable[str]] | None = None,
         glossary: GlossaryLike = None,
-        places: Iterable[int] | None = None,
+        indices: Iterable[int] | None = None,
         observer: Observer | None = None,
         text_settings: TextSettings | None = None,
         protected: Iterable[Iterable[Span] | None] | None = None,
@@ -367,7 +368,7 @@ class Translator:
             phrases: a list of required phrases for each text. In a text of several sentences, each phrase is required
                 in the sentence whose translation has it anyway, or else whose score it lowers least.
             glossary: terms that must be translated as specified.
-            places: index of each text in the whole input, which seeds sampling; None: from 0.
+            indices: index of each text in the whole input, which seeds sampling; None: from 0.
             observer: called after each step with text indices from 0. The index of a split text occurs once for each
                 part in the batch. A text that the observer stops is stopped in all parts and marked in the result.
             text_settings: settings for texts; None: the translator's defaults.
@@ -387,7 +388,7 @@ class Translator:
         required = (
             None if phrases is None else one_per_sentence("list of phrases", len(sentences), map(as_phrases, phrases))
         )
-        seeds = None if places is None else one_per_sentence("place", len(sentences), places)
+        seeds = None if indices is None else one_per_sentence("index", len(sentences), indices)
         spans = None if protected is None else one_per_sentence("list of spans", len(sentences), protected)
         if spans is not None:
             each_with_text = zip(spans, sentences, strict=True)
@@ -407,7 +408,7 @@ class Translator:
             },
         )
         translations = {part.key: Translation(part.text, (empty_alternative(),)) for part in parts if part.is_empty}
-        search_parts = partial(self._search_parts, search=search, places=seeds, watch=watch)
+        search_parts = partial(self._search_parts, search=search, indices=seeds, watch=watch)
         for waiting in document.waves([part for part in parts if not part.is_empty], translations):
             translations |= self._translate_parts(waiting, search, terms, search_parts)
         return join_sentences(texts, parts, translations, abandoned=watch.abandoned, search=search)
@@ -434,7 +435,7 @@ class Translator:
         return {key: placeholders.without_stray(each) for key, each in found.items()} | with_spans
 
     def _search_parts(
-        self, parts: Sequence[Part], search: SearchSettings, places: Sequence[int] | None, watch: PartsObserver
+        self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
         """Search the translations of parts of sentences, and return them by the parts' keys."""
 
@@ -445,7 +446,7 @@ class Translator:
                 search,
                 prefixes=[[*part.target_history, *part.prefix] for part in active],
                 phrases=[part.phrases for part in active],
-                places=[part.place(places) for part in active],
+                indices=[part.seed_index(indices) for part in active],
                 observer=watch if watch.observer else None,
             )
             pairs = zip(active, hypotheses, strict=True)
@@ -514,7 +515,7 @@ class Translator:
             if placeholders.has_spans(part):
                 yield writer.write(self._translate_unwatched([part], search)[part.key].text)
                 continue
-            batch = Batch([part.source_ids], [part.prefix], [part.phrases], [part.place(None)])
+            batch = Batch([part.source_ids], [part.prefix], [part.phrases], [part.seed_index(None)])
             for text in self._stream_batch(batch, search):
                 yield writer.write(remove_placeholders(text))
         yield from filter(None, [writer.next_gap()])
@@ -599,6 +600,7 @@ class Translator:
             else lambda *sides: [rank([s], [t])[0] for s, t in zip(*sides, strict=True)]
         )
 
+    @renamed_arguments(places="indices")
     def search_ids(
         self,
         source_ids: Sequence[Sequence[int]],
@@ -606,7 +608,7 @@ class Translator:
         *,
         prefixes: Sequence[Sequence[int]] | None = None,
         phrases: Sequence[Sequence[Phrase]] | None = None,
-        places: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None,
         observer: Observer | None = None,
     ) -> list[list[Hypothesis]]:
         """Search one batch of token ids and return the hypotheses of each sentence, best first.
@@ -617,7 +619,7 @@ class Translator:
             search: the search settings.
             prefixes: token ids that each sentence's hypotheses start with.
             phrases: phrases that each sentence's hypotheses must contain.
-            places: index of each sentence in the whole input, which seeds its random numbers in sampling.
+            indices: index of each sentence in the whole input, which seeds its random numbers in sampling.
             observer: called after each step; sentences that it stops may have no hypothesis.
         """
         if not source_ids:
@@ -625,7 +627,9 @@ class Translator:
         if search.batch_invariant:
             self._proof.check(search)
         none: list[list[int]] = [[]] * len(source_ids)
-        batch = Batch(source_ids, prefixes or none, phrases or [()] * len(source_ids), places or range(len(source_ids)))
+        batch = Batch(
+            source_ids, prefixes or none, phrases or [()] * len(source_ids), indices or range(len(source_ids))
+        )
         with torch.inference_mode(), explain_search_out_of_memory(search):
             return run(self._begin(batch, search), observer)
 
@@ -699,7 +703,7 @@ class Translator:
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
         """Return translations of parts by the parts' keys, without an observer of the search."""
-        search_parts = partial(self._search_parts, search=search, places=None, watch=PartsObserver(None))
+        search_parts = partial(self._search_parts, search=search, indices=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 
     def _batches(self, parts: Sequence[Part], search: SearchSettings) -> Iterator[list[Part]]:

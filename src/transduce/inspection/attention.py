@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from numpy.typing import ArrayLike
 
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.parser import Parser
 from transduce.inspection.reading import Reader, Reading, read
@@ -88,9 +89,9 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     An array has no layers (0, 0, …) if the model has no such attention.
     """
 
-    source_pieces: tuple[str, ...]
+    source_tokens: tuple[str, ...]
     """Tokens that the encoder reads, with the end symbol; empty without an encoder."""
-    target_pieces: tuple[str, ...]
+    target_tokens: tuple[str, ...]
     """Target tokens, with the end symbol unless `ended` is False; empty without a decoder."""
     encoder: Weights
     """(N, H, S, S): row s is the attention from source token s to all source tokens."""
@@ -100,7 +101,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """(N, H, T, S): row t is the attention to the source tokens when target token t is predicted."""
     ended: bool = True
     """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
-    decoder_pieces: tuple[str, ...] = ()
+    decoder_tokens: tuple[str, ...] = ()
     """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
     source_ended: bool = True
     """True if the last source token is the end symbol; points in time have none."""
@@ -108,6 +109,10 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
     marks: tuple[str, ...] = ()
     """Special tokens, which spell no word, of a model that reads one text."""
+
+    source_pieces = renamed_attribute("source_pieces", "source_tokens")
+    target_pieces = renamed_attribute("target_pieces", "target_tokens")
+    decoder_pieces = renamed_attribute("decoder_pieces", "decoder_tokens")
 
     @property
     def kinds(self) -> tuple[AttentionKind, ...]:
@@ -117,13 +122,13 @@ class AttentionMaps(msgspec.Struct, frozen=True):
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
         """Return the weights of a kind, (N, H, Q, L), and the tokens of its rows and columns."""
-        source, target = self.source_pieces, self.target_pieces
+        source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source
         if kind == "memory":
             return self.memory, target, source
-        if self.decoder_pieces:  # a language model's rows are named by what they read
-            return self.decoder, self.decoder_pieces, self.decoder_pieces
+        if self.decoder_tokens:  # a language model's rows are named by what they read
+            return self.decoder, self.decoder_tokens, self.decoder_tokens
         return self.decoder, target, ("<start>", *target[:-1])
 
     def _repr_html_(self) -> str:
@@ -162,15 +167,15 @@ def maps_of(reading: Reading) -> AttentionMaps:
     )
     is_pair = bool(reading.source_tokens and reading.decoder_tokens)
     return AttentionMaps(
-        source_pieces=reading.source_tokens,
-        target_pieces=reading.outputs if reading.decoder_tokens else (),
+        source_tokens=reading.source_tokens,
+        target_tokens=reading.outputs if reading.decoder_tokens else (),
         encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
         decoder=stack_layers(past),
         memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
         ended=bool(reading.labels),
         source_ended=bool(reading.labels),
         target_of_tokens=isinstance(reading.reader, Parser),
-        decoder_pieces=() if is_pair else reading.decoder_tokens,
+        decoder_tokens=() if is_pair else reading.decoder_tokens,
         marks=tuple(sorted(reading.marks)),
     )
 
@@ -202,9 +207,9 @@ def word_attention(maps: AttentionMaps) -> WordAttention:
     heads with sharper attention count more.
     """
     if maps.memory.shape[0] or not maps.kinds:
-        num_tokens = len(maps.target_pieces) - maps.ended
-        num_source = len(maps.source_pieces) - maps.source_ended
-        columns, targets = group_words(maps.source_pieces[:num_source]), maps.target_pieces[:num_tokens]
+        num_tokens = len(maps.target_tokens) - maps.ended
+        num_source = len(maps.source_tokens) - maps.source_ended
+        columns, targets = group_words(maps.source_tokens[:num_source]), maps.target_tokens[:num_tokens]
         rows = (targets, [[n] for n in range(num_tokens)]) if maps.target_of_tokens else group_words(targets)
         return _between_words(maps.memory[:, :, :num_tokens, :num_source], rows, columns)
     weights, tokens, _ = maps.of(maps.kinds[0])

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,9 +27,15 @@ from transduce.model.recurrent import Recurrent
 
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
-_INTEGRATION_POINTS = 6
+_INTEGRATION_POINTS = (0.07, 0.33, 0.67)
+"""Factors of the embeddings at which integrated gradients are averaged, chosen by agreement with occlusion."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
+_PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
+"""Number of parts of a translation that are explained one after another, each without the positions after it.
+
+With fewer floating-point operations, several passes take longer than these positions.
+"""
 _MAX_OPERATIONS = 1e12
 """Maximum number of floating-point operations of a method when all methods are asked for."""
 
@@ -78,7 +85,8 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
       the most faithful after `occlusion` and `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
       word.
-    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 6 Gauss points.
+    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of the path,
+      with neighboring words at different points.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
@@ -105,7 +113,7 @@ def attributions(
 
     The methods share passes through the model. A method is left out if the model lacks what it needs, or if its passes
     would take more than about 10^12 floating-point operations, so that the time is bounded: `integrated` of 25 tokens
-    by a model of 60 million parameters takes two fifths of that.
+    by a model of 60 million parameters takes a fifth of that.
 
     Args:
         translator: a loaded model of any kind that predicts tokens, classes or tags, as `transduce.load` returns it.
@@ -201,13 +209,18 @@ class _Subject:
         self.tokens = reading.decoder_tokens if self.stack == "decoder" else reading.source_tokens
         self.ids = reading.ids
         self.device: torch.device = reading.model.source_weight.device
-        self._gradients: dict[float, Tensor] = {}
+        self.is_special = [
+            index == len(self.tokens) - 1 if self.is_pair else token in reading.marks
+            for index, token in enumerate(self.tokens)
+        ]
+        """Which tokens spell no word, (S,)."""
+        self._gradients: Tensor | None = None
 
     def words_read(self) -> tuple[tuple[str, ...], list[list[int]]]:
         """Return the words whose contributions are measured, and the indices of each word's tokens."""
         if self.is_pair:
             return group_words(self.tokens[:-1])
-        positions = [number for number, token in enumerate(self.tokens) if token not in self.reading.marks]
+        positions = [number for number, is_special in enumerate(self.is_special) if not is_special]
         words, groups = group_words([self.tokens[number] for number in positions])
         return words, [[positions[number] for number in group] for group in groups]
 
@@ -223,9 +236,9 @@ class _Subject:
             both = self.occlusion([*([index] for index in range(len(self.ids))), *groups])
             return both[:, : len(self.ids)], both[:, len(self.ids) :]
         tokens = {
-            "integrated": lambda: self.integrated(_INTEGRATION_POINTS),
-            "gradient": lambda: as_array(self.gradients(1.0).norm(dim=-1)),
-            "gradient-input": lambda: as_array((self.gradients(1.0) * self._word_vectors()).sum(dim=-1)),
+            "integrated": lambda: self.integrated(groups),
+            "gradient": lambda: as_array(self.gradients().norm(dim=-1)),
+            "gradient-input": lambda: as_array((self.gradients() * self._word_vectors()).sum(dim=-1)),
             "rollout": self.rollout,
             "value": self.value_rollout,
         }[method]()
@@ -236,7 +249,7 @@ class _Subject:
         count = len(self.reading.outputs)
         passes = {
             "occlusion": 2.0 * len(self.ids),
-            "integrated": _INTEGRATION_POINTS * (1.0 + count),
+            "integrated": len(_INTEGRATION_POINTS) * (1.0 + count),
             "gradient": 1.0 + count,
             "gradient-input": 1.0 + count,
         }.get(method, 1.0)
@@ -264,44 +277,79 @@ class _Subject:
         columns = [unique.index(tuple(group)) for group in groups]
         return as_array((joined[:1] - joined[1:])[columns].nan_to_num(0.0).T)
 
-    def integrated(self, points: int) -> Weights:
+    def integrated(
+        self,
+        groups: Sequence[Sequence[int]],
+        points: ArrayLike = _INTEGRATION_POINTS,
+        weights: ArrayLike | None = None,
+    ) -> Weights:
         """Return the integrated gradients of each prediction's log-probability, (T, S).
 
-        The gradient is averaged along the line from embeddings of zero, with their positions, to the words' embeddings,
-        by Gauss-Legendre quadrature with this number of points.
-        """
-        nodes, weights = np.polynomial.legendre.leggauss(points)
-        mean = sum(weight / 2 * self.gradients((node + 1) / 2) for node, weight in zip(nodes, weights, strict=True))
-        return as_array((mean * self._word_vectors()).sum(dim=-1))
+        The gradient is averaged on a path from embeddings of zero, with their positions, to the words' embeddings. In
+        each pass neighboring words are at different points of the path: beside words that are present in part,
+        gradients show better what the removal of a word changes than beside words that are all nearly absent or all
+        complete. Special tokens stay as they are, and contribute 0.
 
-    def gradients(self, share: float) -> Tensor:
+        The contributions of a single group sum to the change of the log-probability as far as points and weights are an
+        exact quadrature of the interval from 0 to 1. The default points favor its beginning, where gradients are less
+        saturated.
+
+        Args:
+            groups: the indices of each word's tokens, which are at one point together.
+            points: factors of the embeddings, each of which takes a pass through the model.
+            weights: the weight of each point; None: equal ones.
+        """
+        nodes = np.asarray(points)
+        count = len(nodes)
+        shares = np.full(count, 1 / count) if weights is None else np.asarray(weights)
+        order = np.zeros(len(self.ids), dtype=np.int64)
+        for number, group in enumerate(groups):
+            order[list(group)] = number
+        total = np.zeros((len(self.reading.outputs), len(self.ids)), dtype=np.float32)
+        for first in range(count):
+            at = (order + first) % count
+            gradients = self.gradients(np.where(self.is_special, 1.0, nodes[at]))
+            total += as_array((gradients * self._word_vectors()).sum(dim=-1)) * shares[at]
+        return np.asarray(np.where(self.is_special, 0.0, total), dtype=np.float32)
+
+    def gradients(self, factors: Weights | None = None) -> Tensor:
         """Return the gradient of each prediction's log-probability by the embeddings of the words read, (T, S, D).
 
         One forward pass serves all predictions. A backward pass starts from the gradient by each prediction's own
         state, for many predictions at a time.
 
         Args:
-            share: what the words' embeddings are multiplied by; 1.0 for the sentence itself.
+            factors: what each word's embedding is multiplied by, (S,); None: 1, for the sentence itself.
         """
-        if share in self._gradients:
-            return self._gradients[share]
+        if factors is None and self._gradients is not None:
+            return self._gradients
         reading, positions = self.reading, torch.tensor(self.reading.positions, device=self.device)
-        mixed = (share * self._word_vectors()).detach().requires_grad_()
+        vectors = self._word_vectors()
+        scale = torch.as_tensor(np.ones(len(self.ids)) if factors is None else factors).to(vectors)
+        mixed = (scale[:, None] * vectors).detach().requires_grad_()
         embedded: Tensor = self._embedding().complete(mixed)
+        rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions)))
+        prefix_states = reading.prefix_states if self.operations("gradient") > _MIN_OPERATIONS_OF_PREFIXES else None
+        if prefix_states is not None:  # later positions of a decoder would only add zeros
+            rows = min(rows, -(-len(positions) // _PREFIXES))
+        parts = positions.split(rows)
         with record_activations(self.model, (), edit={f"{self.stack}.embedding": lambda _: embedded}):
-            hidden = reading.forward(1)  # (1, states, D)
-        states = hidden.detach().requires_grad_()
+            if prefix_states is not None:
+                hidden = prefix_states([int(part.max()) + 1 for part in parts])
+            else:
+                hidden = [reading.forward(1)] * len(parts)  # (1, states, D)
+        states = hidden[-1].detach().requires_grad_()
         scores = reading.chosen(reading.predict(states).log_softmax(dim=-1))
         (by_states,) = torch.autograd.grad(scores.sum(), states)
-        rows, parts = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions))), list[Tensor]()
-        for chosen in positions.split(rows):
-            starts = torch.zeros(len(chosen), *hidden.shape, dtype=hidden.dtype, device=self.device)
-            starts[torch.arange(len(chosen)), 0, chosen] = by_states[0, chosen]
-            (part,) = torch.autograd.grad(hidden, mixed, starts, retain_graph=True, is_grads_batched=True)
-            parts.append(part[:, 0])
-        gradients = torch.cat(parts)
-        if share == 1.0:  # two methods need it
-            self._gradients[share] = gradients
+        found = list[Tensor]()
+        for part, of_part in zip(parts, hidden, strict=True):
+            starts = torch.zeros(len(part), *of_part.shape, dtype=of_part.dtype, device=self.device)
+            starts[torch.arange(len(part)), 0, part] = by_states[0, part]
+            (by_words,) = torch.autograd.grad(of_part, mixed, starts, retain_graph=True, is_grads_batched=True)
+            found.append(by_words[:, 0])
+        gradients = torch.cat(found)
+        if factors is None:  # two methods need it
+            self._gradients = gradients
         return gradients
 
     def rollout(self) -> Weights:

@@ -58,15 +58,15 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         cells = [[form.format(round(factor * value, digits) + 0.0) for value in row] for row in self.values]
         return f"{localized(self.title)}\n{draw_cells(self.rows, self.columns, cells)}"
 
-    def panel(self, least: float, most: float, note: str = "") -> HeatMap:
-        """Return the table as a heat map whose shades span the numbers from `least` to `most`, with a note below."""
+    def panel(self, minimum: float, maximum: float, note: str = "") -> HeatMap:
+        """Return the table as a heat map whose shades span `minimum` to `maximum`, with a note below."""
         return HeatMap(
             title=self.title,
             x_label=note,
             y_label="",
             values=np.array(self.values, dtype=np.float64),
-            least=least,
-            most=most,
+            minimum=minimum,
+            maximum=maximum,
             row_names=self.rows,
             column_names=self.columns,
         )
@@ -141,8 +141,8 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         """Return the tables as heat maps; the darkest shade of layers and that of heads are noted below."""
         panels = []
         for grids in (self.layers, self.heads):
-            most = _largest(grids)
-            panels += [grid.panel(-most, most, f"dark: {most:.2g} nats") for grid in grids]
+            maximum = _largest(grids)
+            panels += [grid.panel(-maximum, maximum, f"dark: {maximum:.2g} nats") for grid in grids]
         return Chart(tuple(panels))
 
 
@@ -544,7 +544,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
         """Return a table with the most probable token of each prediction after each layer, in per cent."""
         cells = [
             [
-                f"{_cut(best.piece)} {100 * best.probability:3.0f}"
+                f"{_cut(best.token)} {100 * best.probability:3.0f}"
                 for best in (layer[row][0] for layer in self.candidates)
             ]
             for row in range(len(self.outputs))

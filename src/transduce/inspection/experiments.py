@@ -21,7 +21,7 @@ from transduce.evaluation.significance import (
     bootstrap_mean_differences,
     chrf_from_counts,
     count_sentences,
-    least_p_value,
+    min_p_value,
     p_value,
     permutation_p_value,
 )
@@ -173,7 +173,7 @@ class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Two-sided p value of the paired bootstrap over sentences, of the means over seeds."""
     p_seeds: float
     """Two-sided p value of the permutation test over runs."""
-    least_p_seeds: float
+    min_p_seeds: float = msgspec.field(name="least_p_seeds")
     """The smallest value that `p_seeds` can have for so many runs."""
     verdict: str
     """The result in a few words."""
@@ -346,7 +346,7 @@ def _difference(
     (result_a, runs_a), (result_b, runs_b) = baseline, other
     values_a, values_b = result_a.values[measure], result_b.values[measure]
     difference = statistics.fmean(values_b) - statistics.fmean(values_a)
-    p_seeds, least = permutation_p_value(values_a, values_b), least_p_value(len(values_a), len(values_b))
+    p_seeds, min_p = permutation_p_value(values_a, values_b), min_p_value(len(values_a), len(values_b))
     sentences: dict[str, float] = {}
     if all(measure in each.counts for each in (*runs_a, *runs_b)):
         counts = [[each.counts[measure] for each in runs] for runs in (runs_a, runs_b)]
@@ -364,7 +364,7 @@ def _difference(
         verdict = "no difference"
     elif p_sentences is not None and p_sentences >= level:
         verdict = "may be due to the sentences"
-    elif least >= level:
+    elif min_p >= level:
         verdict = "too few seeds to tell"
     else:
         verdict = "real" if p_seeds < level else "may be due to the seeds"
@@ -373,7 +373,7 @@ def _difference(
         baseline=result_a.name,
         difference=difference,
         p_seeds=p_seeds,
-        least_p_seeds=least,
+        min_p_seeds=min_p,
         verdict=verdict,
         **sentences,
     )
@@ -391,11 +391,11 @@ def _warnings(
         for each in variants
         if len(each.seeds) < len(experiment.seeds)
     ]
-    if any(each.least_p_seeds >= level for each in differences):
-        needed = next(number for number in range(1, 100) if least_p_value(number, number) < level)
-        least = max(each.least_p_seeds for each in differences)
+    if any(each.min_p_seeds >= level for each in differences):
+        needed = next(number for number in range(1, 100) if min_p_value(number, number) < level)
+        min_p = max(each.min_p_seeds for each in differences)
         warnings.append(
-            f"Too few seeds: the smallest possible p is {least:.2f}, but must be below {level:.3g} for "
+            f"Too few seeds: the smallest possible p is {min_p:.2f}, but must be below {level:.3g} for "
             f"{count_noun(len(differences), 'comparison')}. Train each variant with at least {needed} seeds."
         )
     return warnings

@@ -27,7 +27,7 @@ from transduce.ui_language import column, localized
 EXTRAS = ("fast", "serve", "plot", "hf", "export", "documents", "data", "track")
 """The extras of the package that users install, as in `pip install 'transduce[fast]'`."""
 
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<least>[\d.]+))?.*?extra == ['\"](?P<extra>\w+)['\"]")
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:>=(?P<minimum>[\d.]+))?.*?extra == ['\"](?P<extra>\w+)['\"]")
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _LABEL_COLUMNS = 11
 _WITH_KERNELS = ("x86_64", "amd64")  # processors, as `platform.machine` names them
@@ -223,14 +223,14 @@ def _forecast(machine: Machine) -> BackendChoice:
 
 def _extra_status(extra: str) -> ExtraStatus:
     installed, missing = {}, []
-    for name, least in _packages_of(extra):
+    for name, minimum in _packages_of(extra):
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
             continue
-        if _numbers(version) < _numbers(least):
-            missing.append(f"{name} {least} ({version} is too old)")
+        if _numbers(version) < _numbers(minimum):
+            missing.append(f"{name} {minimum} ({version} is too old)")
         else:
             installed[name] = version
     return ExtraStatus(extra, installed, tuple(missing))
@@ -241,7 +241,7 @@ def _packages_of(extra: str) -> list[tuple[str, str]]:
     matches: Sequence[re.Match[str] | None] = [
         _REQUIREMENT.match(line) for line in importlib.metadata.requires("transduce") or ()
     ]
-    return [(match["name"], match["least"] or "0") for match in matches if match and match["extra"] == extra]
+    return [(match["name"], match["minimum"] or "0") for match in matches if match and match["extra"] == extra]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inference.decoding import Batch, start_search
 from transduce.inference.translator import Translator
@@ -54,11 +55,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     translation: str
-    pieces: tuple[str, ...]
-    piece_log_probabilities: tuple[float, ...]
+    tokens: tuple[str, ...] = msgspec.field(name="pieces")
+    token_log_probabilities: tuple[float, ...] = msgspec.field(name="piece_log_probabilities")
     """Log-probabilities in nats under the changed model: one per token, and one for the end symbol if reached."""
     score: float
     """The log-probability divided by the length penalty."""
+
+    pieces = renamed_attribute("pieces", "tokens")
+    piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -178,7 +182,7 @@ def _token_constraints(
 def _token_id(translator: Translator, token: str) -> int:
     vocabulary = translator.tokenizer.target
     id = vocabulary.id(token)
-    if vocabulary.piece(id) != token:
+    if vocabulary.token(id) != token:
         raise TransduceError(
             f"The vocabulary has no token `{token}`: write it as the vocabulary does (▁ stands for a space)."
         )
@@ -227,7 +231,7 @@ def _outcome(translator: Translator, source: str, hypothesis: Hypothesis) -> Out
     return Outcome(
         source=source,
         translation=vocabulary.decode(hypothesis.ids),
-        pieces=tuple(vocabulary.pieces(hypothesis.ids)),
-        piece_log_probabilities=hypothesis.token_log_probabilities,
+        tokens=tuple(vocabulary.tokens(hypothesis.ids)),
+        token_log_probabilities=hypothesis.token_log_probabilities,
         score=hypothesis.score,
     )

@@ -57,8 +57,8 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     x_label: str
     y_label: str
     values: Numbers
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     row_names: tuple[str, ...] = ()
     """Names of the rows; if empty, rows are numbered from 0."""
     column_names: tuple[str, ...] = ()
@@ -225,7 +225,9 @@ def render_chart(chart: Chart, format: str) -> bytes:
             else:
                 _plot_heat_map(figure, axes, panel, with_bar=len(chart.panels) <= 2)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format))
+        # Square cells may leave much of a single panel's width or height empty.
+        margins = "tight" if len(chart.panels) == 1 and isinstance(chart.panels[0], HeatMap) else None
+        figure.savefig(buffer, format=format, metadata=_metadata_without_date(format), bbox_inches=margins)
     return buffer.getvalue()
 
 
@@ -295,14 +297,14 @@ def _has_short_names(panel: Curves) -> bool:
 
 
 def _plot_heat_map(figure: Any, axes: Any, panel: HeatMap, *, with_bar: bool) -> None:
-    colors = "RdBu_r" if panel.least < 0.0 else "Blues"
+    colors = "RdBu_r" if panel.minimum < 0.0 else "Blues"
     rows, columns = panel.values.shape
     has_few_cells = max(rows, columns) <= _MAX_SQUARES
     picture = axes.imshow(
         panel.values,
         cmap=colors,
-        vmin=panel.least,
-        vmax=panel.most,
+        vmin=panel.minimum,
+        vmax=panel.maximum,
         aspect="equal" if has_few_cells else "auto",
         interpolation="nearest",
     )
@@ -455,7 +457,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
     width = max(_MIN_COLUMNS, columns - margin)
     values, row_step, column_step = _shrink(panel.values, _MAX_ROWS, width)
     cell = max(1, min(2, width // values.shape[1]))
-    share = np.clip((values - panel.least) / (panel.most - panel.least), 0.0, 1.0)
+    share = np.clip((values - panel.minimum) / (panel.maximum - panel.minimum), 0.0, 1.0)
     shades = np.minimum((share * len(_SHADES)).astype(np.int64), len(_SHADES) - 1)
     lines = [panel.title, *_column_header(panel.column_names, margin, cell, column_step)]
     for number, row in enumerate(shades):
@@ -463,7 +465,7 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
         cells = "".join(_SHADES[shade] * cell for shade in row)
         lines.append((" " * (margin - 1 - cell_len(name)) + name + " " + cells).rstrip())
     axes = f"{panel.y_label or localized('rows')} ↓, {panel.x_label or localized('columns')} →"
-    lines.append(axes + localized(f"; {panel.least:g} is light, {panel.most:g} dark"))
+    lines.append(axes + localized(f"; {panel.minimum:g} is light, {panel.maximum:g} dark"))
     return "\n".join(lines)
 
 

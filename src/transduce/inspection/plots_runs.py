@@ -216,8 +216,8 @@ def plot_attention(maps: AttentionMaps, *, kind: AttentionKind | None, layer: in
                 x_label=names[kind] if head + columns_of(heads) >= heads else "",
                 y_label="",
                 values=weights[chosen - 1, head].astype(np.float64),  # (Q, L)
-                least=0.0,
-                most=1.0,
+                minimum=0.0,
+                maximum=1.0,
                 row_names=rows,
                 column_names=columns,
             )
@@ -253,8 +253,8 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
                 x_label="dimension",
                 y_label="position",
                 values=table,
-                least=-1.0,
-                most=1.0,
+                minimum=-1.0,
+                maximum=1.0,
             ),
             Curves(
                 title="Sines of some dimensions",
@@ -291,8 +291,8 @@ def plot_rotation(*, length: int, d_k: int) -> Chart:
                 x_label="position of the key",
                 y_label="position of the query",
                 values=products,
-                least=-1.0,
-                most=1.0,
+                minimum=-1.0,
+                maximum=1.0,
             ),
             Curves(
                 title="Query · key by distance",
@@ -325,8 +325,8 @@ def plot_masks(*, length: int, padding: int) -> Chart:
                 x_label="key (dark: may be attended to)",
                 y_label="query",
                 values=allowed.double().numpy(),
-                least=0.0,
-                most=1.0,
+                minimum=0.0,
+                maximum=1.0,
             )
             for title, allowed in masks.items()
         )

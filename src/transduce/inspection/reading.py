@@ -65,6 +65,11 @@ class Reading:
     """The ids of the tokens that are read: those of the encoder, or of the decoder in a decoder-only model."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
     """Computes the states for other texts as token ids, in place of `ids`; C texts to (C, T, D)."""
+    prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
+    """Computes the states of the first positions only, (1, length, D) for each length, from one encoding of the source.
+
+    None if a state depends on later positions too.
+    """
     marks: frozenset[str] = field(default_factory=frozenset)
     """Special tokens of a model that reads one text, which spell no word of it."""
 
@@ -219,7 +224,7 @@ def _encoder_decoder(
     source = pad([source_ids], config.pad_id, device)  # (1, S)
     inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, device)  # (1, T)
     vocabulary = reader.tokenizer.target
-    targets = tuple(vocabulary.pieces(target_ids))
+    targets = tuple(vocabulary.tokens(target_ids))
 
     def forward(copies: int) -> Tensor:
         memory, mask = model.encode(source.expand(copies, -1))
@@ -229,6 +234,10 @@ def _encoder_decoder(
         memory, mask = model.encode(pad(texts, config.pad_id, device))
         return model.decode(inputs.expand(len(texts), -1), memory, mask)  # type: ignore[no-any-return]
 
+    def prefix_states(lengths: Sequence[int]) -> list[Tensor]:
+        memory, mask = model.encode(source)
+        return [model.decode(inputs[:, :length], memory, mask) for length in lengths]
+
     def finish(x: Tensor) -> Tensor:
         return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
 
@@ -237,17 +246,18 @@ def _encoder_decoder(
         reader=reader,
         text=text,
         answer=answer,
-        source_tokens=tuple(reader.tokenizer.source.pieces(source_ids)),
+        source_tokens=tuple(reader.tokenizer.source.tokens(source_ids)),
         decoder_tokens=("<start>", *targets[:-1]),
         outputs=targets,
         labels=tuple(target_ids),
-        column_name=vocabulary.piece,
+        column_name=vocabulary.token,
         forward=forward,
         finish=finish if hasattr(model, "decoder_norm") else None,
         positions=tuple(range(len(target_ids))),
         head=model.project,
         ids=tuple(source_ids),
         states_of=states_of,
+        prefix_states=prefix_states,
     )
 
 
@@ -293,18 +303,18 @@ def _read_text(generator: Generator, text: str) -> Reading:
         model=model,
         reader=generator,
         text=text,
-        answer=vocabulary.piece(following),
-        decoder_tokens=tuple(vocabulary.pieces(ids)),
-        outputs=tuple(vocabulary.pieces(labels)),
+        answer=vocabulary.token(following),
+        decoder_tokens=tuple(vocabulary.tokens(ids)),
+        outputs=tuple(vocabulary.tokens(labels)),
         labels=tuple(labels),
-        column_name=vocabulary.piece,
+        column_name=vocabulary.token,
         forward=lambda copies: model.decode(inputs.expand(copies, -1)),
         finish=lambda x: model.finish(normalize(model.norm, x, None)),
         positions=tuple(range(len(ids))),
         head=model.project,
         ids=tuple(ids),
         states_of=lambda texts: model.decode(pad(texts, model.config.pad_id, generator.device)),
-        marks=frozenset(vocabulary.pieces([*vocabulary.before, vocabulary.eos_id])),
+        marks=frozenset(vocabulary.tokens([*vocabulary.before, vocabulary.eos_id])),
     )
 
 
@@ -340,8 +350,8 @@ def _read_masked(filler: Filler, text: str) -> Reading:
     labels = _best(model, framed, positions, head) if masked else ids
     filled = dict(zip(positions, labels, strict=True)) if masked else {}
     answer = vocabulary.decode([filled.get(position, id) for position, id in enumerate(framed)][1:-1])
-    names = tuple(vocabulary.pieces(labels))
-    predictions = _Predictions(names, labels, positions, vocabulary.piece, head)
+    names = tuple(vocabulary.tokens(labels))
+    predictions = _Predictions(names, labels, positions, vocabulary.token, head)
     return _encoder_reading(filler, text, answer, framed, predictions)
 
 
@@ -397,7 +407,7 @@ def _encoder_reading(
         text=text,
         answer=answer,
         # A mask replaces the space before it, but is a word of its own.
-        source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.pieces(framed)),
+        source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.tokens(framed)),
         outputs=predictions.outputs,
         labels=tuple(predictions.labels),
         column_name=predictions.column_name,
@@ -407,7 +417,7 @@ def _encoder_reading(
         head=predictions.head,
         ids=tuple(framed),
         states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, model.source_weight.device))[0],
-        marks=frozenset({vocabulary.piece(framed[0]), vocabulary.piece(framed[-1])}),
+        marks=frozenset({vocabulary.token(framed[0]), vocabulary.token(framed[-1])}),
     )
 
 

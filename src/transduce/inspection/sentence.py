@@ -80,7 +80,7 @@ def build_tree(
     closed = {path_with_end(result, vocabulary.eos_id): result for result in finished}
     best = path_with_end(finished[0], vocabulary.eos_id) if finished else ()
     node_numbers: dict[Path, int] = {(): 0}
-    nodes = [TreeNode(parent=-1, piece="", log_probability=0.0, best=True)]
+    nodes = [TreeNode(parent=-1, token="", log_probability=0.0, best=True)]
     for path in all_prefixes([*kept, *closed]):
         if path in node_numbers:
             continue
@@ -89,7 +89,7 @@ def build_tree(
         nodes.append(
             TreeNode(
                 parent=node_numbers[path[:-1]],
-                piece=vocabulary.piece(path[-1]),
+                token=vocabulary.token(path[-1]),
                 log_probability=round(log_probabilities[path], 4),
                 ended=hypothesis is not None and hypothesis.ended,
                 score=None if hypothesis is None else round(hypothesis.score, 4),
@@ -197,8 +197,8 @@ def inspect_sentence(
         inputs = pad([[config.start_id, *target_ids[:-1]]], config.pad_id, translator.device)
         logits = allowed_logits(model, model.decode(inputs, memory, mask))[0]  # (T, V)
     maps = AttentionMaps(
-        source_pieces=tuple(translator.tokenizer.source.pieces(source_ids)),
-        target_pieces=tuple(translator.tokenizer.target.pieces(target_ids)),
+        source_tokens=tuple(translator.tokenizer.source.tokens(source_ids)),
+        target_tokens=tuple(translator.tokenizer.target.tokens(target_ids)),
         encoder=stack_layers(recording.layers("encoder", "self_attention.weights")),
         decoder=stack_layers(recording.layers("decoder", "self_attention.weights")),
         memory=stack_layers(recording.layers("decoder", "memory_attention.weights")),
@@ -214,10 +214,10 @@ def inspect_sentence(
         score=best.score,
         source_language=translator.source_language,
         target_language=translator.target_language,
-        source_pieces=maps.source_pieces,
-        target_pieces=maps.target_pieces,
+        source_tokens=maps.source_tokens,
+        target_tokens=maps.target_tokens,
         beam_size=search.beam_size,
-        steps=_steps(translator.tokenizer.target.piece, logits, target_ids),
+        steps=_steps(translator.tokenizer.target.token, logits, target_ids),
         words=_words(maps),
         encoder=to_bytes(maps.encoder),
         decoder=to_bytes(maps.decoder),
@@ -340,7 +340,7 @@ def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[i
     rows = zip(target_ids, probabilities, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
     return tuple(
         Step(
-            piece=name_of(id),
+            token=name_of(id),
             probability=_rounded(float(row[id])),
             candidates=tuple(
                 Candidate(name_of(candidate), _rounded(value)) for candidate, value in zip(ids, values, strict=True)

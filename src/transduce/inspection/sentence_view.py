@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len
 
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.inspection.attention import WordAttention, page_in_iframe
 from transduce.inspection.page import render_page, render_text_page
@@ -23,18 +24,22 @@ from transduce.ui_language import localized, ui_language
 class Candidate(msgspec.Struct, frozen=True):
     """A possible token at a step, with its probability."""
 
-    piece: str
+    token: str = msgspec.field(name="piece")
     probability: float
+
+    piece = renamed_attribute("piece", "token")
 
 
 class Step(msgspec.Struct, frozen=True):
     """A token of the translation, or the final end symbol, with its probability and the alternatives."""
 
-    piece: str
+    token: str = msgspec.field(name="piece")
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
     candidates: tuple[Candidate, ...]
     """The likeliest tokens at this position, likeliest first."""
+
+    piece = renamed_attribute("piece", "token")
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +47,7 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
     parent: int
     """Index in the list of nodes; -1 for the root, which has no token."""
-    piece: str
+    token: str = msgspec.field(name="piece")
     log_probability: float
     """Log-probability of all tokens up to this one, in nats."""
     ended: bool = False
@@ -51,6 +56,8 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """Score by which a finished hypothesis is ranked: the log-probability divided by the length penalty."""
     best: bool = False
     """True if the node is part of the translation."""
+
+    piece = renamed_attribute("piece", "token")
 
 
 class AttentionBytes(msgspec.Struct, frozen=True):
@@ -91,9 +98,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """The translation's log-probability divided by the length penalty."""
     source_language: str | None
     target_language: str | None
-    source_pieces: tuple[str, ...]
+    source_tokens: tuple[str, ...] = msgspec.field(name="source_pieces")
     """Source tokens with the end symbol."""
-    target_pieces: tuple[str, ...]
+    target_tokens: tuple[str, ...] = msgspec.field(name="target_pieces")
     """Target tokens, with the end symbol if the search reached it."""
     beam_size: int
     steps: tuple[Step, ...]
@@ -112,6 +119,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Contributions by several methods, if they were asked for."""
     label: str = ""
     """The name of the model on a page with several models."""
+
+    source_pieces = renamed_attribute("source_pieces", "source_tokens")
+    target_pieces = renamed_attribute("target_pieces", "target_tokens")
 
     def to_html(self) -> str:
         """Return a self-contained HTML page that shows the inspection without further files or network access."""
@@ -168,14 +178,14 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
         rows, columns = self.words.target_words, self.words.source_words
         table = draw_attention(WordAttention(columns, rows, words))
         if len(columns) > _MAX_COLUMNS:  # such as points in time
-            most = float(words.max(initial=0.0)) or 1.0
+            maximum = float(words.max(initial=0.0)) or 1.0
             panel = HeatMap(
                 title="",
                 x_label=f"{columns[0]} to {columns[-1]}",
                 y_label="",
                 values=words.astype(np.float64),
-                least=0.0,
-                most=most,
+                minimum=0.0,
+                maximum=maximum,
                 row_names=rows,
             )
             table = draw_chart(Chart((panel,)))
@@ -299,15 +309,15 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
 
     `outputs` names what the steps predict, if that is not the tokens themselves: the words that tags belong to.
     """
-    names = [step.piece for step in steps]
+    names = [step.token for step in steps]
     if outputs and any(name not in (output, "") for name, output in zip(names, outputs, strict=True)):
         names = [f"{output}  {name}" for name, output in zip(names, outputs, strict=True)]
     width = max(map(cell_len, names), default=0)
     lines = []
     for name, step in zip(names, steps, strict=True):
-        alternatives = [candidate for candidate in step.candidates if candidate.piece != step.piece][:_MAX_ALTERNATIVES]
+        alternatives = [candidate for candidate in step.candidates if candidate.token != step.token][:_MAX_ALTERNATIVES]
         alternatives_text = "  ".join(
-            f"{candidate.piece} {100 * candidate.probability:.1f}" for candidate in alternatives
+            f"{candidate.token} {100 * candidate.probability:.1f}" for candidate in alternatives
         )
         bar = draw_bar(step.probability, _BAR_CELLS)
         lines.append(

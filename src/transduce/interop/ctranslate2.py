@@ -113,11 +113,11 @@ def write_ctranslate2(
         spec.register_source_vocabulary(_tokens(tokenizer.source))
         spec.register_target_vocabulary(_tokens(target))
         settings = spec.config
-        settings.decoder_start_token = target.piece(model.config.start_id)
+        settings.decoder_start_token = target.token(model.config.start_id)
         # An imported tokenizer may add more special tokens than the end symbol, so callers add them.
         settings.add_source_eos = not isinstance(tokenizer, ImportedTokenizer)
-    settings.unk_token = target.piece(target.unk_id)
-    settings.eos_token = settings.bos_token = target.piece(target.eos_id)
+    settings.unk_token = target.token(target.unk_id)
+    settings.eos_token = settings.bos_token = target.token(target.eos_id)
     settings.layer_norm_epsilon = model.config.norm_epsilon
     spec.validate()
     spec.optimize(quantization=quantization)
@@ -125,7 +125,7 @@ def write_ctranslate2(
 
 
 def _tokens(vocabulary: Vocabulary) -> list[str]:
-    return vocabulary.pieces(range(vocabulary.size))
+    return vocabulary.tokens(range(vocabulary.size))
 
 
 def _specification(model: Transformer) -> Any:
@@ -287,7 +287,7 @@ class CTranslate2Model:
         self._target = _tokens(tokenizer.target)
         self._ids = {token: id for id, token in enumerate(self._target)}
         self._adds_end = not isinstance(tokenizer, ImportedTokenizer)  # as `write_ctranslate2` sets `add_source_eos`
-        self._forced = tokenizer.target.pieces(tokenizer.target.forced)
+        self._forced = tokenizer.target.tokens(tokenizer.target.forced)
         self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
         self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]
 

@@ -138,12 +138,12 @@ def _check_sides(tokenizer: Tokenizer, sources: Sequence[VocabularySource]) -> N
     for name, one, other in (("padding", source.pad_id, target.pad_id), ("the end", source.eos_id, target.eos_id)):
         if one != other:
             raise TransduceError(
-                f"Source and target must give {name} the same id, but {_place(sources[0])} has {one} and "
-                f"{_place(sources[-1])} has {other}: learn or write both with the same special tokens first."
+                f"Source and target must give {name} the same id, but {_source_name(sources[0])} has {one} and "
+                f"{_source_name(sources[-1])} has {other}: learn or write both with the same special tokens first."
             )
 
 
-def _place(source: VocabularySource) -> str:
+def _source_name(source: VocabularySource) -> str:
     return str(source) if isinstance(source, str | Path) else "the list"
 
 
@@ -197,30 +197,30 @@ def _text(content: bytes) -> str | None:
 # --- sentencepiece ---
 
 
-def _with_special_pieces(content: bytes, place: str, notes: list[str]) -> bytes:
+def _with_special_pieces(content: bytes, location: str, notes: list[str]) -> bytes:
     """Return a sentencepiece model with padding and end; a start symbol, which nothing else uses, becomes padding."""
-    vocabulary = Vocabulary(content, name=place)
+    vocabulary = Vocabulary(content, name=location)
     pieces = read_pieces(content)
     ids = {piece.text: id for id, piece in enumerate(pieces)}
     added, replaced = list[Piece](), dict[int, Piece]()
     if vocabulary.eos_id < 0:
         _put_control("</s>", ids, added, replaced)
-        notes.append(f"{place} has no token for the end of a text: </s> was added.")
+        notes.append(f"{location} has no token for the end of a text: </s> was added.")
     if vocabulary.pad_id < 0:
         name, start = padding_name(content), ids.get("<s>")
         if name not in ids and start is not None and pieces[start].type is PieceType.CONTROL:
             replaced[start] = Piece(name, 0.0, PieceType.CONTROL)
-            notes.append(f"{place} has no padding: its start symbol <s>, which nothing else uses, became {name}.")
+            notes.append(f"{location} has no padding: its start symbol <s>, which nothing else uses, became {name}.")
         else:
             _put_control(name, ids, added, replaced)
-            notes.append(f"{place} has no padding: {name} was added.")
+            notes.append(f"{location} has no padding: {name} was added.")
     if not added and not replaced:
         return content
     complete = with_pieces(content, added, replaced)
-    finished = Vocabulary(complete, name=place)
+    finished = Vocabulary(complete, name=location)
     if min(finished.pad_id, finished.eos_id) < 0:
         raise TransduceError(
-            f"{place} names its padding or end in a way that cannot be completed: learn it again with pad_id and "
+            f"{location} names its padding or end in a way that cannot be completed: learn it again with pad_id and "
             "eos_id."
         )
     return complete
@@ -237,7 +237,7 @@ def _put_control(name: str, ids: Mapping[str, int], added: list[Piece], replaced
 # --- lists ---
 
 
-def _numbered(tokens: object, place: str) -> dict[str, int]:
+def _numbered(tokens: object, location: str) -> dict[str, int]:
     """Return the tokens of a list, or of a mapping to ids, with their ids.
 
     Raises:
@@ -248,18 +248,18 @@ def _numbered(tokens: object, place: str) -> dict[str, int]:
         values = ids.values()
         if not ids or len(ids) != len(tokens) or len(set(values)) != len(ids):
             raise TransduceError(
-                f'{place} must map each token to an id of its own: a JSON object such as {{"the": 4}}.'
+                f'{location} must map each token to an id of its own: a JSON object such as {{"the": 4}}.'
             )
         if not 0 <= min(values) <= max(values) < _MAX_SIZE:
-            raise TransduceError(f"{place} has the id {max(values):,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
+            raise TransduceError(f"{location} has the id {max(values):,}, but ids are from 0 to {_MAX_SIZE - 1:,}.")
         numbered = list(ids.items())
     elif isinstance(tokens, Sequence) and not isinstance(tokens, str) and all(isinstance(each, str) for each in tokens):
         numbered = [(token, id) for id, token in enumerate(tokens)]
     else:
-        raise TransduceError(f"{place} must hold tokens, but holds something else: write a token on each line.")
+        raise TransduceError(f"{location} must hold tokens, but holds something else: write a token on each line.")
     found = dict[str, int]()
     for token, id in numbered:
-        where = f"{place}, token {id + 1:,}"
+        where = f"{location}, token {id + 1:,}"
         if token in found:
             raise TransduceError(f"{where}: {token!r} is token {found[token] + 1:,} already: leave it out once.")
         if not token or (token != _LINE_FEED and re.search(r"\s", token)):
@@ -271,13 +271,13 @@ def _numbered(tokens: object, place: str) -> dict[str, int]:
     return found
 
 
-def _of_words(ids: dict[str, int], place: str, notes: list[str]) -> ImportedTokenizer:
-    special, ids = _special_ids(ids, {}, place, notes)
+def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedTokenizer:
+    special, ids = _special_ids(ids, {}, location, notes)
     start = _named(ids, "bos")
     marked = 2 * sum(token.startswith(_SPACE) for token in ids) > len(ids)
     words = len(ids) - len(special) - (start is not None)
     if words < 1:
-        raise TransduceError(f"{place} holds special tokens only, but a vocabulary needs words: check the file.")
+        raise TransduceError(f"{location} holds special tokens only, but a vocabulary needs words: check the file.")
     record = ImportedVocabularyRecord(
         cutting=WordListRecord(marked=marked),
         ids=ids,
@@ -325,7 +325,7 @@ def _named(ids: Mapping[str, int], kind: str) -> int | None:
 
 
 def _special_ids(
-    ids: dict[str, int], configured: Mapping[str, str], place: str, notes: list[str]
+    ids: dict[str, int], configured: Mapping[str, str], location: str, notes: list[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the ids of padding, end and unknown, and all ids; missing tokens get the next ids."""
     special, ids = dict[str, int](), dict(ids)
@@ -333,7 +333,7 @@ def _special_ids(
         id = ids.get(configured.get(kind, ""), _named(ids, kind))
         if id is None:
             id = ids[name] = max(ids.values(), default=-1) + 1
-            notes.append(f"{place} has no token for {_MEANINGS[kind]}: {name} was added.")
+            notes.append(f"{location} has no token for {_MEANINGS[kind]}: {name} was added.")
         special[kind] = id
     return special, ids
 
@@ -351,35 +351,35 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
     return ImportedTokenizer(msgspec.structs.replace(record, source=source, target=record.target or record.source))
 
 
-def learn_words(sides: Sequence[Iterable[str]], size: int, *, least: int, symbols: Sequence[str] = ()) -> Tokenizer:
+def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, symbols: Sequence[str] = ()) -> Tokenizer:
     """Learn a vocabulary of whole words from the texts of both sides together, or of each side.
 
     Args:
         sides: the texts of each vocabulary: one or two.
         size: the largest number of tokens of a vocabulary.
-        least: how often a word must occur.
+        min_count: how often a word must occur.
         symbols: tokens that are never split.
 
     Raises:
         TransduceError: no word is frequent enough.
     """
-    records = [_learn_words(texts, size, least, symbols) for texts in sides]
+    records = [_learn_words(texts, size, min_count, symbols) for texts in sides]
     target = records[1] if len(records) > 1 else None
     return ImportedTokenizer(ImportedTokenizerRecord(source=records[0], target=target))
 
 
-def _learn_words(texts: Iterable[str], size: int, least: int, symbols: Sequence[str]) -> ImportedVocabularyRecord:
+def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Sequence[str]) -> ImportedVocabularyRecord:
     splitter, counts = WordSplitter([Symbol(each) for each in symbols], marked=True), Counter[str]()
     for text in texts:
         counts.update(splitter.split(text))
     special: list[str | None] = [None, None, None]
     special[PAD_ID], special[EOS_ID], special[UNK_ID] = "<pad>", "</s>", "<unk>"
     first = [*special, *symbols, _SPACE]
-    counts = Counter({word: count for word, count in counts.items() if word not in first and count >= least})
+    counts = Counter({word: count for word, count in counts.items() if word not in first and count >= min_count})
     words = sorted(counts, key=lambda word: (-counts[word], word))[: max(0, size - len(first))]
     if not words:
         raise TransduceError(
-            f"A vocabulary of {size} words is learned from words that occur at least {least} times, but there are "
+            f"A vocabulary of {size} words is learned from words that occur at least {min_count} times, but there are "
             "none: use more text, a larger `tokenizer.vocabulary_size`, or `tokenizer.kind` = bpe."
         )
     ids = {str(token): id for id, token in enumerate([*first, *words])}
@@ -516,7 +516,7 @@ def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
     space = base.id(_SPACE)
     rows = []
     for id in range(base.size, vocabulary.size):
-        ids = base.encode(vocabulary.piece(id).replace(_LINE_FEED, " "))
+        ids = base.encode(vocabulary.token(id).replace(_LINE_FEED, " "))
         without = ids[1:] if ids[:1] == [space] else ids
         rows.append(without or [space])
     return rows

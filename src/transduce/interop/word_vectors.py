@@ -168,7 +168,7 @@ def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):
-        token = vocabulary.piece(row)
+        token = vocabulary.token(row)
         word = token.removeprefix(_SPACE)
         for order, spelling in enumerate(dict.fromkeys((token, word, word.lower()))):
             if spelling:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_Quantizable = TypeVar("_Quantizable", Transformer, Decoder, Encoder)
+_Quantizable = TypeVar("_Quantizable", bound=InferenceModel)
 _MIN_LLVMLITE = (0, 50)
 _MIN_CAPABILITY = (8, 0)  # compute capability of NVIDIA's Ampere, the first with bfloat16
 _COPY_SHARE = 4  # an inference copy takes at most this part of the memory: the model is there as well
@@ -142,7 +142,9 @@ def outline_quantized(model: nn.Module) -> PackedModel | None:
     """
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
-        return PackedModel(quantize(model), originals) if isinstance(model, InferenceModel) else None
+        return (
+            PackedModel(cast(AnyPrepacked, quantize(model)), originals) if isinstance(model, InferenceModel) else None
+        )
     except TransduceError:
         return None
 

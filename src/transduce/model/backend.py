@@ -681,8 +681,8 @@ class BatchSearch(Protocol):
 class JoinableSearch(BatchSearch, Protocol):
     """A batch search that the sentences of another search may join when some of its own are finished."""
 
-    def advance(self, steps: int, *, least: int = 0) -> None:
-        """Take at most `steps` steps; the search stops earlier when at most `least` sentences are unfinished."""
+    def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
+        """Take at most `steps` steps, or fewer if at most `max_unfinished` sentences are unfinished."""
 
     @property
     def own_lengths(self) -> list[int]:

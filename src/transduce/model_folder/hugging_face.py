@@ -12,8 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_families import FAMILIES, check_config, import_generation, start_id
-from transduce.interop.hugging_face.import_settings import ConfigReader, Settings
+from transduce.interop.hugging_face.import_settings import (
+    FAMILIES,
+    ConfigReader,
+    Settings,
+    check_config,
+    import_generation,
+    start_id,
+)
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
@@ -164,9 +170,9 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
     config = _config(folder)
     settings = _settings(folder, config)
     is_short = settings.get("positions") == "learned" and settings["max_positions"] <= _SHORT_TABLE
-    greatest = settings["max_positions"] if is_short else None
+    max_positions = settings["max_positions"] if is_short else None
     generation = _optional_json(folder, "generation_config.json")
-    return import_generation(generation, config, str(folder), greatest=greatest)
+    return import_generation(generation, config, str(folder), max_positions=max_positions)
 
 
 def refuse_adapter(folder: Path) -> None:

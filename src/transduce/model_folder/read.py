@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transduce.acceleration import outline_quantized
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import StoredParameter, places, redundant_names
+from transduce.interop.hugging_face.export import StoredParameter, redundant_names, stored_parameters
 from transduce.interop.hugging_face.import_settings import check_sizes
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
@@ -493,7 +493,7 @@ def _read_weights(
         names: the names of those to return.
     """
     path, present = file.path, set(file.entries)
-    locations = places(outline, config, present)
+    locations = stored_parameters(outline, config, present)
     missing = [part for location in locations.values() for part in location.names if part not in present]
     expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
     if missing or present - expected:

@@ -155,9 +155,9 @@ class Completions:
         disconnected: asyncio.Future[None],
         report: Report | None,
     ) -> Completion:
-        most = self.service.settings.max_alternatives + 1
-        if request.choices > most:
-            raise invalid_request(f"`n` must be at most {most}, but is {request.choices}")
+        max_choices = self.service.settings.max_alternatives + 1
+        if request.choices > max_choices:
+            raise invalid_request(f"`n` must be at most {max_choices}, but is {request.choices}")
         if request.with_tokens and request.choices > 1:
             raise invalid_request("`logprobs` are known for one translation only: leave `n` out")
         routes = self.service.routes

@@ -87,7 +87,7 @@ class LibreTranslateHandlers:
             format=message.format or "text",
             alternatives=max(0, message.alternatives or 0),
             timeout_seconds=message.timeout,
-            quality_warnings=message.doubts,
+            quality_warnings=message.quality_warnings or message.doubts,
             glossary=_glossary(message),
         )
         disconnected = watch_disconnect(request)
@@ -111,11 +111,13 @@ class LibreTranslateHandlers:
             translation_request, disconnected, None if latest is None else latest.put
         )
         is_list = not isinstance(message.q, str)
+        found = _quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET
         return TranslateResponse(
             translated_text=[answer.text for answer in answers] if is_list else answers[0].text,
             detected_language=_detected_languages(answers, self.service.routes, is_list=is_list),
             alternatives=_alternatives(answers, is_list=is_list) if translation_request.alternatives else UNSET,
-            doubts=_quality_warnings(answers, is_list=is_list) if translation_request.quality_warnings else UNSET,
+            quality_warnings=found if message.quality_warnings else UNSET,
+            doubts=found if message.doubts else UNSET,
             warnings=language_warnings(answers) or UNSET,
         )
 

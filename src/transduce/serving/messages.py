@@ -1,7 +1,7 @@
 """Typed messages of the LibreTranslate, OpenAI and inspection APIs, from which the OpenAPI document is generated.
 
-LibreTranslate's field names are those of its version 1.9. `stream`, `timeout`, `doubts` and `glossary` are extensions
-that its clients do not send.
+LibreTranslate's field names are those of its version 1.9. `stream`, `timeout`, `quality_warnings` and `glossary` are
+extensions that its clients do not send.
 """
 
 import math
@@ -44,7 +44,10 @@ class TranslateRequest(msgspec.Struct, kw_only=True, frozen=True):
         bool, Meta(description="Answer with server-sent events: `progress` with the final text so far, then `result`.")
     ] = False
     timeout: Annotated[Seconds, Meta(description="Give up after this number of seconds.")] | None = None
-    doubts: Annotated[bool, Meta(description="Return quality warnings for each translation.")] = False
+    quality_warnings: Annotated[bool, Meta(description="Return quality warnings for each translation.")] = False
+    doubts: Annotated[
+        bool, Meta(description="The old name of `quality_warnings`, until version 0.3; they return as `doubts`.")
+    ] = False
     glossary: (
         Annotated[
             dict[str, str | list[str]],
@@ -73,8 +76,10 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     """Set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
     """Set if the request asked for some; best first, without duplicates."""
-    doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
+    quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
+    doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
+    """Quality warnings, set if the request asked for them by their old name."""
     warnings: list[str] | UnsetType = UNSET
     """Texts that seem not to be in the language that the request names; unset if there are none."""
 

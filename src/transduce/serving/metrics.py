@@ -6,11 +6,13 @@ Names, types and units follow Prometheus' conventions: seconds as the unit, and 
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# The old name of the metric is shown too until version 0.3.
+_SOURCE_TOKENS, _OLD_SOURCE_TOKENS = "transduce_source_tokens", "transduce_source_pieces"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SENTENCES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
@@ -28,7 +30,7 @@ class Metrics:
         self.batch_seconds = self._histogram("transduce_batch_seconds", "Decoding of a batch.", _SECONDS)
         self.batch_sentences = self._histogram("transduce_batch_sentences", "Sentences in a batch.", _SENTENCES)
         self.steps = self._counter("transduce_decoding_steps_total", "Steps of the search, each of a whole batch.")
-        self.source_tokens = self._counter("transduce_source_pieces_total", "Source tokens decoded.")
+        self.source_tokens = self._counter("transduce_source_tokens_total", "Source tokens decoded.")
         self.characters = self._counter("transduce_characters_total", "Characters of text accepted for translation.")
         self.disconnects = self._counter("transduce_disconnects_total", "Requests whose client left before the answer.")
 
@@ -63,5 +65,7 @@ class _Page(Collector):
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+            if metric.name == _SOURCE_TOKENS:
+                yield CounterMetricFamily(_OLD_SOURCE_TOKENS, metric.documentation, metric.samples[0].value)
         for name, (description, value) in self._gauges.items():
             yield GaugeMetricFamily(name, description, value)

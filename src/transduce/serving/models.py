@@ -104,7 +104,7 @@ class ServedModel:
             return self.translator.translate(
                 sentences,
                 search,
-                places=indices,
+                indices=indices,
                 observer=observer,
                 glossary=glossary,
                 text_settings=text_settings,

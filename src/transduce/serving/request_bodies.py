@@ -288,9 +288,9 @@ async def _collect(chunks: AsyncIterator[bytes], decoder: "Decoder", announced: 
     return bytes(body)
 
 
-def body_too_large_error(most: int) -> RequestError:
-    """Return the error for a body with more than `most` bytes."""
-    return RequestError(413, f"The request's body must have at most {most:,} bytes, also when it is uncompressed.")
+def body_too_large_error(max_bytes: int) -> RequestError:
+    """Return the error for a body with more than `max_bytes` bytes."""
+    return RequestError(413, f"The request's body must have at most {max_bytes:,} bytes, also when it is uncompressed.")
 
 
 async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
@@ -315,8 +315,8 @@ def _content_length(headers: Mapping[str, str]) -> int:
 class Decoder:
     """A decoder that returns an uncompressed body unchanged; subclasses decompress."""
 
-    def decode(self, chunk: bytes, most: int) -> bytes:  # noqa: ARG002
-        """Return the decoded bytes of a chunk; subclasses stop after about `most` bytes."""
+    def decode(self, chunk: bytes, max_bytes: int) -> bytes:  # noqa: ARG002
+        """Return the decoded bytes of a chunk; subclasses stop after about `max_bytes` bytes."""
         return chunk
 
     def finish(self) -> None:
@@ -330,12 +330,12 @@ class Inflater(Decoder):
         self.name = name
         self._zlib = zlib.decompressobj(_WINDOW_BITS[name])
 
-    def decode(self, chunk: bytes, most: int) -> bytes:
-        """Return at most `most` decompressed bytes of a chunk, and leave the rest undecoded."""
-        if most <= 0:
+    def decode(self, chunk: bytes, max_bytes: int) -> bytes:
+        """Return at most `max_bytes` decompressed bytes of a chunk, and leave the rest undecoded."""
+        if max_bytes <= 0:
             return b""
         try:
-            return self._zlib.decompress(chunk, most)
+            return self._zlib.decompress(chunk, max_bytes)
         except zlib.error:
             raise RequestError(400, f"The request's body is not {self.name}, as its header says.") from None
 

@@ -123,10 +123,10 @@ class DocumentTranslation:
                 " ".join(texts), target, self._service.detector
             ).language
         translations: list[str] = []
-        most = self._service.settings.max_texts
-        for start in range(0, len(texts), most):
+        max_texts = self._service.settings.max_texts
+        for start in range(0, len(texts), max_texts):
             request = TranslationRequest(
-                texts=list(texts[start : start + most]),
+                texts=list(texts[start : start + max_texts]),
                 source=self._source,
                 target=self.order.target,
                 format="text" if kind == "text" else "html",

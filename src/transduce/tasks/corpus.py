@@ -316,7 +316,7 @@ def prepare_corpus(
             workers=choose_workers(size.pairs),
             report_progress=bar,
         )
-    for line in prepared.filters.lines(text.files.thing):
+    for line in prepared.filters.lines(text.files.noun):
         display.say(line)
     if text.dev is not None and (notice := overlap_notice(text.files, text.dev)) is not None:
         display.say(notice)
@@ -378,7 +378,7 @@ def use_prepared_corpus(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     write_file(folder / _CARD_COPY, (corpus.folder / CORPUS_CARD_NAME).read_bytes())
-    for line in corpus.filters.lines(text.files.thing):
+    for line in corpus.filters.lines(text.files.noun):
         display.say(line)
     text = msgspec.structs.replace(text, filters=card.filters)  # applies to the dev set, too
     result = _task_corpus(folder, with_files.data, text, tokenizer, tokenizer_settings_of(tokenizer), corpus)

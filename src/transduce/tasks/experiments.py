@@ -105,8 +105,8 @@ def read_experiment(path: str | Path) -> ExperimentSettings:
     return make_experiment(content, str(path))
 
 
-def make_experiment(content: Mapping[str, Any], place: str = "The experiment") -> ExperimentSettings:
-    """Return the experiment that nested tables describe; `place` names them in messages.
+def make_experiment(content: Mapping[str, Any], location: str = "The experiment") -> ExperimentSettings:
+    """Return the experiment that nested tables describe; `location` names them in messages.
 
     Raises:
         TransduceError: a setting is wrong.
@@ -118,8 +118,8 @@ def make_experiment(content: Mapping[str, Any], place: str = "The experiment") -
         return msgspec.convert(content, ExperimentSettings)
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, TransduceError):
-            raise TransduceError(f"{place}: {error.__cause__}") from None
-        raise TransduceError(f"{place} is not an experiment: {error}.") from error
+            raise TransduceError(f"{location}: {error.__cause__}") from None
+        raise TransduceError(f"{location} is not an experiment: {error}.") from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:

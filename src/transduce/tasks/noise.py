@@ -97,11 +97,11 @@ def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[in
     return lengths
 
 
-def _partition(taken: int, mean: float, most: int, generator: np.random.Generator) -> list[int]:
-    """Partition `taken` tokens into at most `most` spans of about `mean` tokens, at least one each, as in T5."""
+def _partition(taken: int, mean: float, max_parts: int, generator: np.random.Generator) -> list[int]:
+    """Partition `taken` tokens into at most `max_parts` spans of about `mean` tokens, at least one each, as in T5."""
     if not taken:
         return []
-    count = min(max(1, round(taken / mean)), most)
+    count = min(max(1, round(taken / mean)), max_parts)
     cuts = np.sort(generator.permutation(taken - 1)[: count - 1]) + 1
     return [int(length) for length in np.diff(np.concatenate(([0], cuts, [taken])))]
 

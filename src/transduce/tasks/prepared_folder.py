@@ -14,7 +14,7 @@ from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer,
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.tasks.settings.structs import VocabularySettings
 from transduce.text.corpus import CorpusFiles
-from transduce.text.filters import FilterSettings
+from transduce.text.filters import FilterSettings, with_current_names
 from transduce.text.protected import PLACEHOLDER_TOKENS
 from transduce.text.sentencepiece_model import (
     PieceType,
@@ -164,7 +164,7 @@ def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
 def _read_card(folder: Path) -> PreparedCard:
     path = folder / PREPARED_NAME
     try:
-        card = msgspec.json.decode(path.read_bytes(), type=PreparedCard)
+        card = msgspec.json.decode(with_current_names(path.read_bytes()), type=PreparedCard)
     except (FileNotFoundError, NotADirectoryError):
         raise TransduceError(_not_prepared(folder)) from None
     except msgspec.DecodeError as error:

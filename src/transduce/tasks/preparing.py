@@ -250,7 +250,7 @@ def prepare_corpus_folder(request: PrepareRequest) -> PreparationReport:
                 report_progress=bar,
             )
         write_prepared_card(partial, PreparedCard(files=task.files, filters=text.filters, task=task.kind.name))
-        return _report(request.out, tokenizer, corpus, started_at, display, text.files.thing)
+        return _report(request.out, tokenizer, corpus, started_at, display, text.files.noun)
 
 
 def prepare_shard(request: PrepareRequest) -> ShardReport:
@@ -328,7 +328,7 @@ def merge_shards(shards: Sequence[str | Path], out: str | Path) -> PreparationRe
         card = PreparedCard(files=request.files, filters=request.filters, task=request.task)
         write_prepared_card(partial, card)
         corpus = PreparedCorpus.open(partial / CORPUS_FOLDER, tokenizer)
-        return _report(out, tokenizer, corpus, started_at, display, request.files.thing)
+        return _report(out, tokenizer, corpus, started_at, display, request.files.noun)
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -428,9 +428,9 @@ def _parts_of(shard: Path) -> list[Path]:
 
 
 def _report(
-    out: Path, tokenizer: Tokenizer, corpus: PreparedCorpus, started_at: float, display: ProgressDisplay, thing: str
+    out: Path, tokenizer: Tokenizer, corpus: PreparedCorpus, started_at: float, display: ProgressDisplay, noun: str
 ) -> PreparationReport:
-    for line in corpus.filters.lines(thing):
+    for line in corpus.filters.lines(noun):
         display.say(line)
     statistics, elapsed_seconds = corpus.statistics, time.monotonic() - started_at
     return PreparationReport(

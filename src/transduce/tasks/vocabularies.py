@@ -62,10 +62,10 @@ def learn_tokenizer(
         tokenizer_settings, vocabulary_size=tokenizer_settings.vocabulary_size + num_special, user_symbols=marks
     )
     folder.mkdir(parents=True, exist_ok=True)
-    most = MAX_TRAINING_LINES // (2 if tokenizer_settings.joint else 1)
+    max_lines = MAX_TRAINING_LINES // (2 if tokenizer_settings.joint else 1)
     sample = folder / ".sample.jsonl"
     try:
-        text = write_sample(files, size.pairs, most, sample) if size.pairs > most else files
+        text = write_sample(files, size.pairs, max_lines, sample) if size.pairs > max_lines else files
         read = partial(_vocabulary_text, text, settings.tokenizer.text, settings.data.noise)
         tokenizer = (
             _learn_words(read, tokenizer_settings)
@@ -97,21 +97,21 @@ def _adopt_vocabulary(
             "`tokenizer.text` is for a vocabulary that is learned, but `tokenizer.vocabulary` names one: leave one of "
             "them out."
         )
-    place = " and ".join(specified.vocabulary)
+    name = " and ".join(specified.vocabulary)
     marks = (*marks, *PLACEHOLDER_TOKENS[: specified.placeholders or 0])
     symbols = dict.fromkeys((*marks, *specified.symbols))
     tokenizer, notes = open_vocabulary(specified.vocabulary, symbols=tuple(symbols), nfc=specified.nfc)
     for note in notes:
         display.say(note)
-    check_vocabulary(specified, tokenizer, place)
+    check_vocabulary(specified, tokenizer, name)
     size = specified.vocabulary_size
     if size not in (None, tokenizer.source.size):
         raise TransduceError(
-            f"`tokenizer.vocabulary_size` is {size:,}, but {place} has {tokenizer.source.size:,} tokens: leave it out."
+            f"`tokenizer.vocabulary_size` is {size:,}, but {name} has {tokenizer.source.size:,} tokens: leave it out."
         )
     sizes = dict.fromkeys((tokenizer.source.size, tokenizer.target.size))
-    display.say(f"The vocabulary of {place} has {' and '.join(f'{each:,}' for each in sizes)} tokens.")
-    for line in vocabulary_notices(tokenizer, files, place, both=True, remedy="check that the texts are of its form"):
+    display.say(f"The vocabulary of {name} has {' and '.join(f'{each:,}' for each in sizes)} tokens.")
+    for line in vocabulary_notices(tokenizer, files, name, both=True, remedy="check that the texts are of its form"):
         display.say(line)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
@@ -134,7 +134,7 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
     symbols = (*settings.user_symbols, *("\n" for _ in range(settings.line_feeds)))
     sides = [chain(sources, targets)] if settings.joint else [sources, targets]
     decodable = [filter(is_decodable, side) for side in sides]
-    return learn_words(decodable, settings.vocabulary_size, least=_LEAST_OCCURRENCES, symbols=symbols)
+    return learn_words(decodable, settings.vocabulary_size, min_count=_LEAST_OCCURRENCES, symbols=symbols)
 
 
 def extend_base_tokenizer(

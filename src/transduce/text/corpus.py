@@ -90,7 +90,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.source == self.target
 
     @property
-    def thing(self) -> str:
+    def noun(self) -> str:
         """The noun for one example in messages: "line" for text alone, otherwise "pair"."""
         return "line" if self.is_text_alone else "pair"
 

@@ -22,9 +22,9 @@ from transduce.errors import TransduceError
 # --- counts with nouns ---
 
 
-def count_noun(count: int, thing: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     """Return a count with its noun in the right number: "1 line", "2,000 lines"."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 # --- lines of a file ---
@@ -151,19 +151,19 @@ class LineBlocks:
     def __exit__(self, *failure: object) -> None:
         self._exit.close()
 
-    def read(self, most: int) -> list[str]:
+    def read(self, max_lines: int) -> list[str]:
         """Return the next ``most`` lines of the file, or all that are left."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
-            raw_lines.extend(islice(self._stream, most))
+            raw_lines.extend(islice(self._stream, max_lines))
         self._add_to_checksum(raw_lines)
         return self._decoder.decode_block(raw_lines)
 
-    def skip(self, most: int) -> int:
+    def skip(self, max_lines: int) -> int:
         """Skip up to ``most`` lines of the file without decoding them, and return their number."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
-            raw_lines.extend(islice(self._stream, most))
+            raw_lines.extend(islice(self._stream, max_lines))
         self._add_to_checksum(raw_lines)
         self._decoder.skip(raw_lines)
         return len(raw_lines)

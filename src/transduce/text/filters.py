@@ -14,7 +14,7 @@ EMPTY = "empty side"
 CONTROL = "control characters"
 IDENTICAL = "source and target identical"
 DUPLICATE = "duplicate of an earlier pair"
-TOO_LONG = "too many pieces"
+TOO_LONG = "too many tokens"
 RATIO = "lengths too unequal"
 NO_PAIR = "line without two columns"
 HEADER_LINE = "header"
@@ -39,16 +39,24 @@ REASONS = (
 _CONTROL = re.compile("[\x00-\x08\n\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 _CONTROL_BUT_LINE_FEEDS = re.compile(_CONTROL.pattern.replace("\n", ""))
 
+# Names that version 0.1 wrote into prepared corpora.
+_OLD_TOO_LONG, _OLD_MAX_TOKENS = "too many pieces", b'"max_pieces":'
+
 # Tokens by which short sentences may exceed the ratio: one token may face nine.
 _RATIO_SLACK_TOKENS = 5
 # If a greater share of pairs is dropped because of a held-out source, the report suggests a remedy.
 _MANY_HELD_OUT = 0.05
 
 
+def with_current_names(content: bytes) -> bytes:
+    """Return the JSON of a prepared corpus with the setting that version 0.1 called `max_pieces` as `max_tokens`."""
+    return content.replace(_OLD_MAX_TOKENS, b'"max_tokens":')
+
+
 class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of which pairs are dropped. Pairs with control characters or invalid UTF-8 always are."""
 
-    max_pieces: int = 256
+    max_tokens: int = 256
     """Maximum length of each side in tokens, without the end symbol. The trained model splits longer sources."""
     max_length_ratio: float = 4.0
     """The longer side may have at most this many times the tokens of the shorter one, plus 5."""
@@ -62,8 +70,8 @@ class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """
 
     def __post_init__(self) -> None:
-        if self.max_pieces < 1:
-            raise TransduceError(f"`data.filters.max_pieces` must be at least 1, but is {self.max_pieces}.")
+        if self.max_tokens < 1:
+            raise TransduceError(f"`data.filters.max_tokens` must be at least 1, but is {self.max_tokens}.")
         if not self.max_length_ratio >= 1.0:
             raise TransduceError(f"`data.filters.max_length_ratio` must be at least 1, but is {self.max_length_ratio}.")
 
@@ -84,10 +92,19 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     byte_order_marks: int = 0
     """Byte order marks removed at file starts."""
 
-    def lines(self, thing: str = "pair") -> list[str]:
-        """Return the report as lines of text; `thing` is the word for what was counted."""
+    def __post_init__(self) -> None:
+        if _OLD_TOO_LONG in self.dropped:
+            self.dropped = {
+                TOO_LONG if reason == _OLD_TOO_LONG else reason: count for reason, count in self.dropped.items()
+            }
+            self.examples = {
+                TOO_LONG if reason == _OLD_TOO_LONG else reason: example for reason, example in self.examples.items()
+            }
+
+    def lines(self, noun: str = "pair") -> list[str]:
+        """Return the report as lines of text; `noun` is the word for what was counted."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
-        lines = [f"{count_noun(self.read, thing)} read, {self.kept:,} kept{held_out}"]
+        lines = [f"{count_noun(self.read, noun)} read, {self.kept:,} kept{held_out}"]
         lines += [
             f"{count:,} dropped: {reason} (first: {self.examples[reason]})"
             for reason, count in self.dropped.items()
@@ -129,7 +146,7 @@ class PairFilter:
     def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:
         """Return the reason to drop a pair because of its numbers of tokens without the end symbol, or None."""
         shorter, longer = sorted((source_tokens, target_tokens))
-        if longer > self.settings.max_pieces:
+        if longer > self.settings.max_tokens:
             return TOO_LONG
         return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_TOKENS else None
 

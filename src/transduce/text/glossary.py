@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import is_word_character, unspaced_characters
@@ -62,8 +63,10 @@ class Term(msgspec.Struct, frozen=True):
     """
     targets: tuple[str, ...]
     """The permitted translations, such as forms of a word."""
-    place: str = ""
+    location: str = ""
     """The file and line that defined the term, for error messages."""
+
+    place = renamed_attribute("place", "location")
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -88,7 +91,7 @@ class Glossary:
         for term in terms:
             source, targets = normalize_for_comparison(term.source), tuple(map(normalize_for_comparison, term.targets))
             if not source or not targets or not all(targets):
-                where = f"{term.place}: " if term.place else ""
+                where = f"{term.location}: " if term.location else ""
                 raise TransduceError(
                     f"{where}A term needs a text for the source and at least one for the translation, but one of "
                     f"{term.source!r} and {list(term.targets)!r} is empty: "
@@ -96,7 +99,9 @@ class Glossary:
                 )
             earlier = self._terms.get(source)
             combined = targets if earlier is None else (*earlier.targets, *targets)
-            self._terms[source] = Term(source, tuple(dict.fromkeys(combined)), earlier.place if earlier else term.place)
+            self._terms[source] = Term(
+                source, tuple(dict.fromkeys(combined)), earlier.location if earlier else term.location
+            )
         # The lengths of the terms by first character, which are looked up at each position of a text.
         lengths: dict[str, set[int]] = {}
         for source in self._terms:
@@ -117,17 +122,17 @@ class Glossary:
         Matching goes from left to right, prefers the longest term, and finds no term within another. In scripts with
         spaces, terms match whole words.
         """
-        return list({term.source: term for _, _, term in self.places(normalize_for_comparison(text))}.values())
+        return list({term.source: term for _, _, term in self.occurrences(normalize_for_comparison(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
         """Return a copy of a text from which all occurrences of a term are removed."""
         text, rest, before = normalize_for_comparison(text), "", 0
-        for start, end, match in self.places(text):
+        for start, end, match in self.occurrences(text):
             if match == term:
                 rest, before = rest + text[before:start], end
         return normalize_for_comparison(rest + text[before:])
 
-    def places(self, text: str) -> Iterator[tuple[int, int, Term]]:
+    def occurrences(self, text: str) -> Iterator[tuple[int, int, Term]]:
         """Yield start, end and term of each glossary match in a text that is normalized for comparison."""
         start = 0
         while start < len(text):
@@ -135,6 +140,8 @@ class Glossary:
             if term is not None:
                 yield start, start + length, term
             start += length
+
+    places = renamed_attribute("places", "occurrences")
 
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
         """Return the longest term at a position of a text and its length; None and 1 if there is no term."""

@@ -218,7 +218,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
             )
         columns.report(keys)
         columns.check_more(names, path)
-        places = [names.index(key) for key in keys]
+        indices = [names.index(key) for key in keys]
         rows = csv.reader(text, delimiter=delimiter, quoting=quoting, strict=True)
         try:
             for row in filter(None, rows):
@@ -228,7 +228,7 @@ def _read_csv(path: str, columns: Columns, delimiter: str | None) -> Iterator[Pa
                         f"has {len(row)}: fix it."
                     )
                 more = columns.more(dict(zip(names, row, strict=True)), f"{path}:{rows.line_num + 1}")
-                yield PairRow(row[places[0]], row[places[1]], more)
+                yield PairRow(row[indices[0]], row[indices[1]], more)
         except (csv.Error, UnicodeDecodeError) as error:
             raise TransduceError(
                 f"{path}:{rows.line_num + 1}: this is no table in UTF-8 with the delimiter {delimiter!r} ({error}): "

@@ -379,11 +379,13 @@ def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float
         large_lines += is_in_large_script(line)
     by_character = settings.kind == "character"
     large = not by_character and 4 * large_lines > num_lines  # one side of two suffices in a joint vocabulary
-    most = max(1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // (1 if by_character else 2))
-    if len(counts) <= most:
+    max_characters = max(
+        1, (settings.vocabulary_size - _NUM_BYTES * settings.byte_fallback) // (1 if by_character else 2)
+    )
+    if len(counts) <= max_characters:
         return _LARGE_SCRIPT_COVERAGE if large else 1.0
     frequencies = sorted(counts.values(), reverse=True)
-    fitting = sum(frequencies[:most]) / sum(frequencies)
+    fitting = sum(frequencies[:max_characters]) / sum(frequencies)
     return max(_MIN_COVERAGE, min(fitting, _LARGE_SCRIPT_COVERAGE) if large else fitting)
 
 

@@ -550,11 +550,11 @@ def find_lost_sentences(source: str, translation: str) -> tuple[int, int] | None
     """
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():
         return None
-    least = _min_sentences(source)
-    if least < 2:
+    minimum = _min_sentences(source)
+    if minimum < 2:
         return None
-    most = _max_sentences(translation)
-    return (least, most) if most < least else None
+    maximum = _max_sentences(translation)
+    return (minimum, maximum) if maximum < minimum else None
 
 
 def _min_sentences(text: str) -> int:

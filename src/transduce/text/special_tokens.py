@@ -157,7 +157,7 @@ def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
     """
     mask, space = vocabulary.id(vocabulary.special_token_names[2]), vocabulary.id("▁")
     ids = vocabulary.encode(text)
-    if vocabulary.piece(space) != "▁":  # no such token: the id is that of the unknown token
+    if vocabulary.token(space) != "▁":  # no such token: the id is that of the unknown token
         return ids
     return [id for id, after in zip_longest(ids, ids[1:]) if not (id == space and after == mask)]
 

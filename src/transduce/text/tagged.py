@@ -198,7 +198,7 @@ def _read_json_lines(path: str | Path, columns: Sequence[str] | None, *, needs_t
 
 
 def _texts_of(
-    record: Mapping[str, object], names: Sequence[str], place: str, *, is_required: bool = True
+    record: Mapping[str, object], names: Sequence[str], location: str, *, is_required: bool = True
 ) -> tuple[str, ...]:
     name = next((name for name in names if name in record), None)
     if name is None and not is_required:
@@ -206,21 +206,21 @@ def _texts_of(
     value = None if name is None else record[name]
     if not isinstance(value, list) or not all(isinstance(each, str) and each.strip() for each in value):
         raise TransduceError(
-            f"{place}: An object needs lists of texts `{names[0] if names else 'tags'}`, but has {name or 'none'}"
+            f"{location}: An object needs lists of texts `{names[0] if names else 'tags'}`, but has {name or 'none'}"
             f"{f' = {value!r:.60}' if name else ''}: write words and tags as texts, or name the fields by `--columns`."
         )
     return tuple(value)
 
 
-def as_sentence(words: Sequence[str], tags: Sequence[str], place: str) -> TaggedSentence:
+def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> TaggedSentence:
     """Join the words and tags of a sentence to one object; an untagged sentence has no tags.
 
     Raises:
-        TransduceError: the numbers of words and tags differ; `place` names the sentence in the message.
+        TransduceError: the numbers of words and tags differ; `location` names the sentence in the message.
     """
     if tags and len(words) != len(tags):
         raise TransduceError(
-            f"{place}: Each word needs one tag, but there are {len(words)} words and {len(tags)} tags: correct them."
+            f"{location}: Each word needs one tag, but there are {len(words)} words and {len(tags)} tags: correct them."
         )
     return TaggedSentence(tuple(words), tuple(tags))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
+from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import _fields, _values, is_bpe, read_pieces
 
@@ -132,7 +133,7 @@ class Vocabulary:
                 f"The model translates to {', '.join(self.target_languages) or 'one language'}, but not to {language}."
             )
         vocabulary = copy.copy(self)
-        vocabulary.before = (self.id(token), *(id for id in self.before if _TAG_TOKEN.fullmatch(self.piece(id))))
+        vocabulary.before = (self.id(token), *(id for id in self.before if _TAG_TOKEN.fullmatch(self.token(id))))
         return vocabulary
 
     def for_tag(self, tag: str) -> "Vocabulary":
@@ -148,7 +149,7 @@ class Vocabulary:
                 f"with {tag}: choose one of its tags, or none."
             )
         vocabulary = copy.copy(self)
-        others = (id for id in self.before if not _TAG_TOKEN.fullmatch(self.piece(id)))
+        others = (id for id in self.before if not _TAG_TOKEN.fullmatch(self.token(id)))
         vocabulary.before = (*others, self.id(token))
         return vocabulary
 
@@ -161,13 +162,13 @@ class Vocabulary:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags that the vocabulary has tokens for, in a model that was trained on tagged corpora."""
-        pieces = map(self.piece, range(self.size))
+        pieces = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_TAG_TOKEN.fullmatch, pieces) if match)
 
     @property
     def target_languages(self) -> tuple[str, ...]:
         """The languages that the vocabulary has tokens for, in a model that translates between several languages."""
-        pieces = map(self.piece, range(self.size))
+        pieces = map(self.token, range(self.size))
         return tuple(match[1] for match in map(_LANGUAGE_TOKEN.fullmatch, pieces) if match)
 
     def encode(self, text: str) -> list[int]:
@@ -206,19 +207,22 @@ class Vocabulary:
         text: str = self._processor.decode(visible)
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
-    def pieces(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the tokens of the ids as the sentencepiece model writes them, with ▁ for a space."""
-        return [self.piece(id) for id in ids]
+        return [self.token(id) for id in ids]
 
-    def piece(self, id: int) -> str:
+    def token(self, id: int) -> str:
         """Return the string of the token with this id."""
-        piece: str = self._processor.id_to_piece(int(id))
-        return piece
+        token: str = self._processor.id_to_piece(int(id))
+        return token
+
+    pieces = renamed_attribute("pieces", "tokens")
+    piece = renamed_attribute("piece", "token")
 
     def has_special_token(self, mark: str) -> bool:
         """Return whether the vocabulary has a special token, whatever name the vocabulary gives it."""
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
-        return self.piece(self.id(name)) == name
+        return self.token(self.id(name)) == name
 
     def is_text_token(self, id: int) -> bool:
         """Return whether an id represents text, and is not padding, end symbol or unknown token."""
@@ -234,22 +238,22 @@ class Vocabulary:
             return ""
         clean = replace_lone_surrogates(self.normalize(text))
         name: list[str] = self._processor.encode(clean, out_type=str)  # unknown characters are returned as they are
-        unknown = (piece for piece in name if self._processor.piece_to_id(piece) == self.unk_id)
+        unknown = (token for token in name if self._processor.piece_to_id(token) == self.unk_id)
         return "".join(unknown).replace("▁", "")
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the tokens in sentencepiece's form: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
-        return self.pieces(ids)
+        return self.tokens(ids)
 
     def surface(self, id: int) -> bytes:
         """Return the UTF-8 bytes a token adds to a text, possibly part of a character, with the space before a word."""
-        piece = self.piece(id)
-        byte = byte_of(piece)
-        return piece.replace("▁", " ").encode() if byte is None else bytes([byte])
+        token = self.token(id)
+        byte = byte_of(token)
+        return token.replace("▁", " ").encode() if byte is None else bytes([byte])
 
-    def id(self, piece: str) -> int:
+    def id(self, token: str) -> int:
         """Return the id of a token; the unknown id if there is no such token."""
-        id: int = self._processor.piece_to_id(piece)
+        id: int = self._processor.piece_to_id(token)
         return id
 
 
@@ -261,7 +265,7 @@ def byte_of(piece: str) -> int | None:
 
 def fallback_ids(vocabulary: Vocabulary) -> set[int]:
     """Return the ids of tokens for characters outside the vocabulary: bytes and the unknown token."""
-    return {id for id in range(vocabulary.size) if byte_of(vocabulary.piece(id)) is not None} | {vocabulary.unk_id}
+    return {id for id in range(vocabulary.size) if byte_of(vocabulary.token(id)) is not None} | {vocabulary.unk_id}
 
 
 def replace_lone_surrogates(text: str) -> str:

@@ -172,7 +172,7 @@ def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]
         if not inner or id == vocabulary.unk_id:
             cut.append(id)
             continue
-        begins_word = vocabulary.piece(id).startswith("▁")
+        begins_word = vocabulary.token(id).startswith("▁")
         for number, (start, end) in enumerate(pairwise([span.start, *inner, span.end])):
             spaced = begins_word if number == 0 else text[start].isspace()
             cut.extend(_spell_part(vocabulary, text[start:end].strip(), spaced=spaced))
@@ -187,7 +187,7 @@ def _spell_part(vocabulary: Vocabulary, part: str, *, spaced: bool) -> list[int]
     if single != vocabulary.unk_id:
         return [single]
     ids = vocabulary.encode(part)
-    first = vocabulary.piece(ids[0])
+    first = vocabulary.token(ids[0])
     if spaced or not first.startswith("▁"):
         return ids
     bare = vocabulary.id(first.removeprefix("▁"))

@@ -13,8 +13,7 @@ import msgspec
 from transduce.acceleration import why_no_kernels, why_no_triton
 from transduce.evaluation.scores import BLEU_WORDS
 from transduce.machine import Precision
-from transduce.training.rates import MAX_DECAY, TOTAL_DECAY, constant_weight_decay
-from transduce.training.schedule import ScheduleName, paper_peak
+from transduce.training.schedule import MAX_DECAY, TOTAL_DECAY, ScheduleName, constant_weight_decay, paper_peak
 from transduce.training.settings import BestBy, Kernels, OptimizerName
 
 T = TypeVar("T")
@@ -104,9 +103,9 @@ def choose_preset(pairs: int) -> Choice[str]:
     best. On Multi30k's 29,000 pairs, 4+4 layers of width 128 beat 6+6 of width 512 by 2.7 BLEU (Wu et al. 2021, "Good
     for Misconceived Reasons", Table 2).
     """
-    for most, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
-        if pairs < most:
-            return Choice(preset, f"{pairs:,} pairs, fewer than {most:,}")
+    for limit, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
+        if pairs < limit:
+            return Choice(preset, f"{pairs:,} pairs, fewer than {limit:,}")
     return Choice("big", f"{pairs:,} pairs, 10,000,000 or more")
 
 
@@ -186,10 +185,10 @@ def choose_accumulate(batch_tokens: int, d_model: int, precision: Precision, dev
     bfloat16 a micro-batch has twice as many tokens, as each token takes less memory and the fixed cost per
     micro-batch weighs more.
     """
-    most = max(_SMALLEST_MICRO_BATCH, _MICRO_BATCH_ELEMENTS // d_model) * (2 if precision == "bf16" else 1)
-    if device.startswith("cuda") or batch_tokens <= most:
+    limit = max(_SMALLEST_MICRO_BATCH, _MICRO_BATCH_ELEMENTS // d_model) * (2 if precision == "bf16" else 1)
+    if device.startswith("cuda") or batch_tokens <= limit:
         return Choice(1, "a step at once")
-    return Choice(-(-batch_tokens // most), f"at most {most:,} tokens at once, for less memory")
+    return Choice(-(-batch_tokens // limit), f"at most {limit:,} tokens at once, for less memory")
 
 
 def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
@@ -201,10 +200,10 @@ def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice
 
 def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[int]:
     """Reduce a number of tokens per step such that an epoch has at least 50 steps, to no fewer than 512 tokens."""
-    most = max(512, epoch_tokens // 50)
-    if most >= usual.value:
+    limit = max(512, epoch_tokens // 50)
+    if limit >= usual.value:
         return usual
-    return Choice(most, f"50 steps an epoch of {epoch_tokens:,} tokens, but not fewer than 512 tokens")
+    return Choice(limit, f"50 steps an epoch of {epoch_tokens:,} tokens, but not fewer than 512 tokens")
 
 
 def choose_epochs(pairs: int) -> Choice[float]:
@@ -229,9 +228,9 @@ def choose_language_model_preset(tokens: int) -> Choice[str]:
 
     tiny below 5,000,000 tokens, small below 50,000,000, base below 1,000,000,000, else big.
     """
-    for most, preset in ((5_000_000, "tiny"), (50_000_000, "small"), (1_000_000_000, "base")):
-        if tokens < most:
-            return Choice(preset, f"{tokens:,} tokens of text, fewer than {most:,}")
+    for limit, preset in ((5_000_000, "tiny"), (50_000_000, "small"), (1_000_000_000, "base")):
+        if tokens < limit:
+            return Choice(preset, f"{tokens:,} tokens of text, fewer than {limit:,}")
     return Choice("big", f"{tokens:,} tokens of text, 1,000,000,000 or more")
 
 
@@ -252,13 +251,13 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
     For fewer epochs it is multiplied by √(epochs / 60) (docs/results.md), with a minimum of 0.1, which the paper
     uses for 17 epochs. The paper's presets are not changed.
     """
-    usual, least = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
+    usual, lowest = PRESETS[preset].dropout, PRESETS["paper-base"].dropout
     share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
-    if preset not in CHOSEN_PRESETS or share >= 1.0 or usual <= least:
+    if preset not in CHOSEN_PRESETS or share >= 1.0 or usual <= lowest:
         return Choice(usual, f"preset {preset}")
     of_epochs = f"{usual:g} × √({epochs:.1f} / {_EPOCHS_OF_USUAL_DROPOUT} epochs)"
-    if usual * share < least:
-        return Choice(least, f"the minimum; {of_epochs} would be less")
+    if usual * share < lowest:
+        return Choice(lowest, f"the minimum; {of_epochs} would be less")
     return Choice(round(usual * share, 2), of_epochs)
 
 

@@ -37,16 +37,16 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     @contextlib.contextmanager
-    def abandonable(self, *, apart: bool = False) -> Iterator[None]:
+    def abandonable(self, *, by_itself: bool = False) -> Iterator[None]:
         """Return a context for work that leaves no trace until it is complete; a signal aborts this work at once.
 
         Args:
-            apart: this process does the work without the others and tells them the result.
+            by_itself: this process does the work without the others and tells them the result.
 
         Raises:
             AbandonedError: a signal arrived before or during the work.
         """
-        if not (self.alone or apart):
+        if not (self.alone or by_itself):
             yield
             return
         try:

@@ -45,10 +45,15 @@ from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
 from transduce.training.out_of_memory import explain_step_out_of_memory, tolerate_full_disk, try_batches
 from transduce.training.prefetch import Batches
-from transduce.training.rates import step_rates
-from transduce.training.schedule import Decision, StepClock, default_interval, provisional_steps, validations_until
+from transduce.training.schedule import (
+    Decision,
+    StepClock,
+    default_interval,
+    provisional_steps,
+    validations_until,
+)
 from transduce.training.selection import Best, Selection
-from transduce.training.settings import ResolvedTraining
+from transduce.training.settings import ResolvedTraining, step_rates
 
 # --- dropout that does harm ---
 # A model normally predicts its training text better without dropout. If the opposite is true, the model has come to
@@ -333,7 +338,7 @@ class Trainer:
         )
 
     def probe(
-        self, seconds: float, most_steps: int, validations: int, limit: float = math.inf
+        self, seconds: float, max_steps: int, validations: int, limit: float = math.inf
     ) -> tuple[Durations, list[ValidationEvent]]:
         """Take real steps for some seconds, validate, save once, and return the durations and the validations.
 
@@ -341,7 +346,7 @@ class Trainer:
 
         Args:
             seconds: the time for steps after the first one.
-            most_steps: the largest number of steps.
+            max_steps: the largest number of steps.
             validations: how many validations to make, evenly spaced.
             limit: the time for everything in seconds. If steps are too slow for it, some micro-batches are timed
                 instead, without validation, whose duration is then NaN.
@@ -359,7 +364,7 @@ class Trainer:
                 first = time.monotonic() - started_at
                 for part in range(1, validations + 1):
                     share = part / validations
-                    while self.step < share * most_steps and (
+                    while self.step < share * max_steps and (
                         len(times) < _FEWEST_PROBED or sum(times) < share * seconds
                     ):
                         before = time.monotonic()
@@ -648,7 +653,7 @@ class Trainer:
             self._keep(weights, None)
             return True
         try:
-            with interruption.abandonable(apart=True):
+            with interruption.abandonable(by_itself=True):
                 event = self.validate(weights, self.step)
         except AbandonedError:
             return False

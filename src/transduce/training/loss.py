@@ -260,10 +260,10 @@ def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
 def _chunks(positions: int, weight: Tensor) -> list[slice]:
     """Split N positions into chunks of equal size, large enough for the kernels."""
     if weight.device.type != "cpu":
-        most = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
+        max_positions = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
-        most = max(_MIN_ROWS, _CHUNK_ELEMENTS // len(weight))
-    count = -(-positions // most)
+        max_positions = max(_MIN_ROWS, _CHUNK_ELEMENTS // len(weight))
+    count = -(-positions // max_positions)
     bounds = [positions * number // count for number in range(count + 1)] if count else []
     return [slice(*pair) for pair in itertools.pairwise(bounds)]
 

@@ -138,12 +138,12 @@ class Muon:
         self._decay = settings.momentum
         self._dtype = DTYPES[settings.precision]
         self._weights, self._gather, self._processes = weights, gather, processes or Processes()
-        most = _MAX_ELEMENTS if master.device.type == "cpu" else _MAX_ELEMENTS_OF_GPU
+        max_elements = _MAX_ELEMENTS if master.device.type == "cpu" else _MAX_ELEMENTS_OF_GPU
         if (
             master.device.type == "cpu" and gather is None and self._processes.count == 1
         ):  # several processes must form equal groups
-            most = max(most, _MAX_ELEMENTS_OF_THREAD * torch.get_num_threads())
-        self._groups = _group_by_memory(weights, self._processes.count, most)
+            max_elements = max(max_elements, _MAX_ELEMENTS_OF_THREAD * torch.get_num_threads())
+        self._groups = _group_by_memory(weights, self._processes.count, max_elements)
 
     def step(self, rate: float) -> None:
         """Update the vector of master weights from the gradient with orthogonalized Nesterov momentum."""

@@ -106,12 +106,12 @@ class GradientReduction:
                 self._works.append(work)
 
 
-def _chunks(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Return the bounds of chunks of whole parameters; each chunk but the last has at least `least` elements."""
+def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
+    """Return the bounds of chunks of whole parameters; each chunk but the last has at least `min_size` elements."""
     bounds, start, stop = [], 0, 0
     for size in sizes:
         stop += size
-        if stop - start >= least:
+        if stop - start >= min_size:
             bounds.append((start, stop))
             start = stop
     return bounds if start == stop else [*bounds, (start, stop)]

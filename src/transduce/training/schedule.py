@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -135,9 +136,9 @@ class StepClock:
         return enough or used_seconds >= _LATEST_SHARE * self._budget
 
     def _plan_validations(self, steps: float, plan: Sequence[Decision]) -> int:
-        most = plan[-1].validations if plan else min(_VALIDATIONS, int(steps) // _MIN_STEPS)
+        max_validations = plan[-1].validations if plan else min(_VALIDATIONS, int(steps) // _MIN_STEPS)
         in_time = _VALIDATION_SHARE * self._budget / max(self._validation_seconds, 1e-9)
-        return max(1, min(most, int(min(in_time, _VALIDATIONS))))
+        return max(1, min(max_validations, int(min(in_time, _VALIDATIONS))))
 
     def _validations_left(self, step: int, plan: Sequence[Decision], validations: int, steps_left: float) -> int:
         if not self._validates:
@@ -201,3 +202,27 @@ def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_st
 def paper_peak(d_model: int, warmup_steps: int) -> float:
     """Return the peak at which "inverse-sqrt" is equation (3): d_model^-0.5 · min(step^-0.5, step · warmup^-1.5)."""
     return float((d_model * max(warmup_steps, 1)) ** -0.5)
+
+
+# --- weight decay ---
+
+# With Muon, learning rate × weight decay adds up to this over a run,
+TOTAL_DECAY = 1.3
+# but to at most this in a single step, which limits it in runs of few steps.
+MAX_DECAY = 0.1
+_MAX_ADDED = 1_000_000
+
+
+@cache
+def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
+    """Return the constant weight decay that, times the learning rate, adds up to `TOTAL_DECAY` over a run.
+
+    Random initial weights then shrink to a quarter by the end of the run, whatever its length. No step decays by more
+    than `MAX_DECAY`, which limits runs of few steps.
+    """
+    stride = -(-steps // _MAX_ADDED)  # long runs are sampled at the middle of each stretch
+    rates = [
+        learning_rate(step, schedule=schedule, peak=peak, warmup_steps=warmup_steps, steps=steps)
+        for step in range(1 + stride // 2, steps + 1, stride)
+    ]
+    return min(TOTAL_DECAY / (stride * sum(rates)), MAX_DECAY / peak)

@@ -1,12 +1,20 @@
 """Settings of a training run; None means that a value is chosen from the corpus and the machine."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from transduce.errors import TransduceError
 from transduce.machine import Precision
-from transduce.training.schedule import ScheduleName
+from transduce.training.schedule import (
+    MAX_DECAY,
+    Decision,
+    ScheduleName,
+    constant_weight_decay,
+    learning_rate,
+    position_of,
+)
 
 Kernels = Literal["native", "torch"]
 OptimizerName = Literal["adam", "muon"]
@@ -160,9 +168,9 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "translate_dev",
             "lora_rank",
         ):
-            least = getattr(self, name)
-            if least is not None and not least >= 0:
-                raise TransduceError(f"`training.{name}` must not be negative, but is {least}.")
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise TransduceError(f"`training.{name}` must not be negative, but is {value}.")
         if self.learning_rate is not None and not self.learning_rate <= _MAX_LEARNING_RATE:
             raise TransduceError(
                 f"`training.learning_rate` must be at most {_MAX_LEARNING_RATE:g}, but is {self.learning_rate:g}."
@@ -309,3 +317,42 @@ class ResolvedTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     lora_rank: int = 0
     lora_alpha: float | None = None
     lora_projections: tuple[str, ...] = PROJECTIONS
+
+
+# --- the learning rate and weight decay of a step ---
+
+
+class Rates(NamedTuple):
+    """The learning rate and weight decay of one step."""
+
+    learning_rate: float
+    weight_decay: float
+    """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
+
+
+def step_rates(step: int, settings: ResolvedTraining, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
+    """Return the learning rate and weight decay of a step, counted from 1.
+
+    In a run with a time budget, they follow the plan of its clock instead of the number of steps. If the settings
+    derive the decay from that number, the decay is 0 while the number is unknown.
+    """
+    position: float = step
+    speed = 1.0
+    if settings.minutes is not None:
+        found = position_of(step, plan)
+        steps = None if found is None else found.steps
+        if found is not None and settings.schedule in ("linear", "cosine"):
+            position, speed = found.step, found.speed
+    schedule, peak, warmup = settings.schedule, settings.learning_rate, settings.warmup_steps
+    decay = settings.weight_decay
+    if decay is None:
+        decay = (
+            0.0
+            if steps is None
+            # Slower progress through the schedule means more steps, each with less decay.
+            else speed * constant_weight_decay(steps, schedule=schedule, peak=peak, warmup_steps=warmup)
+        )
+    return Rates(
+        learning_rate(position, schedule=schedule, peak=peak, warmup_steps=warmup, steps=steps),
+        min(decay, MAX_DECAY / peak) if settings.weight_decay is None else decay,
+    )

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, Stretch, align
-from transduce.inspection.corpus_doctor.evidence import side_features
+from transduce.inspection.corpus_doctor.alignment import MIN_LINES, Alignment, Stretch, align, side_features
 from transduce.inspection.corpus_doctor.findings import (
     character_findings,
     chinese_finding,
@@ -12,8 +11,16 @@ from transduce.inspection.corpus_doctor.findings import (
     repeat_findings,
     token_findings,
 )
-from transduce.inspection.corpus_doctor.report import CorpusReport, Example, Finding, severity_of
-from transduce.inspection.corpus_doctor.text import EXAMPLES, CorpusText, first_examples, read_corpus
+from transduce.inspection.corpus_doctor.report import (
+    EXAMPLES,
+    CorpusReport,
+    CorpusText,
+    Example,
+    Finding,
+    first_examples,
+    read_corpus,
+    severity_of,
+)
 from transduce.text.filters import FilterSettings
 from transduce.text.tokenizer import Tokenizer
 

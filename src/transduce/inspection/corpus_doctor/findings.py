@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from transduce.inspection.corpus_doctor.report import Finding, severity_of
-from transduce.inspection.corpus_doctor.text import CorpusText, Side, first_examples, line_finding
+from transduce.inspection.corpus_doctor.report import (
+    CorpusText,
+    Finding,
+    Side,
+    first_examples,
+    line_finding,
+    severity_of,
+)
 from transduce.text.corpus import Pair
 from transduce.text.files import is_decodable
 from transduce.text.filters import RATIO, FilterSettings, PairFilter
@@ -280,8 +286,8 @@ def token_findings(text: CorpusText, tokenizer: Tokenizer | None, filters: Filte
         _TokenCounts(side, vocabulary)
         for side, vocabulary in zip(text.sides, (tokenizer.source, tokenizer.target), strict=True)
     ]
-    long = [[n for n, count in enumerate(side.counts) if count > filters.max_pieces] for side in sides]
-    message = f"{{count}} of more than {filters.max_pieces} tokens; training leaves such pairs out, so split them"
+    long = [[n for n, count in enumerate(side.counts) if count > filters.max_tokens] for side in sides]
+    message = f"{{count}} of more than {filters.max_tokens} tokens; training leaves such pairs out, so split them"
     return [
         line_finding(text, "long lines", (long[0], long[1]), message, 0.01),
         _unequal_lengths(text, sides[0].counts, sides[1].counts, filters),
@@ -317,7 +323,7 @@ def _train_tokenizer(text: CorpusText) -> Tokenizer | None:
 def _unequal_lengths(
     text: CorpusText, source: Sequence[int], target: Sequence[int], filters: FilterSettings
 ) -> Finding:
-    rule = PairFilter(msgspec.structs.replace(filters, max_pieces=2**31 - 1))  # checks the ratio only
+    rule = PairFilter(msgspec.structs.replace(filters, max_tokens=2**31 - 1))  # checks the ratio only
     unequal = [
         number
         for number, (a, b) in enumerate(zip(source, target, strict=False))
@@ -338,9 +344,9 @@ def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_train
     )
     share = odd / max(1, tokens)
     lines = [[n for n, (a, b) in enumerate(zip(s.odd, s.counts, strict=True)) if a > _ODD_SHARE * b] for s in sides]
-    line_examples = line_finding(text, "unknown pieces", (lines[0], lines[1]), "{count}")
+    line_examples = line_finding(text, "unknown tokens", (lines[0], lines[1]), "{count}")
     return Finding(
-        name="unknown pieces",
+        name="unknown tokens",
         severity=severity_of(odd, tokens, math.inf if is_trained_here else 0.01),
         count=odd,
         share=share,
@@ -380,7 +386,7 @@ _PAIRS = (
     "壮壯 坝壩 场場 圣聖 啰囉 哑啞 呜嗚 启啟 叹嘆 厉厲 区區 励勵 劲勁 办辦 剑劍 刽劊 则則 划劃 凤鳳 冻凍 军軍 "
     "兰蘭 伟偉 仪儀 丧喪"
 )
-SIMPLIFIED, TRADITIONAL = (frozenset(pair[place] for pair in _PAIRS.split()) for place in (0, 1))
+SIMPLIFIED, TRADITIONAL = (frozenset(pair[index] for pair in _PAIRS.split()) for index in (0, 1))
 _KANA = re.compile("[\u3040-\u30ff]")
 _CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese side
 

@@ -188,37 +188,37 @@ _SETTINGS_FILE = "settings.toml"
 _ASSUMED = CorpusSize(pairs=100_000, unspaced_characters=0)
 
 
-def subject_from_path(place: Path, device: str = "cpu") -> Subject:
+def subject_from_path(path: Path, device: str = "cpu") -> Subject:
     """Return the model of a folder, or a newly initialized model from a settings file, as a subject.
 
     Args:
-        place: a model folder, or a settings file as for `transduce train`.
+        path: a model folder, or a settings file as for `transduce train`.
         device: the device to compute on.
 
     Raises:
         TransduceError: the path is neither, or cannot be read.
     """
-    if place.is_dir():
-        model = read_model_folder(place).model
-        settings = _settings_beside(place)
-    elif place.is_file():
-        settings = make_settings(read_settings(place))
+    if path.is_dir():
+        model = read_model_folder(path).model
+        settings = _settings_beside(path)
+    elif path.is_file():
+        settings = make_settings(read_settings(path))
         if "transformer" not in kind_of(settings.task.kind).model_kinds:
             raise TransduceError(
-                f"The doctor examines Transformers with an encoder and a decoder, but {place} is for the task "
+                f"The doctor examines Transformers with an encoder and a decoder, but {path} is for the task "
                 f"`{settings.task.kind}`, which has none."
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.training.seed)
             model = Transformer(config_from_settings(settings))
     else:
-        raise TransduceError(f"The doctor examines a model folder or a settings file, but {place} does not exist.")
+        raise TransduceError(f"The doctor examines a model folder or a settings file, but {path} does not exist.")
     smoothing_setting, default_smoothing = (
         settings.training.label_smoothing,
         kind_of(settings.task.kind).label_smoothing,
     )
     smoothing = default_smoothing if smoothing_setting is None else smoothing_setting
-    return subject_from_transformer(model.to(device), name=str(place), label_smoothing=smoothing)
+    return subject_from_transformer(model.to(device), name=str(path), label_smoothing=smoothing)
 
 
 def _settings_beside(folder: Path) -> Settings:

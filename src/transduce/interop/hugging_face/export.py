@@ -21,9 +21,9 @@ from torch import Tensor
 from transduce.errors import TransduceError, import_extra
 from transduce.interop.components import MAXIMUM_POSITIONS, Ids
 from transduce.interop.hugging_face.families import Family, family_for
-from transduce.interop.hugging_face.import_families import names_of
 from transduce.interop.hugging_face.import_names import Family as StoredNames
 from transduce.interop.hugging_face.import_names import Names, find_names
+from transduce.interop.hugging_face.import_settings import names_of
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 
@@ -139,7 +139,7 @@ def stored_tensors(weights: Mapping[str, Tensor], config: ModelConfig) -> Iterat
             yield name, weights[name].contiguous()
         return
     for name in weights:
-        yield from _place(name, config, family).store(weights[name], _sizes(name, config)).items()
+        yield from _stored_parameter(name, config, family).store(weights[name], _sizes(name, config)).items()
     if family.stores_sinusoids:
         for stack in ("encoder", "decoder"):
             yield f"model.{stack}.embed_positions.weight", sinusoids(MAXIMUM_POSITIONS, config.d_model)
@@ -160,7 +160,9 @@ def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
     )
 
 
-def places(names: Collection[str], config: ModelConfig, present: Collection[str]) -> dict[str, StoredParameter]:
+def stored_parameters(
+    names: Collection[str], config: ModelConfig, present: Collection[str]
+) -> dict[str, StoredParameter]:
     """Return for each parameter the names and layout of the stored tensors that hold it.
 
     Args:
@@ -171,7 +173,7 @@ def places(names: Collection[str], config: ModelConfig, present: Collection[str]
     family = family_for(config)
     if family is None or _NATIVE_NAME in present:
         return {name: StoredParameter((name,)) for name in names}
-    return {name: _place(name, config, family) for name in names}
+    return {name: _stored_parameter(name, config, family) for name in names}
 
 
 def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
@@ -199,7 +201,7 @@ def ignored_names(config: ModelConfig) -> set[str]:
 # --- one parameter ----------------------------------------------------------------------------------------------
 
 
-def _place(name: str, config: ModelConfig, family: Family) -> StoredParameter:
+def _stored_parameter(name: str, config: ModelConfig, family: Family) -> StoredParameter:
     names = _stored_names(family, config)
     if name == "output_bias":
         return _output_bias_place(names)

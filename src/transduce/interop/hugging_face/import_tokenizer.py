@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_families import FAMILIES, ImportFamily
+from transduce.interop.hugging_face.import_settings import FAMILIES, ImportFamily
 from transduce.interop.hugging_face.imported_tokenizer import (
     ImportedTokenizerRecord,
     ImportedVocabularyRecord,
@@ -37,13 +37,13 @@ SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.mod
 class TokenizerFiles:
     """A reader of the tokenizer files in one folder."""
 
-    def __init__(self, read: Callable[[str], bytes | None], place: str) -> None:
+    def __init__(self, read: Callable[[str], bytes | None], location: str) -> None:
         """Create a reader; the function `read` returns a file's content, or None if the file does not exist.
 
-        `place` is the folder's name in error messages.
+        `location` is the folder's name in error messages.
         """
         self.read = read
-        self.place = place
+        self.location = location
 
     def json(self, name: str) -> dict[str, Any]:
         """Return the JSON object in a file, or an empty one if there is no such file.
@@ -57,7 +57,7 @@ class TokenizerFiles:
         try:
             return msgspec.json.decode(content, type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise TransduceError(f"{self.place}/{name} cannot be read: {error}.") from error
+            raise TransduceError(f"{self.location}/{name} cannot be read: {error}.") from error
 
     def needed(self, name: str) -> bytes:
         """Return the content of a required file.
@@ -67,7 +67,7 @@ class TokenizerFiles:
         """
         content = self.read(name)
         if content is None:
-            raise TransduceError(f"{self.place} must hold the tokenizer's {name}, but does not: copy it there.")
+            raise TransduceError(f"{self.location} must hold the tokenizer's {name}, but does not: copy it there.")
         return content
 
     def sentencepiece(self) -> bytes | None:
@@ -84,7 +84,7 @@ class TokenizerFiles:
             return msgspec.json.decode(self.needed(name), type=dict[str, int])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise TransduceError(
-                f"{self.place}/{name} is not a JSON object of tokens and their ids: {error}."
+                f"{self.location}/{name} is not a JSON object of tokens and their ids: {error}."
             ) from error
 
     def extra_tokens(self) -> list[str]:
@@ -152,7 +152,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
         return ids | {name: id for id, name in enumerate(leading[: offset + 2])}
     if FAMILIES[model_type].spaced:
         return {piece: id for id, piece in enumerate(pieces)}
-    raise TransduceError(f"{files.place} must hold a tokenizer.json for a model of the type {model_type}.")
+    raise TransduceError(f"{files.location} must hold a tokenizer.json for a model of the type {model_type}.")
 
 
 def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
@@ -217,12 +217,12 @@ class TokenizerParts(NamedTuple):
     """Ids that the post-processor puts before a text."""
 
 
-def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerParts:
+def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerParts:
     """Read the parts of a tokenizer from the content of a tokenizer.json.
 
     Args:
         content: the JSON object.
-        place: the name of the file, for messages.
+        location: the name of the file, for messages.
 
     Raises:
         TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
@@ -231,10 +231,10 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
         added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
         if content["model"].get("dropout"):
             raise TransduceError(
-                f"{place}: BPE with dropout cannot be imported, as it splits a text differently each time."
+                f"{location}: BPE with dropout cannot be imported, as it splits a text differently each time."
             )
         pipeline = {name: content.get(name) for name in _PIPELINE}
-        open_pipeline(content, place=place)
+        open_pipeline(content, location=location)
         table = content["model"]["vocab"]
         if not isinstance(table, dict):  # a unigram model has a list of tokens and scores
             table = {token: id for id, (token, _) in enumerate(table)}
@@ -247,7 +247,7 @@ def read_tokenizer_json(content: Mapping[str, Any], place: str) -> TokenizerPart
     except TransduceError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise TransduceError(f"{place} is not a tokenizer.json that can be read: {error!r}.") from error
+        raise TransduceError(f"{location} is not a tokenizer.json that can be read: {error!r}.") from error
 
 
 def merges_characters(content: Mapping[str, Any]) -> bool:
@@ -314,7 +314,7 @@ def import_tokenizer(files: TokenizerFiles, model: ModelIds) -> ImportedTokenize
     except TransduceError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, struct.error) as error:
-        raise TransduceError(f"The tokenizer's files in {files.place} cannot be read: {error!r}.") from error
+        raise TransduceError(f"The tokenizer's files in {files.location} cannot be read: {error!r}.") from error
 
 
 def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
@@ -367,7 +367,7 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     sides = []
     for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
         if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
-            raise TransduceError(f"{files.place} must specify the ids of padding, end and <unk>, but does not.")
+            raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
         tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
         sides.append(
             ImportedVocabularyRecord(
@@ -392,7 +392,7 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     content = files.json("tokenizer.json")
     model = files.sentencepiece()
     if content:
-        parts = read_tokenizer_json(content, f"{files.place}/tokenizer.json")
+        parts = read_tokenizer_json(content, f"{files.location}/tokenizer.json")
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or FAMILIES[model_type].spaced:
             return parts
@@ -409,11 +409,11 @@ def _read_parts(files: TokenizerFiles, model_type: str) -> TokenizerParts:
     class_name = files.json("tokenizer_config.json").get("tokenizer_class")
     if class_name in _UNSUPPORTED_CLASSES:
         raise TransduceError(
-            f"{files.place} has the tokenizer {class_name}, which {_UNSUPPORTED_CLASSES[class_name]} and cannot be "
+            f"{files.location} has the tokenizer {class_name}, which {_UNSUPPORTED_CLASSES[class_name]} and cannot be "
             "imported."
         )
     raise TransduceError(
-        f"{files.place} holds no tokenizer that can be imported: it needs tokenizer.json, or "
+        f"{files.location} holds no tokenizer that can be imported: it needs tokenizer.json, or "
         f"{', '.join(SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
     )
 
@@ -489,7 +489,7 @@ def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) 
         ids["unk_id"] = next(candidates, ids["eos_id"])
     missing = [name for name, id in ids.items() if id is None]
     if missing:
-        raise TransduceError(f"{files.place} must specify the id of `{missing[0]}`, but does not.")
+        raise TransduceError(f"{files.location} must specify the id of `{missing[0]}`, but does not.")
     return {name: id for name, id in ids.items() if id is not None}
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_families import FAMILIES, check_config, names_of
 from transduce.interop.hugging_face.import_names import Family, find_names
-from transduce.interop.hugging_face.import_settings import ConfigReader, check_sizes
+from transduce.interop.hugging_face.import_settings import FAMILIES, ConfigReader, check_config, check_sizes, names_of
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
@@ -25,10 +24,10 @@ from transduce.model.positions import sinusoids
 class StoredTensors:
     """The tensors of a folder by name, each read when it is needed."""
 
-    def __init__(self, names: Mapping[str, Callable[[], Tensor]], place: str) -> None:
-        """Store the functions that read the tensors by name; `place` is the folder's name in error messages."""
+    def __init__(self, names: Mapping[str, Callable[[], Tensor]], location: str) -> None:
+        """Store the functions that read the tensors by name; `location` is the folder's name in error messages."""
         self.names = names
-        self.place = place
+        self.location = location
 
     def read(self, name: str) -> Tensor:
         """Read the tensor with this name, converted to float32."""
@@ -49,7 +48,7 @@ class StoredTensors:
         modern = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
         for old, new in modern:
             renamed = {name.replace(old, new): read for name, read in renamed.items()}
-        return StoredTensors(renamed, self.place)
+        return StoredTensors(renamed, self.location)
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -93,9 +92,9 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     Raises:
         TransduceError: this package cannot compute the model, or tensors are missing, unexpected or of another shape.
     """
-    place = f"{stored.place}/config.json"
-    rules, model_type = check_config(content, place), content["model_type"]
-    reader = ConfigReader(content, place)
+    location = f"{stored.location}/config.json"
+    rules, model_type = check_config(content, location), content["model_type"]
+    reader = ConfigReader(content, location)
     settings = rules.settings(reader) | special_ids
     stored = stored.with_prefix(rules.names.prefix)
     family = names_of(model_type, stored.names)
@@ -105,7 +104,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     if settings.get("token_labels"):  # nothing reads the pooler that old files of taggers have
         family = family._replace(ignored=rf"{family.ignored}|(bert|roberta)\.pooler\.dense\.(weight|bias)")
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
-    config = _config(settings | {"output_bias": bias is not None}, place)
+    config = _config(settings | {"output_bias": bias is not None}, location)
     sources = _collect(family, stored, config)
     sources["source_weight"] = _Source((tables.source,))
     if not config.tie_source_target:
@@ -145,7 +144,7 @@ def _read_source(stored: StoredTensors, name: str, source: _Source) -> Tensor:
         parts = [part.t() if part.dim() == 2 else part for part in parts]
     tensor = (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
     if not all_finite(tensor):
-        raise TransduceError(f"{stored.place}: {name} has values that are not finite (NaN or infinite).")
+        raise TransduceError(f"{stored.location}: {name} has values that are not finite (NaN or infinite).")
     return tensor.flatten() if source.is_flat else tensor
 
 
@@ -172,7 +171,8 @@ def _read_tables(family: Family, stored: StoredTensors, settings: Mapping[str, A
     for name in present:
         if len(stored.shape(name)) != 2:
             raise TransduceError(
-                f"{stored.place}: {name} must have a row for each token, but has the shape {tuple(stored.shape(name))}."
+                f"{stored.location}: {name} must have a row for each token, but has the shape "
+                f"{tuple(stored.shape(name))}."
             )
     shared = family.shared if family.shared in present else present[0]
     target = family.target if family.target in present else shared
@@ -235,12 +235,12 @@ def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> str 
     return present[-1] if bool(stored.read(present[-1]).any()) else None
 
 
-def _config(settings: Mapping[str, Any], place: str) -> ModelConfig:
+def _config(settings: Mapping[str, Any], location: str) -> ModelConfig:
     try:
         config = msgspec.convert(dict(settings), ModelConfig)
     except (msgspec.ValidationError, TransduceError) as error:
-        raise TransduceError(f"{place} describes no model that can be built: {str(error).rstrip('.')}.") from error
-    check_sizes(place, config)
+        raise TransduceError(f"{location} describes no model that can be built: {str(error).rstrip('.')}.") from error
+    check_sizes(location, config)
     return config
 
 
@@ -281,7 +281,7 @@ def _shape_of(stored: StoredTensors, source: _Source) -> tuple[int, ...]:
     first, *others = shapes.values()
     if any((len(shape), shape[1:]) != (len(first), first[1:]) for shape in others) or first == ():
         raise TransduceError(
-            f"{stored.place}: these tensors must have rows of one length, but have the shapes {shapes}."
+            f"{stored.location}: these tensors must have rows of one length, but have the shapes {shapes}."
         )
     if source.is_flat:
         return (math.prod(first),)
@@ -293,7 +293,7 @@ def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: lis
         return ", ".join(names) or "none"
 
     return TransduceError(
-        f"{stored.place} does not hold the weights of its config.json: missing {shown(missing)}; unexpected "
+        f"{stored.location} does not hold the weights of its config.json: missing {shown(missing)}; unexpected "
         f"{shown(unexpected)}."
     )
 
@@ -304,10 +304,10 @@ def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
     for name in (name for name in names if config.positions == "sinusoidal" and name in stored.names):
         table = stored.read(name)
         if table.dim() != 2 or table.shape[1] != config.d_model:
-            raise TransduceError(f"{stored.place}: {name} must have rows of {config.d_model} numbers.")
+            raise TransduceError(f"{stored.location}: {name} must have rows of {config.d_model} numbers.")
         if not torch.allclose(table, sinusoids(len(table), config.d_model), atol=2e-3):
             raise TransduceError(
-                f"{stored.place}: {name} must hold sines, then cosines, of the positions for a model that can be "
+                f"{stored.location}: {name} must hold sines, then cosines, of the positions for a model that can be "
                 "imported, but holds something else."
             )
 
@@ -317,5 +317,6 @@ def _check_shapes(stored: StoredTensors, sources: Mapping[str, _Source], outline
         shape = _shape_of(stored, sources[name])
         if shape != tuple(expected.shape):
             raise TransduceError(
-                f"{stored.place}: {name} must have the shape {tuple(expected.shape)} by config.json, but has {shape}."
+                f"{stored.location}: {name} must have the shape {tuple(expected.shape)} by config.json, but has "
+                f"{shape}."
             )

@@ -98,8 +98,8 @@ class ImportedVocabulary(Vocabulary):
         self._splitter = record.cutting.build_splitter(record.ids, symbols)
 
     @cached_property
-    def _pieces(self) -> dict[int, str]:
-        return {id: piece for piece, id in self.record.ids.items()}
+    def _tokens(self) -> dict[int, str]:
+        return {id: token for token, id in self.record.ids.items()}
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:  # noqa: ARG002
         """Return the token ids of each text, without special tokens."""
@@ -110,24 +110,24 @@ class ImportedVocabulary(Vocabulary):
 
         Line feeds become spaces unless `line_feeds` is set or the vocabulary has a symbol for them.
         """
-        text_tokens = (self._pieces.get(int(id)) for id in ids if int(id) not in self._silent)
-        text = self._splitter.join([piece for piece in text_tokens if piece is not None])
+        text_tokens = (self._tokens.get(int(id)) for id in ids if int(id) not in self._silent)
+        text = self._splitter.join([token for token in text_tokens if token is not None])
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
-    def piece(self, id: int) -> str:
+    def token(self, id: int) -> str:
         """Return the token of an id, or `<unused N>` for an id N without a token."""
-        return self._pieces.get(int(id), f"<unused {int(id)}>")
+        return self._tokens.get(int(id), f"<unused {int(id)}>")
 
     def is_text_token(self, id: int) -> bool:
         """Return whether an id belongs to a token of text, not to a special token or to no token."""
-        return id in self._pieces and id not in self._silent and id != self.unk_id
+        return id in self._tokens and id not in self._silent and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text.
 
         The bytes may be part of a character, and include the space before a word.
         """
-        content = self._splitter.bytes_of(self.piece(id))
+        content = self._splitter.bytes_of(self.token(id))
         return super().surface(id) if content is None else content
 
     def unknown_characters(self, text: str) -> str:
@@ -143,11 +143,11 @@ class ImportedVocabulary(Vocabulary):
     def _spelling(self, id: int) -> str:
         if id in (self.eos_id, self.unk_id):
             return "</s>" if id == self.eos_id else "<unk>"
-        return self._splitter.spelling(self.piece(id))
+        return self._splitter.spelling(self.token(id))
 
-    def id(self, piece: str) -> int:
+    def id(self, token: str) -> int:
         """Return the id of a token, or the unknown id if the vocabulary lacks the token."""
-        return self.record.ids.get(piece, self.unk_id)
+        return self.record.ids.get(token, self.unk_id)
 
     def _encode(self, text: str) -> list[int]:
         tag = next((symbol for symbol in self.record.first_symbols if text.startswith(symbol)), "")

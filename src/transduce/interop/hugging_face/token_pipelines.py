@@ -224,11 +224,11 @@ TokenizationRecord = (
 
 
 def open_pipeline(
-    content: Mapping[str, Any], symbols: Sequence[Symbol] = (), *, place: str = "The model's tokenizer"
+    content: Mapping[str, Any], symbols: Sequence[Symbol] = (), *, location: str = "The model's tokenizer"
 ) -> Any:
     """Build a `tokenizers.Tokenizer` from the content of a tokenizer.json; `symbols` become its added tokens.
 
-    The tokenizer numbers its tokens itself; use its token strings. `place` names the file in messages.
+    The tokenizer numbers its tokens itself; use its token strings. `location` names the file in messages.
 
     Raises:
         TransduceError: `tokenizers` is not installed, or cannot read the content.
@@ -243,7 +243,7 @@ def open_pipeline(
     except BaseException as error:
         # A panic in the Rust code, which a damaged file may cause, is not derived from Exception.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TransduceError(f"{place} cannot be read ({error}): copy its file again.") from None
+            raise TransduceError(f"{location} cannot be read ({error}): copy its file again.") from None
         raise
     return opened
 

@@ -14,8 +14,7 @@ from transduce.interop.hugging_face.token_pipelines import TokenizerJson
 from transduce.model.config import ModelConfig
 from transduce.text.sentencepiece_model import is_plain
 from transduce.text.special_tokens import CLS, MASK, SEP, SPECIAL_TOKENS, Symbol, find_special_tokens
-from transduce.text.tokenizer import Tokenizer
-from transduce.text.tokenizer_json import special_tokens_map, tokenizer_config, tokenizer_json
+from transduce.text.tokenizer import Tokenizer, special_tokens_map, tokenizer_config, tokenizer_json
 from transduce.text.vocabulary import Vocabulary, language_token, tag_token
 
 _SPACE = "▁"
@@ -45,7 +44,7 @@ def tokenizer_files(
     if config.kind != "decoder":
         return {"tokenizer_config.json": card | _SPLIT_SPECIAL} | _files_with_prefix(tokenizer.source)
     vocabulary = tokenizer.source
-    start = vocabulary.piece(config.start_id)
+    start = vocabulary.token(config.start_id)
     return {
         "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor((start,), (), vocabulary)},
         # Padding at the left aligns the ends of a batch's prompts for generation.
@@ -118,8 +117,8 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     `>>cs<< `, which is then the token, whose following space is not part of the text.
     """
     if vocabulary.before:
-        before = [vocabulary.piece(id) for id in vocabulary.before]
-        end = (vocabulary.piece(vocabulary.eos_id),)
+        before = [vocabulary.token(id) for id in vocabulary.before]
+        end = (vocabulary.token(vocabulary.eos_id),)
         return {
             "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}
         }
@@ -204,4 +203,4 @@ def _marian_files(tokenizer: Tokenizer, languages: tuple[str | None, str | None]
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    return {piece: id for id, piece in enumerate(vocabulary.pieces(range(vocabulary.size)))}
+    return {piece: id for id, piece in enumerate(vocabulary.tokens(range(vocabulary.size)))}

@@ -28,18 +28,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
-from transduce.tasks.kinds.encoders import (
-    BERT,
-    DEFAULT_CONTEXT,
-    OF_PROJECTION,
-    as_encoder,
-    build_encoder,
-    choose_encoder_rate,
-    encoder_sizes,
-    linear_schedule,
-    read_store,
-    text_length,
-)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -51,6 +39,15 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     pairs_of_files,
 )
+from transduce.tasks.kinds.masked_language_model import (
+    BERT,
+    DEFAULT_CONTEXT,
+    EncoderChoices,
+    as_encoder,
+    build_encoder,
+    read_store,
+    text_length,
+)
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun
@@ -58,12 +55,11 @@ from transduce.text.filters import PairFilter
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.choices import Choice, ChoiceLog, Preset
+from transduce.training.choices import Choice, ChoiceLog
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
-from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, OptimizerName
+from transduce.training.settings import BestBy
 
 _DEV_ROWS = 64
 _ROWS = 32
@@ -145,7 +141,7 @@ class LabeledDevSet:
         )
 
 
-class Classification(TextKind):
+class Classification(EncoderChoices, TextKind):
     """The task of text classification."""
 
     name = "classification"
@@ -155,7 +151,7 @@ class Classification(TextKind):
     label_smoothing = 0.0
     task_settings = ("context", "class_weights")
     search_advice = "leave it out"
-    unused_filters = ("max_pieces", "max_length_ratio", "drop_identical")
+    unused_filters = ("max_tokens", "max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
         """Refuse settings that classification does not use, including those of the vocabulary projection.
@@ -169,10 +165,7 @@ class Classification(TextKind):
                 "`tokenizer.joint` = false is for separate vocabularies, but classification has one text with labels: "
                 "leave it out."
             )
-        for name, default in OF_PROJECTION.items():
-            # A base model may have its own value, which has no effect then.
-            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
-                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        self.check_projection(settings)
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return [CLS], [SEP] and [MASK], so that a model pretrained later can share the vocabulary."""
@@ -181,7 +174,7 @@ class Classification(TextKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of texts and labels; texts may have any length, because long ones are truncated."""
         filters = msgspec.structs.replace(
-            data.filters, max_pieces=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
+            data.filters, max_tokens=2**31 - 1, max_length_ratio=float(2**31), drop_identical=False
         )
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False)
 
@@ -201,10 +194,6 @@ class Classification(TextKind):
         if request.tokenizer is None:
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
         return corpus
-
-    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's model sizes, with BERT's ratio of the feed-forward width."""
-        return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings, for a model that is trained from random weights."""
@@ -230,22 +219,6 @@ class Classification(TextKind):
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Choose the number of training steps of twenty epochs."""
         return Choice(max(300, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} texts")
-
-    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's linear learning-rate schedule."""
-        return linear_schedule()
-
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,  # noqa: ARG002
-        warmup_steps: int,  # noqa: ARG002
-        batch_tokens: int,  # noqa: ARG002
-        optimizer: OptimizerName,  # noqa: ARG002
-    ) -> Choice[float]:
-        """Choose a learning rate proportional to 1 / d_model."""
-        return choose_encoder_rate(settings, d_model)
 
     def choose_best_by(self, corpus: TaskCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by accuracy, which still rises when the loss has started to increase."""

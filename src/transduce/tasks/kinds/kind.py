@@ -706,7 +706,7 @@ class TextKind(TaskKind[TaskCorpus]):
         """
         tokenizer = corpus.tokenizer
         ids = range(0 if tokenizer.joint else tokenizer.source.size)
-        if config.tie_source_target and any(tokenizer.source.piece(id) != tokenizer.target.piece(id) for id in ids):
+        if config.tie_source_target and any(tokenizer.source.token(id) != tokenizer.target.token(id) for id in ids):
             raise TransduceError(
                 "`model.tie_source_target` gives a token the same vector on both sides, but source and target have "
                 "separate vocabularies (`tokenizer.joint` = false): leave one of the two out."
@@ -728,15 +728,15 @@ class TextKind(TaskKind[TaskCorpus]):
         return largest_batches(corpus.prepared, batch_tokens=resolved.micro_batch_tokens, seed=resolved.training.seed)
 
 
-def _check_lengths(corpus: TaskCorpus, most: int) -> None:
+def _check_lengths(corpus: TaskCorpus, limit: int) -> None:
     """Refuse training or dev texts that exceed the learned positions, before any training step."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue
         statistics = prepared.statistics
         longest = max(statistics.source_percentiles[-1], statistics.target_percentiles[-1])
-        if longest > most:
+        if longest > limit:
             raise TransduceError(
                 f"`model.max_positions` must be at least {longest:,}, as many tokens as a text of the {name} has, but "
-                f"is {most:,}: raise it, or leave longer pairs out by `data.filters.max_pieces` = {most - 1:,}."
+                f"is {limit:,}: raise it, or leave longer pairs out by `data.filters.max_tokens` = {limit - 1:,}."
             )

@@ -131,7 +131,7 @@ class LanguageModel(TextKind):
     keeps_spaces = True  # indentation matters in code
     task_settings = ("context",)
     search_advice = "pass it to `transduce generate` each time"
-    unused_filters = ("max_pieces", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
+    unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert JSON lines to a file with one text per line."""
@@ -141,7 +141,7 @@ class LanguageModel(TextKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the text files to read, with filters that keep all lines, even empty ones."""
         files, dev = text_only(data, "language model")
-        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
+        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
     def prepare(self, request: Preparation) -> TaskCorpus:

@@ -7,8 +7,9 @@ Legend: B rows, L tokens of a row, N masked tokens, D model width.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transduce.atomic_io import write_file
 from transduce.data.batches import Batch
+from transduce.data.prepared import PreparedCorpus
 from transduce.data.sentence_pairs import (
     MaskingSettings,
     PairSettings,
@@ -26,22 +29,11 @@ from transduce.data.sentence_pairs import (
 )
 from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
-from transduce.model.build import AnyModel
+from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.tasks.corpus import TaskCorpus, TaskText
-from transduce.tasks.kinds.encoders import (
-    BERT,
-    DEFAULT_CONTEXT,
-    as_encoder,
-    build_encoder,
-    encoder_sizes,
-    linear_schedule,
-    split_text,
-    text_length,
-    write_sentences,
-)
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,
     CardTexts,
@@ -52,9 +44,13 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
     text_only,
 )
+from transduce.tasks.kinds.texts import holds_texts
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
+from transduce.text.sentences import read_documents, sentences_of
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of, text_token_ids
+from transduce.text.tokenizer import Tokenizer
 from transduce.training.choices import (
     Choice,
     ChoiceLog,
@@ -68,6 +64,165 @@ from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.prefetch import to_device
 from transduce.training.schedule import ScheduleName
 from transduce.training.settings import OptimizerName
+
+# --- BERT's encoder, which classification and tagging use too ---
+
+# Default maximum number of tokens in a text, including special tokens.
+DEFAULT_CONTEXT = 128
+
+# Settings of BERT's encoder that differ from the defaults.
+BERT: dict[str, object] = {
+    "kind": "encoder",
+    "positions": "learned",
+    "activation": "gelu",
+    "norm_order": "post",
+    "norm_epsilon": 1e-12,
+    "embedding_norm": True,
+    "token_types": 2,
+    "scale_embeddings": False,
+    "output_bias": True,
+    "pooler": True,
+}
+
+# Settings of the vocabulary projection, which these models lack, with values that settings files may contain.
+OF_PROJECTION = {"tie_output": True, "output_bias": False, "output_scale": 1.0}
+
+
+def text_length(model: ModelConfig, context: int | None) -> int:
+    """Return the maximum number of tokens read from a text, including special tokens.
+
+    This is the context, limited to the number of learned positions.
+    """
+    if model.positions != "learned":
+        return DEFAULT_CONTEXT if context is None else context
+    return model.max_positions if context is None else min(context, model.max_positions)
+
+
+def as_encoder(model: AnyModel) -> Encoder:
+    """Return the model with the type `Encoder`; the task's settings guarantee that it is one."""
+    assert isinstance(model, Encoder)
+    return model
+
+
+def build_encoder(config: ModelConfig) -> Encoder:
+    """Build an encoder with random initial weights."""
+    return as_encoder(build_model(config))
+
+
+def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["source", "target"]) -> SentenceStore:
+    """Open one side of a prepared corpus as memory-mapped sentences."""
+    vocabulary = tokenizer.source if side == "source" else tokenizer.target
+    card = corpus.card.source if side == "source" else corpus.card.target
+    ids = np.memmap(corpus.folder / f"{side}.ids", dtype=np.dtype(card.dtype), mode="r")
+    offsets = np.memmap(corpus.folder / f"{side}.offsets", dtype=np.dtype("<i8"), mode="r")
+    return SentenceStore(ids, offsets, len(vocabulary.before), len(vocabulary.after))
+
+
+class EncoderChoices:
+    """Choices that the tasks of BERT's encoder share: its sizes, its schedule, and the learning rate of fine-tuning."""
+
+    name: ClassVar[str]
+
+    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
+        """Return a preset's encoder sizes, with BERT's feed-forward width and dropout."""
+        return {
+            "num_encoder_layers": preset.num_encoder_layers,
+            "d_model": preset.d_model,
+            "d_ff": 4 * preset.d_model,
+            "num_heads": preset.num_heads,
+            "dropout": 0.1,
+        }
+
+    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
+        """Choose BERT's learning-rate schedule, a linear decay to zero."""
+        return Choice("linear", "a linear decay to zero, as in BERT")
+
+    def choose_learning_rate(
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,  # noqa: ARG002
+        warmup_steps: int,  # noqa: ARG002
+        batch_tokens: int,  # noqa: ARG002
+        optimizer: OptimizerName,  # noqa: ARG002
+    ) -> Choice[float]:
+        """Choose the peak learning rate of fine-tuning, proportional to 1 / d_model.
+
+        For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
+        high from random weights, and ten times as high for LoRA.
+        """
+        factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
+        return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
+
+    def check_projection(self, settings: Settings) -> None:
+        """Refuse settings of the vocabulary projection, which a classifier or tagger lacks; a base model may have it.
+
+        Raises:
+            TransduceError: such a setting differs from its default.
+        """
+        for name, default in OF_PROJECTION.items():
+            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
+                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+
+# --- running text ---
+# One sentence per line, with the end held out as a dev set.
+
+
+# Without a dev set, the end of the text is held out: this share of its sentences, up to a maximum.
+_DEV_SHARE = 0.02
+_MAX_DEV_SENTENCES = 2_000
+_MIN_SENTENCES = 4
+
+
+def write_sentences(files: Sequence[str], chosen: Format, path: Path, *, overwrite: bool) -> str:
+    """Write the sentences of texts to a file, with an empty line after each document, and return the file's path.
+
+    Args:
+        files: files of text.
+        chosen: format of the files; "auto": by their suffixes.
+        path: the file to write, one sentence per line.
+        overwrite: write the file even if it exists.
+
+    Raises:
+        TransduceError: a text cannot be read, or there is none.
+    """
+    if overwrite or not path.exists():
+        documents = (document for file in files for document in _documents(file, chosen))
+        content = "".join("\n".join([*document, "", ""]) for document in documents)
+        if not content:
+            raise TransduceError(f"There is no sentence in {', '.join(files)}: name files with text.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content.encode())
+    return str(path)
+
+
+def _documents(file: str, chosen: Format) -> Iterator[list[str]]:
+    """Yield the documents of a file as lists of sentences; each text of a JSON-lines file is a document."""
+    if holds_texts(file, chosen):
+        return filter(None, map(sentences_of, read_texts(file)))
+    return read_documents(file)
+
+
+def split_text(corpus: TaskCorpus) -> tuple[SentenceStore, SentenceStore]:
+    """Return the training and the dev text, from two files, or from the start and the end of a single file.
+
+    Raises:
+        TransduceError: a single file has too few sentences for both.
+    """
+    text = read_store(corpus.prepared, corpus.tokenizer, "target")
+    if corpus.dev is not None:
+        return text, read_store(corpus.dev, corpus.tokenizer, "target")
+    filled = np.flatnonzero(text.lengths > 0)  # the other lines are empty and end documents
+    if len(filled) < 2 * _MIN_SENTENCES:
+        raise TransduceError(
+            f"Pretraining needs running text of at least {2 * _MIN_SENTENCES} sentences, half of them for "
+            f"validation, but this one has {len(filled)}: add more text, or name a dev text (`--dev-source`)."
+        )
+    dev = min(_MAX_DEV_SENTENCES, max(_MIN_SENTENCES, int(len(filled) * _DEV_SHARE)))
+    cut = int(filled[-dev])
+    return text.part(0, cut), text.part(cut, len(text.offsets) - 1)
+
 
 # Files with one sentence per line, and an empty line after each document.
 _SENTENCES, _DEV_SENTENCES = "sentences.txt", "dev-sentences.txt"
@@ -164,7 +319,7 @@ class MaskedDevSet:
         return nats, len(targets), correct, len(next_correct), int(next_correct.sum())
 
 
-class MaskedLanguageModel(TextKind):
+class MaskedLanguageModel(EncoderChoices, TextKind):
     """The task of pretraining a masked language model."""
 
     name = "masked-language-model"
@@ -193,7 +348,7 @@ class MaskedLanguageModel(TextKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the text to prepare: all sentences, and the empty lines between documents."""
         files, dev = text_only(data, "masked language model")
-        everything = FilterSettings(max_pieces=2**31 - 1, drop_empty=False, drop_identical=False)
+        everything = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identical=False)
         return TaskText(files=files, dev=dev, filters=everything, hold_out=None)
 
     def check(self, settings: Settings) -> None:
@@ -203,16 +358,12 @@ class MaskedLanguageModel(TextKind):
             TransduceError: a setting has no meaning for the task, or the context is too short.
         """
         super().check(settings)
-        least = 5 if _has_next_sentence(settings.task) else 3
-        if settings.task.context is not None and settings.task.context < least:
+        min_context = 5 if _has_next_sentence(settings.task) else 3
+        if settings.task.context is not None and settings.task.context < min_context:
             raise TransduceError(
-                f"`task.context` must be at least {least} here, including special tokens, but is "
+                f"`task.context` must be at least {min_context} here, including special tokens, but is "
                 f"{settings.task.context}."
             )
-
-    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's sizes with BERT's feed-forward width."""
-        return encoder_sizes(preset)
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings, with a classifier for next-sentence prediction."""
@@ -263,10 +414,6 @@ class MaskedLanguageModel(TextKind):
         """Choose twice as many steps as for a language model, because only about a sixth of the tokens are targets."""
         choice = choose_language_model_steps(epoch_tokens, batch_tokens)
         return Choice(2 * choice.value, f"twice {choice.reason}")
-
-    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's linear learning-rate schedule."""
-        return linear_schedule()
 
     def choose_learning_rate(
         self,

@@ -28,17 +28,6 @@ from transduce.model.config import ModelConfig
 from transduce.model.encoder import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
-from transduce.tasks.kinds.encoders import (
-    BERT,
-    DEFAULT_CONTEXT,
-    OF_PROJECTION,
-    as_encoder,
-    build_encoder,
-    choose_encoder_rate,
-    encoder_sizes,
-    linear_schedule,
-    text_length,
-)
 from transduce.tasks.kinds.kind import (
     CardTexts,
     Outcome,
@@ -48,6 +37,14 @@ from transduce.tasks.kinds.kind import (
     Share,
     TaskKind,
     model_dtype,
+)
+from transduce.tasks.kinds.masked_language_model import (
+    BERT,
+    DEFAULT_CONTEXT,
+    EncoderChoices,
+    as_encoder,
+    build_encoder,
+    text_length,
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
@@ -60,7 +57,7 @@ from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tagged import TaggedSentence, describe_spans, read_tagged
 from transduce.text.tokenizer import Tokenizer
-from transduce.training.choices import Choice, Preset
+from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
@@ -109,7 +106,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
         vocabulary, tags = self.tokenizer.source, self.tags
         rows = [[id for id in row if id != vocabulary.pad_id] for row in batch.source.tolist()]
         labels = [[tags[label] for label in row if label != NO_LABEL] for row in batch.target.tolist()]
-        return {"rows": batch.indices.tolist(), "source": list(map(vocabulary.pieces, rows)), "target": labels}
+        return {"rows": batch.indices.tolist(), "source": list(map(vocabulary.tokens, rows)), "target": labels}
 
 
 class _StoredCard(msgspec.Struct, frozen=True):
@@ -269,7 +266,7 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 # --- the kind ---
 
 
-class WordTagging(TaskKind[TaggedCorpus]):
+class WordTagging(EncoderChoices, TaskKind[TaggedCorpus]):
     """The task of tagging words."""
 
     name = "tagging"
@@ -308,9 +305,7 @@ class WordTagging(TaskKind[TaggedCorpus]):
         for name, is_set in unusable.items():
             if is_set:
                 raise TransduceError(f"`{name}` means nothing where `task.kind` is {self.name}: leave it out.")
-        for name, default in OF_PROJECTION.items():
-            if settings.init_from is None and getattr(settings.model, name) not in (None, default):
-                raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+        self.check_projection(settings)
 
     # --- the corpus ---
 
@@ -366,10 +361,6 @@ class WordTagging(TaskKind[TaggedCorpus]):
 
     # --- choices ---
 
-    def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return the preset's model sizes, with BERT's ratio of the feed-forward width."""
-        return encoder_sizes(preset)
-
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
         """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
         length = DEFAULT_CONTEXT if task.context is None else task.context
@@ -416,23 +407,19 @@ class WordTagging(TaskKind[TaggedCorpus]):
         """Choose the number of training steps of ten epochs."""
         return Choice(max(_MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} sentences")
 
-    def choose_schedule(self, norm_order: str) -> Choice[ScheduleName]:  # noqa: ARG002
-        """Choose BERT's linear learning-rate schedule."""
-        return linear_schedule()
-
     def choose_learning_rate(
         self,
         settings: Settings,
         d_model: int,
-        schedule: ScheduleName,  # noqa: ARG002
-        warmup_steps: int,  # noqa: ARG002
-        batch_tokens: int,  # noqa: ARG002
+        schedule: ScheduleName,
+        warmup_steps: int,
+        batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
         """Choose the peak learning rate: 1 / d_model for Muon, or else the rate that classifiers have."""
         if optimizer == "muon":
             return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
-        return choose_encoder_rate(settings, d_model)
+        return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by the F1 of spans, or by accuracy if the tags describe no spans."""

@@ -158,13 +158,13 @@ class DevDirection(NamedTuple):
         return f"{self.source_language or 'source'} → {self.target_language or 'target'}{tag}"
 
 
-def dev_directions(corpus: TaskCorpus, most: int | None = None) -> list[DevDirection]:
-    """Return the dev sentences of each language pair and tag, at most `most` in all."""
+def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list[DevDirection]:
+    """Return the dev sentences of each language pair and tag, at most `max_sentences` in all."""
     groups, count = corpus.dev_groups, len(corpus.dev_sources)
     pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
     keys = list(zip(pairs, groups.tags or [""] * count, strict=True))
     distinct = list(dict.fromkeys(keys)) or [(corpus.languages, "")]
-    each = None if most is None else -(-most // len(distinct))
+    each = None if max_sentences is None else -(-max_sentences // len(distinct))
     found = []
     for (source, target), tag in distinct:
         rows = [row for row, key in enumerate(keys) if key == ((source, target), tag)][:each]
@@ -410,7 +410,7 @@ class Translation(TextKind):
             batches=dev_batches(corpus.dev),
             dtype=model_dtype(resolved),
             device=placement.device,
-            longest_source=resolved.data.filters.max_pieces,
+            longest_source=resolved.data.filters.max_tokens,
             context=document_context(resolved.data),
         )
         dev.best_by = resolved.training.best_by

@@ -445,8 +445,8 @@ def resolve_training(
     order = model.norm_order if settings.init_from is None and model.kind != "recurrent" else "pre"
     schedule = take("training.schedule", training.schedule, kind.choose_schedule(order))
     warmup = take("training.warmup_steps", training.warmup_steps, choose_warmup_steps(steps))
-    if steps is not None and schedule in ("linear", "cosine") and warmup > (most := max(1, steps // 2)):
-        choice_log.amend("training.warmup_steps", most, "half of the steps, as the rate falls in the rest; you set {}")
+    if steps is not None and schedule in ("linear", "cosine") and warmup > (half := max(1, steps // 2)):
+        choice_log.amend("training.warmup_steps", half, "half of the steps, as the rate falls in the rest; you set {}")
     optimizer = take("training.optimizer", training.optimizer, _choose_optimizer(settings, model))
     rate = take(
         "training.learning_rate",

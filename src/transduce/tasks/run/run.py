@@ -75,7 +75,7 @@ from transduce.training.checkpoint import Environment, RunState, load_newest, ne
 from transduce.training.choices import ChoiceLog
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.engine import compile_layers
-from transduce.training.events import Durations, ValidationEvent, format_duration
+from transduce.training.events import Durations, ValidationEvent, format_duration, make_display
 from transduce.training.forecast import (
     NO_SCORE,
     PROBE_LIMIT,
@@ -89,7 +89,6 @@ from transduce.training.forecast import (
 from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
-from transduce.training.notebook_display import make_display
 from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
@@ -445,16 +444,16 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
-    most_steps = training.steps or PROBE_STEPS
+    max_steps = training.steps or PROBE_STEPS
     seconds, limit = PROBE_SECONDS, PROBE_LIMIT
     if run.request.forecast:
         seconds, limit = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at)), SCORE_PROBE_LIMIT
     else:
-        most_steps = min(PROBE_STEPS, most_steps)
+        max_steps = min(PROBE_STEPS, max_steps)
     run.display.say(f"Measuring steps and validations for the forecast: about {format_duration(limit)} at most.")
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
         # The first of two validations compiles kernels, and a score is forecast from both.
-        durations, events = trainer.probe(seconds, most_steps, validations=2, limit=limit)
+        durations, events = trainer.probe(seconds, max_steps, validations=2, limit=limit)
     assert run.validation is not None
     expected = _expected_validation(run, corpus, resolved, durations.step)
     if validated := not math.isnan(durations.validation):
@@ -535,25 +534,25 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
     """Create the trainer, restored from the newest checkpoint or before the first step."""
-    training, place, fresh = resolved.training, _place(run), run.kind.reinitialized(corpus)
+    training, placement, fresh = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
-    model = build_initial_model(resolved, place.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
-        place.device
+    model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
+        placement.device
     )
-    restrict_training(model, resolved, place.folder, fresh.may_lack)
+    restrict_training(model, resolved, placement.folder, fresh.may_lack)
     if training.compile:
-        compile_layers(model, place.device)
+        compile_layers(model, placement.device)
     batches = run.kind.plan(corpus, resolved, (run.processes.rank, run.processes.count))
     loss = run.kind.loss(model, resolved)
-    batches = PrefetchedBatches(batches, loss) if place.device.startswith("cuda") else batches
-    run.validation = dev = run.kind.validation(corpus, resolved, place) if run.processes.is_first else None
+    batches = PrefetchedBatches(batches, loss) if placement.device.startswith("cuda") else batches
+    run.validation = dev = run.kind.validation(corpus, resolved, placement) if run.processes.is_first else None
     writer = _FolderWriter(run, resolved, corpus)
     trainer = Trainer(
         model=model,
         loss=loss,
         batches=batches,
         settings=training,
-        folder=place.folder,
+        folder=placement.folder,
         validate=None if dev is None else dev.validate,
         keep_model=writer.write,
         display=run.display,
@@ -597,7 +596,7 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
     return trainer
 
 
-def _place(run: Run) -> RunPlacement:
+def _placement(run: Run) -> RunPlacement:
     return RunPlacement(folder=run.request.out, device=run.machine.device, threads=run.machine.threads)
 
 
@@ -631,7 +630,7 @@ def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: Tra
     if result.reason.startswith("SIG"):
         display.say("Everything is saved: continue with --resume.")
         return
-    outcome = run.kind.finish(corpus, resolved, _place(run), result.best_step)
+    outcome = run.kind.finish(corpus, resolved, _placement(run), result.best_step)
     for name, content in outcome.files.items():
         write_file(out / name, content)
     if outcome.search is not None:

@@ -25,6 +25,7 @@ from transduce.model.config import (
     split_own_names,
 )
 from transduce.search.settings import SearchSettings
+from transduce.tasks import TaskName
 from transduce.tasks.noise import NoiseSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
@@ -48,16 +49,7 @@ _MAX_CLASS_WEIGHT = 1e6
 class TaskSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The kind of task and its own settings: `task.*` in a settings file."""
 
-    kind: Literal[
-        "translation",
-        "language-model",
-        "denoising",
-        "masked-language-model",
-        "classification",
-        "tagging",
-        "parsing",
-        "time-series",
-    ] = "translation"
+    kind: TaskName = "translation"
     """translation: one text from another; language-model: continue a text; denoising: restore a noised text, as
     pretraining for another task; masked-language-model: predict hidden tokens (BERT); classification: labels of texts;
     tagging: a tag of each word; parsing: constituency trees; time-series: forecast numbers."""
@@ -430,11 +422,11 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             corpus.weight * max(1, count) ** (1 / self.temperature - 1)
             for corpus, count in zip(self.corpora, counts, strict=True)
         ]
-        least = min(
+        smallest = min(
             (each for corpus, each in zip(self.corpora, shares, strict=True) if corpus.share is None), default=1.0
         )
         return [
-            0.0 if corpus.share is not None else corpus.upsample or min(float(_MAX_REPEATS), share / least)
+            0.0 if corpus.share is not None else corpus.upsample or min(float(_MAX_REPEATS), share / smallest)
             for corpus, share in zip(self.corpora, shares, strict=True)
         ]
 
@@ -480,9 +472,9 @@ class VocabularySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     and numbers; None: 8 for a translation between two known languages, or 0 for a small corpus or vocabulary."""
 
     def __post_init__(self) -> None:
-        most = len(PLACEHOLDER_TOKENS)
-        if self.placeholders is not None and not 0 <= self.placeholders <= most:
-            raise TransduceError(f"`tokenizer.placeholders` must be from 0 to {most}, but is {self.placeholders}.")
+        available = len(PLACEHOLDER_TOKENS)
+        if self.placeholders is not None and not 0 <= self.placeholders <= available:
+            raise TransduceError(f"`tokenizer.placeholders` must be from 0 to {available}, but is {self.placeholders}.")
         if len(self.vocabulary) > 2:
             raise TransduceError(
                 "`tokenizer.vocabulary` names one vocabulary for both sides or one for each, but "

@@ -203,11 +203,11 @@ class NativeSearch:
         """The number of tokens of every live hypothesis, t."""
         return self._numbers["length"]
 
-    def advance(self, steps: int, *, least: int = 0) -> None:
-        """Run at most `steps` search steps; return early once at most `least` sentences are left."""
+    def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
+        """Run at most `steps` search steps; return early once at most `max_unfinished` sentences are left."""
         search: CompiledKernel = search_kernel()
-        self._numbers["steps"], self._numbers["least"] = steps, least
-        while self._numbers["sentences"] > least and self._numbers["steps"] > 0:
+        self._numbers["steps"], self._numbers["least"] = steps, max_unfinished
+        while self._numbers["sentences"] > max_unfinished and self._numbers["steps"] > 0:
             self._ensure_capacity()
             work = self._numbers["sentences"] * self.bounds.beam_size * self.state.compiled.step_multiplications
             run_timed(search, self._numbers.array, work, self.threads)

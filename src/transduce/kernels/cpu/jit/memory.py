@@ -111,7 +111,7 @@ class Arena:
 
 
 _WINDOW_BITS = 16  # Linux maps pages in windows of 64 KiB
-_MAX_WINDOWS = 64  # that are read through the mapping, 4 MiB
+_MAX_WINDOWS = 256  # that are read through the mapping, 16 MiB
 _MIN_FILE_BYTES = 32 << 20  # smaller matrices are read through their mapping
 _READ, _DESCRIPTOR, _START, _WINDOWS_LEFT, _MARKS = range(5)  # the elements of `FileRows.numbers`
 _MAPS = Path("/proc/self/maps")  # exists on Linux only

@@ -1,4 +1,4 @@
-"""`transduce export MODEL OUT --to ctranslate2|onnx|huggingface`: convert a model and check the result."""
+"""Commands that convert models: `export` to CTranslate2, ONNX or Hugging Face, and `import` from Hugging Face."""
 
 import argparse
 
@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 from transduce.text.files import read_lines
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce export`."""
     add = parser.add_argument
     add("model", help="a model folder")
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_export(options: argparse.Namespace) -> int:
     """Export a model, and print how well the result agrees with it."""
     from transduce.exchange.export import export
 
@@ -70,6 +70,32 @@ def run(options: argparse.Namespace) -> int:
         references=references,
         target_language=options.target_language,
         threads=options.threads,
+    )
+    write_report(report, options.json)
+    return 0
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce import`."""
+    add = parser.add_argument
+    add("folder", help="a Hugging Face folder: config.json, model.safetensors and the tokenizer's files")
+    add("out", help="the folder to create")
+    add("--source-language", metavar="TAG", help="default source language of the imported model: zho_Hans, zh_CN")
+    add("--target-language", metavar="TAG", help="default target language of the imported model: eng_Latn, >>fra<<")
+    add("--json", metavar="PATH", help="write what was imported as JSON; -: to standard output")
+
+
+def run_import(options: argparse.Namespace) -> int:
+    """Import a model, and print a report on it."""
+    from transduce.exchange.import_folder import import_model_folder
+
+    check_writable(report=options.json, inputs=[options.folder])
+    check_folder(options.out)
+    report = import_model_folder(
+        options.folder,
+        options.out,
+        source_language=options.source_language,
+        target_language=options.target_language,
     )
     write_report(report, options.json)
     return 0

@@ -1,8 +1,9 @@
-"""`transduce paper table1`: reproduce a table or a figure of "Attention Is All You Need" at a small scale."""
+"""Commands that train several models and compare them: `experiment`, and `paper` for the paper's tables and figures."""
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transduce.commands.main import ListingFormatter
 from transduce.commands.options import (
@@ -15,6 +16,64 @@ from transduce.commands.options import (
 )
 from transduce.errors import TransduceError
 from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.tasks.experiments import ExperimentSettings
+
+# --- experiment ---
+
+
+def add_experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce experiment`."""
+    add = parser.add_argument
+    add("file", metavar="FILE.toml", help="the experiment: variants, seeds and settings")
+    add("--jobs", type=int, default=1, metavar="N", help="number of runs at once, which share the cores")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="list the runs and their state, check settings and files, and do not train",
+    )
+    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    add_computing(parser, int8=False)
+
+
+def run_experiment(options: argparse.Namespace) -> int:
+    """Run an experiment and print its table; return 1 if a run failed."""
+    from transduce.inspection.experiments import REPORT, experiment
+    from transduce.tasks.experiments import read_experiment
+
+    check_writable(report=options.json, inputs=[options.file])
+    if options.dry_run:
+        return _dry_run(read_experiment(options.file), options.device)
+    report = experiment(
+        options.file,
+        jobs=options.jobs,
+        device=options.device,
+        threads=options.threads,
+        precision=options.precision,
+    )
+    write_report(report, options.json)
+    if options.json != "-":
+        print(localized(f"The report is in {Path(read_experiment(options.file).out) / REPORT}."))
+    return 1 if report.failures else 0
+
+
+def _dry_run(experiment: "ExperimentSettings", device: str) -> int:
+    """List the runs of an experiment and what keeps them from starting; return 1 if something does."""
+    from transduce.tasks.experiments import expand, find_problems
+
+    problems = list[str]()
+    runs = expand(experiment, problems)
+    for each in runs:
+        state = "finished" if each.result() else "started" if each.folder.exists() else "new"
+        print(localized(f"{each.variant}, seed {each.seed}: {state}, {each.folder}"))
+    problems += find_problems(experiment, runs, device)
+    for problem in problems:
+        print(localized(problem), file=sys.stderr)
+    return 1 if problems else 0
+
+
+# --- paper ---
 
 _RESULTS = {
     "table1": "complexity, sequential operations and path lengths of layers, measured",
@@ -36,7 +95,7 @@ _TAKES: dict[str, tuple[str, ...]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce paper`; an option that is not set is None, so that idle ones are refused."""
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
@@ -77,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_computing(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_paper(options: argparse.Namespace) -> int:
     """Compute the requested table or figure, and print it with what the paper says."""
     allowed = _TAKES[options.result]
     for name in {option for options_of in _TAKES.values() for option in options_of}:

@@ -1,9 +1,9 @@
 """Check quality warnings and re-decoding on Tatoeba Chinese to English: whether translations with warnings are worse,
 and whether re-decoding improves them.
 
-    python benchmarks/doubts.py                     # trains a model first, half an hour
-    python benchmarks/doubts.py --model DIR --source F --target F      # another one, of your own
-    python benchmarks/doubts.py --quick
+    python benchmarks/quality_warnings.py                     # trains a model first, half an hour
+    python benchmarks/quality_warnings.py --model DIR --source F --target F      # another one, of your own
+    python benchmarks/quality_warnings.py --quick
 
 The quality of a translation is its chrF with the reference, a rough measure for one sentence. Rows report: the number
 and mean chrF of sentences with each kind of warning, against sentences without any; how often the model's probability
@@ -25,7 +25,7 @@ from transduce.inference.quality_estimation import WARNING_KINDS, nats_per_token
 from transduce.inference.scoring import as_translation
 from transduce.text.files import read_lines
 
-Doubts = Sequence[tuple[str, ...]]
+QualityWarnings = Sequence[tuple[str, ...]]
 
 
 def with_model(options: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -62,30 +62,32 @@ def train_on(corpus: Path, minutes: float) -> Path:
     for side, language in sides.items():
         options += [f"--{side}", str(corpus / f"train.{language}.gz")]
         options += [f"--dev-{side}", str(corpus / f"dev.{language}.gz")]
-    return train_once(REPOSITORY / "models" / "doubts" / f"{minutes:g}min", options, {})
+    return train_once(REPOSITORY / "models" / "quality_warnings" / f"{minutes:g}min", options, {})
 
 
 def _rows(translator: Translator, found: list[Translation], references: list[str]) -> list[Row]:
     quality = _qualities(found, references)
-    doubts = [tuple(doubt.kind for doubt in each) for each in estimate_quality(translator, found)]
-    sure = mean([value for value, own in zip(quality, doubts, strict=True) if not own])
-    rows = [Row("no warning", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in doubts]))]
+    quality_warnings = [tuple(warning.kind for warning in each) for each in estimate_quality(translator, found)]
+    sure = mean([value for value, own in zip(quality, quality_warnings, strict=True) if not own])
+    rows = [
+        Row("no warning", sure, "chrF", f"share of {len(found):,}", mean([float(not own) for own in quality_warnings]))
+    ]
     for kind in WARNING_KINDS:
-        own_quality = [value for value, own in zip(quality, doubts, strict=True) if kind in own]
+        own_quality = [value for value, own in zip(quality, quality_warnings, strict=True) if kind in own]
         if own_quality:
             name, value = f"warning: {kind}, {len(own_quality)} sentences", mean(own_quality)
             rows.append(Row(name, value, "chrF", "no warning", sure, value / sure))
     likelihood = [-nats_per_token(each) for each in found]
     rows.append(Row("the better of two is more probable", 100.0 * _ranking(likelihood, quality), "%"))
     rows.append(Row("mismatched translations with warnings", 100.0 * _mismatches(translator, found, references), "%"))
-    return [*rows, *_second_search(translator, found, references, doubts)]
+    return [*rows, *_second_search(translator, found, references, quality_warnings)]
 
 
 def _second_search(
-    translator: Translator, found: list[Translation], references: list[str], doubts: Doubts
+    translator: Translator, found: list[Translation], references: list[str], quality_warnings: QualityWarnings
 ) -> list[Row]:
     again = redecode(translator, found)
-    numbers = [n for n, own in enumerate(doubts) if own]
+    numbers = [n for n, own in enumerate(quality_warnings) if own]
     changed = [n for n in numbers if again[n].text != found[n].text]
     rows = [Row("translations with warnings changed", len(changed), f"of {len(numbers)}")]
     if changed:
@@ -117,8 +119,8 @@ def _ranking(likelihood: list[float], quality: list[float]) -> float:
 def _mismatches(translator: Translator, found: list[Translation], references: list[str]) -> float:
     """Return the fraction of translations that get a warning if each source is paired with the next one's reference."""
     scores = translator.score([each.source for each in found], references[1:] + references[:1])
-    doubts = estimate_quality(translator, [as_translation(each) for each in scores])
-    return mean([float(bool(own)) for own in doubts])
+    quality_warnings = estimate_quality(translator, [as_translation(each) for each in scores])
+    return mean([float(bool(own)) for own in quality_warnings])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,382 @@
+"""Commands that measure translations: `evaluate`, `compare` and `score`."""
+
+import argparse
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from transduce.atomic_io import write_file
+from transduce.commands.options import (
+    SEARCH_OPTIONS,
+    add_computing,
+    add_datastore,
+    add_glossary,
+    add_scoring,
+    add_search,
+    check_writable,
+    glossary_from,
+    load_translator,
+    read_aligned_lines,
+    refuse_options,
+    search_settings,
+    write_lines,
+    write_report,
+)
+from transduce.errors import TransduceError
+from transduce.text.files import count_noun
+from transduce.text.glossary import Glossary, TermTally
+from transduce.text.languages import language_of
+from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inference.scoring import Score
+    from transduce.inference.translator import Translator
+    from transduce.search.settings import SearchSettings
+
+# --- evaluate ---
+
+# Common settings of published scores: beam size and length penalty.
+_SEARCHES = (
+    ("greedy search", 1, 0.6),
+    ("beam 4, length penalty 0.6 (the paper)", 4, 0.6),
+    ("beam 5, length penalty 1", 5, 1.0),
+    ("beam 4, no length penalty", 4, 0.0),
+)
+
+
+def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce evaluate`."""
+    add = parser.add_argument
+    add("model", help="a model folder")
+    add("--source", required=True, metavar="FILE", help="source sentences of the test set, one per line; or texts")
+    add("--reference", required=True, metavar="FILE", help="their human translations, one per line; or their labels")
+    add("--output", metavar="FILE", help="write the model's translations here")
+    add("--json", metavar="PATH", help="write the scores as JSON; -: to standard output")
+    add(
+        "--variants",
+        action="store_true",
+        help="also print BLEU with other tokenizers, other treatment of case, and other searches",
+    )
+    add_glossary(parser)
+    add_datastore(parser)
+    add_scoring(parser)
+    add_search(parser)
+    add_computing(parser)
+
+
+def run_evaluate(options: argparse.Namespace) -> int:
+    """Translate the source, score the result, and print both scores with their signatures."""
+    from transduce.evaluation.scores import Variant, Variants, choose_tokenizer, count_variants, score
+    from transduce.inference.evaluate import decoding_record
+
+    search = search_settings(options, options.model)
+    inputs = [options.model, options.source, options.reference, options.glossary, options.datastore]
+    check_writable(options.output, report=options.json, inputs=inputs)
+    glossary = glossary_from(options)
+    sources, references = read_aligned_lines(options.source, options.reference)
+    if _is_classifier(options.model):
+        return _evaluate_classifier(options, sources, references)
+    translator = load_translator(options.model, options)
+    choose_tokenizer(translator.target_language, options.tokenize)  # check the tokenizer before hours of translating
+    started_at = time.monotonic()
+    hypotheses = _translate(translator, sources, search, glossary)
+    elapsed_seconds = time.monotonic() - started_at
+    if options.output:
+        write_file(Path(options.output), "".join(f"{line}\n" for line in hypotheses).encode())
+    counting = {
+        "target_language": translator.target_language,
+        "tokenize": options.tokenize,
+        "lowercase": options.lowercase,
+    }
+    used = {"glossary": options.glossary if glossary else None, "datastore": options.datastore}
+    named = {name: path for name, path in used.items() if path}
+    report = score(hypotheses, references, decoding=decoding_record(search, translator.precision) | named, **counting)
+    if options.variants:
+        searched = [
+            Variant(way, score(_translate(translator, sources, other, glossary), references, **counting).bleu)
+            for way, other in _other_searches(search)
+        ]
+        counted = count_variants(hypotheses, references, **counting)
+        write_report(Variants(scored=report, counted=counted, searched=tuple(searched)), options.json)
+    else:
+        write_report(report, options.json)
+    if glossary:
+        tally = TermTally(glossary)
+        for number, pair in enumerate(zip(sources, hypotheses, strict=True), 1):
+            tally.add(number, *pair)
+        sys.stderr.write(localized(f"{tally}\n"))
+    sys.stderr.write(localized(f"{len(sources):,} sentences in {elapsed_seconds:.1f} s\n"))
+    return 0
+
+
+def _is_classifier(model: str) -> bool:
+    """Return whether a folder holds a text classifier.
+
+    Raises:
+        TransduceError: the folder holds a tagger, which another command measures.
+    """
+    from transduce.model_folder.cards import find_task_card
+
+    card = find_task_card(Path(model)) if Path(model).is_dir() else None
+    if card is not None and card.kind == "tagging":
+        raise TransduceError(
+            f"`evaluate` scores translations and classes, but {model} is a tagger: `transduce tag {model} FILE "
+            "--score` reports its accuracy and the F1 of spans."
+        )
+    return card is not None and card.kind == "classification"
+
+
+# Options that only translations have.
+_OF_TRANSLATIONS = (
+    "tag",
+    "variants",
+    "glossary",
+    "datastore",
+    "tokenize",
+    "lowercase",
+    "source_language",
+    "target_language",
+)
+
+
+def _evaluate_classifier(options: argparse.Namespace, texts: list[str], labels: list[str]) -> int:
+    """Classify the texts, and print accuracy, macro F1, the scores of each label and a confusion table."""
+    from transduce.evaluation.scores import score_labels
+    from transduce.inference.classifier import load_classifier
+    from transduce.inference.evaluate import check_labels
+
+    for name in _OF_TRANSLATIONS:
+        if vars(options).get(name):
+            raise TransduceError(
+                f"`--{name.replace('_', '-')}` is for translations, but {options.model} is a classifier: leave it out."
+            )
+    classifier = load_classifier(
+        options.model, precision=options.precision, device=options.device, threads=options.threads
+    )
+    check_labels(classifier, labels, f"{options.reference}:1")
+    predicted = [each.label for each in classifier(texts)]
+    if options.output:
+        write_file(Path(options.output), "".join(f"{label}\n" for label in predicted).encode())
+    report = score_labels(predicted, labels)
+    write_report(report, options.json)
+    if options.json != "-":
+        sys.stdout.write(localized(f"\n{report.table()}\n"))
+    return 0
+
+
+def _translate(
+    translator: "Translator", sources: Sequence[str], search: "SearchSettings", glossary: Glossary | None
+) -> list[str]:
+    from transduce.inference.batching import Documents
+
+    translations = translator.translate(sources, search, glossary=glossary, documents=Documents.of_lines(sources))
+    return [translation.text for translation in translations]
+
+
+def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
+    """Yield names and settings of the usual greedy and beam searches that differ from the one used."""
+    for way, beam_size, length_penalty in _SEARCHES:
+        settings = (beam_size, length_penalty if beam_size > 1 else search.length_penalty)
+        if settings != (search.beam_size, search.length_penalty) or search.sampling is not None:
+            yield (
+                way,
+                msgspec.structs.replace(
+                    search,
+                    beam_size=beam_size,
+                    length_penalty=length_penalty,
+                    n_best=1,
+                    sampling=None,
+                    diverse_groups=1,
+                    coverage_penalty=search.coverage_penalty if beam_size > 1 else 0.0,
+                ),
+            )
+
+
+# --- compare ---
+
+
+def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce compare`."""
+    add = parser.add_argument
+    add("a", metavar="A", help="a model folder, or a file of translations")
+    add("b", metavar="B", help="another model folder or file of translations")
+    add("--source", metavar="FILE", help="source sentences, one per line; required if A or B is a model")
+    add("--reference", required=True, metavar="FILE", help="human translations of the source, one per line")
+    add("--language", metavar="CODE", help="target language (default: the model's, or the reference's suffix)")
+    add("--json", metavar="PATH", help="write the comparison as JSON; -: to standard output")
+    tests = parser.add_argument_group("significance tests")
+    tests.add_argument("--resamples", type=int, default=1000, metavar="N", help="resamples of each test")
+    tests.add_argument("--seed", type=int, default=12345, metavar="N", help="random seed of the resampling")
+    add_scoring(parser)
+    add_search(parser)
+    add_computing(parser)
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Print both systems' scores, the difference, and whether it is significant."""
+    from transduce.evaluation.significance import compare
+
+    names = _names_of_systems(options.a, options.b)
+    _check_systems(options, names)
+    check_writable(report=options.json, inputs=[options.a, options.b, options.source, options.reference])
+    # Files are read and checked before any model translates; a pipe can be read only once.
+    files = [path for path in (options.a, options.b) if not Path(path).is_dir()]
+    paths = list(dict.fromkeys(filter(None, [options.source, *files, options.reference])))
+    texts = dict(zip(paths, read_aligned_lines(*paths), strict=True))
+    a, b = (
+        _System(texts[path]) if path in texts else _translate_with(path, texts[options.source], options)
+        for path in (options.a, options.b)
+    )
+    comparison = compare(
+        a.lines,
+        b.lines,
+        texts[options.reference],
+        target_language=options.language or a.languages[1] or b.languages[1] or language_of(options.reference),
+        tokenize=options.tokenize,
+        lowercase=options.lowercase,
+        resamples=options.resamples,
+        seed=options.seed,
+        names=names,
+    )
+    warnings = (*comparison.warnings, *_pair_warning(names, a, b))
+    write_report(
+        msgspec.structs.replace(comparison, decoding_a=a.decoding, decoding_b=b.decoding, warnings=warnings),
+        options.json,
+    )
+    return 0
+
+
+class _System(msgspec.Struct, frozen=True):
+    """The translations of a system, with its languages and decoding settings if known."""
+
+    lines: list[str]
+    languages: tuple[str | None, str | None] = (None, None)
+    """Source and target language of a model."""
+    decoding: dict[str, str | int | float | bool] = {}
+
+
+def _check_systems(options: argparse.Namespace, names: tuple[str, str]) -> None:
+    from transduce.evaluation.scores import choose_tokenizer
+    from transduce.evaluation.significance import check_trial
+
+    folders = [path for path in (options.a, options.b) if Path(path).is_dir()]
+    for folder in folders:
+        search_settings(options, folder)
+    if not folders:
+        refuse_options(options, SEARCH_OPTIONS, "sets how to translate, but A and B are translations: leave it out.")
+    check_trial(options.resamples, options.seed, names)
+    choose_tokenizer(options.language or language_of(options.reference), options.tokenize)
+    for path in folders:
+        if options.source is None:
+            raise TransduceError(f"{path} is a model, which needs sentences to translate: pass --source.")
+
+
+def _translate_with(folder: str, sources: list[str], options: argparse.Namespace) -> _System:
+    from transduce.inference.evaluate import decoding_record
+
+    search = search_settings(options, folder)
+    translator = load_translator(folder, options)
+    lines = [translation.text for translation in translator(sources, search=search, document=True)]
+    languages = translator.source_language, translator.target_language
+    return _System(lines, languages, decoding_record(search, translator.precision))
+
+
+def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
+    """Return a warning if two models have different languages; zh and zho may be equal."""
+    codes = [[re.split("[-_]", code.lower())[0] if code else "" for code in each.languages] for each in (a, b)]
+    if not any(len(one) == len(other) and one != other for one, other in zip(*codes, strict=True)):
+        return []
+    pairs = [" to ".join(code or "?" for code in each.languages) for each in (a, b)]
+    statements = (f"{name} translates {pair}" for name, pair in zip(names, pairs, strict=True))
+    return [f"{' and '.join(statements)}, but both had the same sentences: compare models of one pair of languages."]
+
+
+def _names_of_systems(a: str, b: str) -> tuple[str, str]:
+    """Return the shortest different suffixes of the two paths, as names of the systems."""
+    parts_a, parts_b = Path(a).parts, Path(b).parts
+    for length in range(1, max(len(parts_a), len(parts_b)) + 1):
+        names = str(Path(*parts_a[-length:])), str(Path(*parts_b[-length:]))
+        if names[0] != names[1]:
+            return names
+    return f"{a} (1)", f"{b} (2)"
+
+
+# --- score ---
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A summary of a file's scores: each line's score, and the sums."""
+
+    lines: int
+    tokens: int = msgspec.field(name="pieces")
+    """The number of target tokens, including end symbols."""
+    log_probability: float
+    """The total log-probability, in nats."""
+    perplexity: float
+    """Perplexity per token: the exponential of the mean negative log-probability."""
+    length_penalty: float
+    precision: str
+    scores: list[float]
+    """The score of each line."""
+
+    def __str__(self) -> str:
+        return (
+            f"{count_noun(self.lines, 'line')}, {count_noun(self.tokens, 'token')}, "
+            f"log-probability {self.log_probability:,.2f}, perplexity per token {self.perplexity:,.3f}"
+        )
+
+
+def add_score_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce score`."""
+    add = parser.add_argument
+    add("model", nargs="+", help="a model folder; the probabilities of several models are averaged")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line")
+    add("--target", required=True, metavar="FILE", help="their translations, one per line")
+    add(
+        "--length-penalty",
+        type=float,
+        default=0.0,
+        metavar="ALPHA",
+        help="divide log-probabilities by the length penalty of search, which usually uses 0.6; 0: do not divide",
+    )
+    add("--json", metavar="PATH", help="write scores and totals as JSON; -: to standard output")
+    add_computing(parser)
+
+
+def run_score(options: argparse.Namespace) -> int:
+    """Print a score for each line, and the totals on standard error."""
+    from transduce.inference.scoring import TooLongError
+    from transduce.search.settings import SearchSettings
+
+    check_writable(report=options.json, inputs=[options.model, options.source, options.target])
+    SearchSettings(length_penalty=options.length_penalty)  # checks the range
+    sources, targets = read_aligned_lines(options.source, options.target)
+    translator = load_translator(options.model, options)
+    try:
+        scores = translator.score(sources, targets, length_penalty=options.length_penalty)
+    except TooLongError as error:
+        raise TransduceError(f"{vars(options)[error.side]}:{error.number}: {error}") from error
+    summary = summarize(scores, options.length_penalty, translator.precision)
+    write_lines((f"{score.score:.6f}" for score in scores), summary, options.json)
+    return 0
+
+
+def summarize(scores: "list[Score]", length_penalty: float, precision: str) -> Summary:
+    """Return the scores of all lines with their totals."""
+    tokens = sum(len(score.token_log_probabilities) for score in scores)
+    total = math.fsum(score.log_probability for score in scores)
+    return Summary(
+        lines=len(scores),
+        tokens=tokens,
+        log_probability=total,
+        perplexity=math.exp(min(-total / max(1, tokens), 700.0)),
+        length_penalty=length_penalty,
+        precision=precision,
+        scores=[score.score for score in scores],
+    )

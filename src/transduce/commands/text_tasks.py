@@ -1,0 +1,473 @@
+"""Commands that apply a model to each line of text: `classify`, `tag`, `parse`, `fill-mask` and `embed`."""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+import msgspec
+
+from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
+from transduce.commands.options import add_computing, check_writable, file_or_stream, text_argument, write_report
+from transduce.commands.translate import standard_output, stdin_lines
+from transduce.errors import TransduceError
+from transduce.text.files import read_lines
+from transduce.text.tagged import is_tagged_file, read_tagged
+from transduce.text.trees import clean, read_trees, unescape_word
+from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from transduce.evaluation.brackets import BracketReport
+    from transduce.inference.classifier import Classification, Classifier
+    from transduce.inference.embedder import Embedder
+    from transduce.inference.mask_filler import Candidate, Filler, Filling
+    from transduce.inference.parser import Parse, Parser
+    from transduce.inference.tagger import Tagger
+
+    _Block = tuple[list[str], NDArray[np.float32], int]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_BLOCK_LINES = 1_024
+_BLOCK_LINES_OF_PARSER = 256
+_MAX_TAGS_SHOWN = 8
+_VECTOR_FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
+
+
+def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T], size: int) -> Iterator[_R]:
+    """Yield the results of a function that takes up to `size` items at once."""
+    waiting = iter(items)
+    while block := list(itertools.islice(waiting, size)):
+        yield from compute(block)
+
+
+def _input_lines(options: argparse.Namespace) -> Iterator[str]:
+    return read_lines(options.text) if options.text else stdin_lines()
+
+
+def _write_results(results: Iterable[str], output: str | None) -> None:
+    """Write texts that end with a line feed to a file, or as soon as each is there to standard output."""
+    if output:
+        write_file(Path(output), "".join(results).encode())
+        return
+    with standard_output() as stream:
+        for result in results:
+            stream.write(result)
+            stream.flush()
+
+
+# --- classify ---
+
+
+def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce classify`."""
+    add = parser.add_argument
+    add("model", help="the folder of a classifier")
+    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
+    add(
+        "--probabilities",
+        type=_number_of_labels,
+        nargs="?",
+        const=-1,
+        metavar="N",
+        help="print the N most likely labels with their probabilities; all labels without N",
+    )
+    add("--labels", metavar="FILE", help="the right labels, one per line: report the accuracy, print no labels")
+    add("--output", metavar="FILE", type=file_or_stream, help="write the labels here (default: standard output)")
+    add("--json", metavar="PATH", help="with --labels: write the report as JSON; -: to standard output")
+    add_computing(parser)
+
+
+def _number_of_labels(text: str) -> int:
+    """Parse the number of labels; the error message also explains a file name that is taken for the option's value."""
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of labels (1 or more); put a file before the option")
+
+
+def run_classify(options: argparse.Namespace) -> int:
+    """Print a label for each text or, if the correct labels are known, a report of scores."""
+    from transduce.inference.classifier import load_classifier
+
+    check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.labels])
+    if options.json and not options.labels:
+        raise TransduceError("`--json` writes the report of `--labels`: pass the right labels too, or leave it out.")
+    if options.probabilities and options.labels and not options.output:
+        raise TransduceError(
+            "`--probabilities` are printed after labels, but `--labels` prints none: add `--output`, or leave one "
+            "of them out."
+        )
+    classifier = load_classifier(
+        options.model, precision=options.precision, device=options.device, threads=options.threads
+    )
+    if options.labels:
+        _report_labels(options, classifier)
+        return 0
+    found = _in_blocks(classifier, _input_lines(options), _BLOCK_LINES)
+    _write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
+    return 0
+
+
+def _report_labels(options: argparse.Namespace, classifier: "Classifier") -> None:
+    """Classify all texts, write the labels to a file if requested, and print scores."""
+    from transduce.evaluation.scores import check_line_counts, score_labels
+    from transduce.inference.evaluate import check_labels
+
+    texts, labels = list(_input_lines(options)), list(read_lines(options.labels))
+    place = options.text or "standard input"
+    check_line_counts({f"lines in {place}": texts, f"lines in {options.labels}": labels})
+    check_labels(classifier, labels, f"{options.labels}:1")
+    found = list(_in_blocks(classifier, texts, _BLOCK_LINES))
+    if options.output:
+        _write_results((f"{format_classification(each, options.probabilities)}\n" for each in found), options.output)
+    write_report(score_labels([each.label for each in found], labels), options.json)
+
+
+def format_classification(classification: "Classification", shown: int | None) -> str:
+    """Format a label, or labels with their probabilities, separated by tabs."""
+    if not shown:
+        return classification.label
+    ranked = list(classification.probabilities.items())[: shown if shown > 0 else None]
+    return "\t".join(f"{label}\t{probability:.4f}" for label, probability in ranked)
+
+
+# --- tag ---
+
+
+def add_tag_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce tag`."""
+    add = parser.add_argument
+    add("model", help="the folder of a tagger")
+    add(
+        "text",
+        nargs="?",
+        metavar="FILE",
+        type=file_or_stream,
+        help="sentences, one per line, words separated by spaces; or columns (.conll, .conllu, …) or JSON lines "
+        "(default: standard input)",
+    )
+    add(
+        "--columns",
+        nargs="+",
+        metavar="COLUMN",
+        help="FILE has columns: which of them holds the word and, for --score, the tag; numbers from 1, or names",
+    )
+    add(
+        "--score", action="store_true", help="compare with the tags in FILE: report accuracy and span F1, print no tags"
+    )
+    add("--output", metavar="FILE", type=file_or_stream, help="write the tags here (default: standard output)")
+    add("--json", metavar="PATH", help="with --score: write the report as JSON; -: to standard output")
+    add_computing(parser)
+
+
+def run_tag(options: argparse.Namespace) -> int:
+    """Print a line `word TAB tag` for each word, with an empty line after each sentence, or a report of scores."""
+    from transduce.inference.tagger import load_tagger
+
+    check_writable(options.output, report=options.json, inputs=[options.model, options.text])
+    if options.json and not options.score:
+        raise TransduceError("`--json` writes the report of `--score`: pass that too, or leave it out.")
+    if (options.score or options.columns) and not options.text:
+        option = "--score" if options.score else "--columns"
+        raise TransduceError(f"`{option}` needs a file of columns, but standard input has sentences: name a file.")
+    if options.columns and len(options.columns) > 2:
+        raise TransduceError(f"`--columns` names those of word and tag, but there are {len(options.columns)}.")
+    tagger = load_tagger(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    if options.score:
+        _report_tags(options, tagger)
+        return 0
+    taggings = _in_blocks(tagger.tag, _sentences(options), _BLOCK_LINES)
+    _write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+    return 0
+
+
+def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
+    """Return the sentences of the input, each as a list of words."""
+    if options.columns or (options.text and is_tagged_file(options.text)):
+        return [sentence.words for sentence in read_tagged(options.text, options.columns, needs_tags=False)]
+    return (line.split() for line in _input_lines(options))
+
+
+def _report_tags(options: argparse.Namespace, tagger: "Tagger") -> None:
+    """Tag the sentences of a tagged file, compare the tags with those of the file, and print a report."""
+    from transduce.evaluation.scores import score_tags
+
+    sentences = read_tagged(options.text, options.columns)
+    tags = {tag for sentence in sentences for tag in sentence.tags}
+    unknown = sorted(tags - set(tagger.tags))
+    if len(unknown) == len(tags):
+        more = ", …" if len(tagger.tags) > _MAX_TAGS_SHOWN else ""
+        raise TransduceError(
+            f'{options.text} has tags such as "{unknown[0][:40]}", none of which the model knows: its tags are '
+            f"{', '.join(tagger.tags[:_MAX_TAGS_SHOWN])}{more}; choose the column of the tags by --columns."
+        )
+    if unknown:
+        shown = ", ".join(unknown[:_MAX_TAGS_SHOWN])
+        sys.stderr.write(localized(f"The model does not know {len(unknown)} of {len(tags)} tags: {shown}\n"))
+    taggings = list(_in_blocks(tagger.tag, (sentence.words for sentence in sentences), _BLOCK_LINES))
+    if options.output:
+        _write_results((f"{tagging}\n\n" for tagging in taggings), options.output)
+    report = score_tags([tagging.tags for tagging in taggings], [sentence.tags for sentence in sentences])
+    write_report(report, options.json)
+
+
+# --- parse ---
+
+
+class ParsingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The bracket scores of a treebank, with the settings of the parser."""
+
+    brackets: "BracketReport"
+    f1: float
+    """F1 of sentences of all lengths, in percent."""
+    f1_of_short: float
+    """F1 of short sentences, in percent."""
+    valid: float
+    """Share of the sentences with a tree over exactly their words, in percent."""
+    cut: int
+    """Number of trees that were cut at their maximum length and then closed."""
+    beam_size: int
+
+    def __str__(self) -> str:
+        return f"{self.brackets}\nvalid trees {self.valid:.2f} %, {self.cut:,} of them cut, beam {self.beam_size}"
+
+
+def add_parse_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce parse`."""
+    add = parser.add_argument
+    add("model", help="the folder of a parser")
+    add(
+        "text",
+        nargs="?",
+        metavar="FILE",
+        type=file_or_stream,
+        help="sentences, one per line, words separated by spaces (default: standard input)",
+    )
+    add("--pretty", action="store_true", help="draw each tree on several lines, followed by an empty line")
+    add(
+        "--beam-size",
+        type=int,
+        metavar="N",
+        help="hypotheses kept at each step; 1: greedy (default: the setting in the model's folder)",
+    )
+    add("--reference", metavar="TREEBANK", help="parse its sentences and report bracket scores, print no trees")
+    add("--output", metavar="FILE", type=file_or_stream, help="write the trees here (default: standard output)")
+    add("--json", metavar="PATH", help="with --reference: write the report as JSON; -: to standard output")
+    add_computing(parser)
+
+
+def run_parse(options: argparse.Namespace) -> int:
+    """Print a tree for each sentence or, given a treebank, a report of bracket scores."""
+    from transduce.inference.parser import load_parser
+
+    check_writable(options.output, report=options.json, inputs=[options.model, options.text, options.reference])
+    if options.json and not options.reference:
+        raise TransduceError("`--json` writes the report of `--reference`: pass a treebank too, or leave it out.")
+    if options.reference and options.text:
+        raise TransduceError(f"--reference has its own sentences, but {options.text} is named too: leave one out.")
+    if options.pretty and options.reference and not options.output:
+        raise TransduceError(
+            "`--pretty` draws trees, but `--reference` prints none: add `--output`, or leave one of them out."
+        )
+    parser = load_parser(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    if options.beam_size is not None:
+        parser.search = msgspec.structs.replace(parser.search, beam_size=options.beam_size)
+    if options.reference:
+        write_report(_parse_treebank(options, parser), options.json)
+        return 0
+    sentences = ([unescape_word(word) for word in line.split()] for line in _input_lines(options))
+    parses = _in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER)
+    _write_results((_format_parse(parse, options) for parse in parses), options.output)
+    return 0
+
+
+def _format_parse(parse: "Parse", options: argparse.Namespace) -> str:
+    return f"{parse.draw()}\n\n" if options.pretty else f"{parse}\n"
+
+
+def _parse_treebank(options: argparse.Namespace, parser: "Parser") -> ParsingReport:
+    """Parse a treebank's sentences, write the trees to a file if requested, and return the bracket scores."""
+    from transduce.evaluation.brackets import BracketSettings, score_trees
+
+    references = [tree for tree in map(clean, read_trees(options.reference)) if tree is not None]
+    sentences = (reference.words() for reference in references)
+    parses = list(_in_blocks(parser.parse, sentences, _BLOCK_LINES_OF_PARSER))
+    if options.output:
+        _write_results((_format_parse(parse, options) for parse in parses), options.output)
+    brackets = score_trees([parse.tree for parse in parses], references, BracketSettings())
+    all_lengths = brackets.all
+    return ParsingReport(
+        brackets=brackets,
+        f1=all_lengths.f1,
+        f1_of_short=brackets.short.f1,
+        valid=100.0 * (all_lengths.sentences - all_lengths.invalid) / max(1, all_lengths.sentences),
+        cut=sum(not parse.ended for parse in parses),
+        beam_size=parser.search.beam_size,
+    )
+
+
+# --- fill-mask ---
+
+
+class FillReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of texts with the candidates for their masks."""
+
+    fillings: "Sequence[Filling]"
+
+    def __str__(self) -> str:
+        """Return each text with its masks filled, and a line of candidates for each mask."""
+        return "\n".join("\n".join([filling.text, *_format_masks(filling)]) for filling in self.fillings)
+
+
+def _format_masks(filling: "Filling") -> list[str]:
+    return [
+        "  " + "  ".join(f"{_format_candidate(candidate)} {candidate.probability:.3f}" for candidate in mask)
+        for mask in filling.masks
+    ]
+
+
+def _format_candidate(candidate: "Candidate") -> str:
+    """Return a candidate's text, or the candidate's token if its text is invisible or part of a character."""
+    text = candidate.text.strip()
+    return candidate.token if not text or "\ufffd" in text else text
+
+
+def add_fill_mask_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce fill-mask`."""
+    add = parser.add_argument
+    add("model", help="the folder of a masked language model")
+    add(
+        "text",
+        type=text_argument,
+        nargs="?",
+        default="-",
+        help="a text that contains [MASK] (<mask> for some imported models); -: read standard input, one text per line",
+    )
+    add("--candidates", type=int, default=5, metavar="N", help="number of candidates shown for each mask")
+    add("--json", metavar="PATH", help="write texts, tokens and probabilities as JSON; -: to standard output")
+    add_computing(parser)
+
+
+def run_fill_mask(options: argparse.Namespace) -> int:
+    """Print each text with its masks filled, and below it the candidates for each mask."""
+    from transduce.inference.mask_filler import load_filler
+
+    check_writable(report=options.json, inputs=[options.model])
+    filler = load_filler(options.model, precision=options.precision, device=options.device, threads=options.threads)
+    if options.text == "-":
+        lines = enumerate(stdin_lines(), 1)
+        fillings = [_fill_line(filler, number, line, options.candidates) for number, line in lines if line.strip()]
+    else:
+        fillings = [filler(options.text, candidates=options.candidates)]
+    write_report(FillReport(fillings=fillings), options.json)
+    return 0
+
+
+def _fill_line(filler: "Filler", number: int, line: str, candidates: int) -> "Filling":
+    try:
+        return filler(line, candidates=candidates)
+    except TransduceError as error:
+        raise TransduceError(f"Standard input, line {number:,}: {error}") from error
+
+
+# --- embed ---
+
+
+def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce embed`."""
+    add = parser.add_argument
+    add("model", help="the folder of an encoder: a model of sentence-transformers, or any other BERT")
+    add("text", nargs="?", metavar="FILE", type=file_or_stream, help="texts, one per line (default: standard input)")
+    add("--out", metavar="FILE", required=True, help="vectors.npy: one float32 array; vectors.jsonl: JSON lines")
+    add(
+        "--pooling", choices=("mean", "max", "first"), help="how token states become one vector (default: the folder's)"
+    )
+    add(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="divide each vector by its norm, so that dot products are cosines (default: as the folder specifies)",
+    )
+    add_computing(parser)
+
+
+def run_embed(options: argparse.Namespace) -> int:
+    """Write the vectors of all lines, and report their number and that of truncated lines."""
+    from transduce.inference.embedder import load_embedder
+
+    path, kind = Path(options.out), _VECTOR_FORMATS.get(Path(options.out).suffix)
+    if kind is None:
+        raise TransduceError(f"`--out` must end in .npy or .jsonl, which sets the format, but is `{options.out}`.")
+    check_writable(options.out, inputs=[options.model, options.text])
+    embedder = load_embedder(
+        options.model,
+        precision=options.precision,
+        device=options.device,
+        threads=options.threads,
+        pooling=options.pooling,
+        normalizes=options.normalize,
+    )
+    write = _write_npy if kind == "npy" else _write_json_lines
+    with name_path_in_errors(path), open_atomically(path) as file:
+        count, cut = write(
+            file,
+            _in_blocks(partial(_embed_block, embedder), _input_lines(options), _BLOCK_LINES),
+            embedder.model.config.d_model,
+        )
+    sys.stderr.write(localized(f"{path}: {count:,} vectors of {embedder.model.config.d_model} numbers\n"))
+    if cut:
+        sys.stderr.write(
+            localized(f"texts of which the model reads only the first {embedder.length:,} tokens: {cut:,}\n")
+        )
+    return 0
+
+
+def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
+    """Return lines with their vectors, float32 (B, D), and the number of truncated ones."""
+    whole = embedder.tokenizer.source.encode_batch(lines)
+    rows = embedder.frame(whole)
+    cut = sum(len(row) < len(ids) + 2 for row, ids in zip(rows, whole, strict=True))  # with [CLS] and [SEP]
+    return [(lines, embedder.vectors(rows).numpy(), cut)]
+
+
+def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:
+    """Write one array (N, D) in NumPy's format; return N and the number of truncated texts."""
+    count = cut = 0
+    _write_header(file, (0, width))
+    for _, vectors, cut_here in blocks:
+        file.write(vectors.tobytes())
+        count, cut = count + len(vectors), cut + cut_here
+    if file.seekable():
+        file.seek(0)
+        _write_header(file, (count, width))
+    elif count:
+        raise TransduceError("An .npy file begins with the number of its rows: name a regular file, or use .jsonl.")
+    return count, cut
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+    """Write the header of an array; NumPy pads it, so that its length does not depend on the number of rows."""
+    import numpy as np
+
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:  # noqa: ARG001
+    """Write a JSON object with a text and its vector for each line; return the numbers of lines and of truncated ones.
+
+    Nine digits identify a float32.
+    """
+    count = cut = 0
+    for texts, vectors, cut_here in blocks:
+        for text, vector in zip(texts, vectors.tolist(), strict=True):
+            numbers = ",".join(f"{number:.9g}" for number in vector)
+            file.write(b'{"text":' + msgspec.json.encode(text) + f',"vector":[{numbers}]}}\n'.encode())
+        count, cut = count + len(texts), cut + cut_here
+    return count, cut
