@@ -212,6 +212,36 @@ def test_a_run_on_objects_resumes_without_them(pairs: Pairs, settings: dict[str,
     assert len(whole) == 3
 
 
+def test_a_run_on_objects_does_not_resume_with_others(pairs: Pairs, settings: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"zh": source, "en": target} for source, target in pairs]
+    data: dict[str, Any] = {"pairs": rows, "dev_pairs": rows[:20]}
+    more: dict[str, Any] = {"out": tmp_path / "m", "resume": True, "device": "cpu", "threads": 1}
+    trained(tmp_path / "m", settings | {"training.steps": 1}, **data)
+    other = [*rows[:2], {"zh": "x", "en": rows[2]["en"]}, *rows[3:]]
+    for name, changed, number in (("pairs", other, 3), ("pairs", rows[:-1], len(rows)), ("dev_pairs", rows[:21], 21)):
+        message = rf"`{name}`, row {number}: the pairs differ from those that this run started with \(.*\): leave"
+        with pytest.raises(TransduceError, match=message):
+            train(**more, **(data | {name: changed}))
+    assert train(**more, **data, dry_run=True) is None
+    assert train(**more, **data) is not None
+
+
+def test_standard_input_is_not_read_on_resume(
+    pairs: Pairs,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    content = "".join(f"{source}\t{target}\n" for source, target in pairs).encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    data: dict[str, Any] = {"source": "-", "languages": ("zh", "en")}
+    trained(tmp_path / "m", settings | {"training.steps": 1}, **data)
+    assert "Standard input" not in capsys.readouterr().err
+    train(out=tmp_path / "m", resume=True, device="cpu", threads=1, **data)
+    assert "Standard input is not read again: the run continues with the text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -114,6 +114,34 @@ def test_it_goes_on_where_it_stopped_while_the_teacher_wrote(
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_translations_of_another_teacher_are_refused(
+    request_: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out: Path = request_["out"]
+    with monkeypatch.context() as context:
+        context.setattr(writing, "train_run", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            # Pairs of Python objects are written to the folder, which stays for the next start.
+            train(**request_, dev_pairs=[("我", "I")] * 20)
+    made = (out / MADE).read_bytes()
+    other, first = tmp_path / "other", open_translator(request_["distill_from"], device="cpu", threads=1)
+    with torch.no_grad():
+        for parameter in first.model.parameters():
+            parameter.mul_(1.5)
+    save(first.model, other, tokenizer=first.tokenizer, languages=("zh", "en"))
+    with pytest.raises(
+        TransduceError, match=r"taught-1\.en was translated by another model than the one that is named"
+    ):
+        train(**(request_ | {"distill_from": other}), resume=True)
+    assert (out / MADE).read_bytes() == made
+    assert train(**request_, resume=True) is not None
+
+
+def stopping(_: Any) -> Any:
+    """Stop a run before its own training."""
+    raise KeyboardInterrupt
+
+
 def test_a_run_that_has_begun_goes_on_by_the_same_words_or_none(request_: dict[str, Any]) -> None:
     teacher = request_["out"].with_name("teacher")
     shutil.copytree(request_["distill_from"], teacher)

@@ -18,9 +18,11 @@ from transduce.errors import TransduceError
 from transduce.inference.batching import Documents
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
+from transduce.tasks.synthetic_data import TranslatedFile, translate_files
 from transduce.text import CorpusFiles, FilterSettings, Tokenizer
 from transduce.text.corpus import read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
+from transduce.training.events import ProgressDisplay
 
 NOUNS = {"tree": "er", "dog": "er", "lamp": "sie", "cat": "sie", "house": "es", "book": "es"}
 ADJECTIVES = ("old", "new", "big", "red")
@@ -111,6 +113,42 @@ def test_files_keep_the_context_across_portions_and_workers(trained: Path, tmp_p
         out = tmp_path / f"{size}.de"
         assert main(["translate", str(trained), path, "--output", str(out), *computing]) == 0
         assert out.read_text("utf-8").splitlines() == expected
+
+
+def test_all_commands_translate_a_file_as_documents(
+    trained: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    source, reference = write_documents(tmp_path, "test", documents(8, 4))
+    computing = ["--precision", "fp32", "--device", "cpu", "--threads", "1"]
+    translated = tmp_path / "out.de"
+    assert main(["translate", str(trained), source, "--output", str(translated), *computing]) == 0
+    given = ["--source", source, "--reference", reference]
+    assert main(["compare", str(trained), str(translated), *given, *computing]) == 0
+    assert "23 sentences, 0 differ" in capsys.readouterr().out
+    translate, read = Translator.translate, list[bool]()
+
+    def recording(self: Translator, *args: Any, **options: Any) -> Any:
+        read.append(options.get("documents") is not None)
+        return translate(self, *args, **options)
+
+    monkeypatch.setattr(Translator, "translate", recording)
+    main(["plot", "lengths", str(trained), *given, *computing])
+    main(["estimate-quality", str(trained), "--source", source, *computing])
+    assert read == [True, True]
+
+
+def test_a_teacher_reads_the_context_across_portions(trained: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("transduce.tasks.synthetic_data.estimate_quality", lambda _, texts: [()] * len(texts))
+    texts = documents(8, 4)
+    path, _ = write_documents(tmp_path, "test", texts)
+    translator = transduce.load(trained, task="translation", precision="fp32", threads=1)
+    on_target = translator.context is not None and translator.context.on_target
+    for size in (512,) if on_target else (512, 4):  # translations before a portion are not read
+        monkeypatch.setattr("transduce.tasks.synthetic_data.portion_size", lambda _, size=size: size)
+        file = TranslatedFile(path, tmp_path / f"{size}.de")
+        translate_files([file], translator, [trained], ProgressDisplay())
+        lines = file.path.read_text("utf-8").splitlines()
+        assert [line.split()[0] for line in lines[1::3]] == [each[1][1].split()[0] for each in texts]
 
 
 def test_units_of_a_document_keep_their_context(trained: Path) -> None:

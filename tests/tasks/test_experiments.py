@@ -1,6 +1,7 @@
 """Experiments: variants × seeds in processes, with an own component, resumed, reported; and their statistics."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,18 @@ from transduce.evaluation.significance import (
 from transduce.kernels.select import select_decoder
 from transduce.model.build import build_model, load_plugin
 from transduce.model.config import OWN_NAMES, ModelConfig
-from transduce.tasks.experiments import _write_settings, expand, make_experiment
+from transduce.tasks import experiments
+from transduce.tasks.experiments import (
+    ExperimentOptions,
+    ExperimentRun,
+    _test_command,
+    _write_settings,
+    expand,
+    make_experiment,
+    run_all,
+)
+from transduce.tasks.settings.reading import make_settings
+from transduce.tasks.text_file_states import store_text_file_states
 
 PLUGIN = """
 import torch
@@ -226,6 +238,127 @@ def test_a_dry_run_names_missing_files_and_wrong_settings_of_every_variant(
     assert problems[2] == "Variant `dev`: `data.dev_source` names no.de, which does not exist."
     assert problems[4] == "Variant `base`: `init_from` names nowhere, which does not exist."
     assert problems[5] == "`test.source` names test.de, which does not exist."
+
+
+# --- outputs that are made again ---
+
+
+@pytest.fixture
+def started(tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[list[str]]]:
+    """A function that starts an experiment whose commands only copy files, and the list of these commands."""
+    commands = list[list[str]]()
+
+    def execute(_: Any, run: ExperimentRun, arguments: list[str], __: str) -> bool:
+        commands.append([arguments[0], *arguments[5:]])
+        if arguments[0] == "train":
+            run.folder.mkdir(exist_ok=True)
+            store_text_file_states(run.folder, make_settings(run.content).data, None)
+            for name in ("settings.toml", "manifest.json"):
+                (run.folder / name).write_text(run.settings_path.read_text("utf-8"), "utf-8")
+            result = {"step": 12, "steps": 12, "best_step": 12, "best_value": None, "elapsed_seconds": 1.0}
+            run.result_path.write_text(json.dumps(result | {"reason": "finished"}), "utf-8")
+        elif "stop" in Path(arguments[2]).read_text("utf-8"):
+            run.output_path.with_name("seed-1.test.partial").write_text("half", "utf-8")
+            return False
+        else:
+            run.output_path.write_text(Path(arguments[2]).read_text("utf-8"), "utf-8")
+        return True
+
+    monkeypatch.setattr("transduce.tasks.experiments._Runner._execute", execute)
+
+    def start(test: Path, kind: str = "tagging", **settings: Any) -> ExperimentRun:
+        commands.clear()
+        if kind == "translation":
+            settings |= {"data.target": [str(files["train"])], "data.dev_target": [str(files["dev"])]}
+        common = {"task.kind": kind, "data.source": [str(files["train"])], "data.dev_source": [str(files["dev"])]}
+        content = {
+            "out": str(tmp_path / "out"),
+            "seeds": [1],
+            "variants": [{"name": "a", "settings": common | settings}],
+            "test": {"source": str(test)} | ({} if kind == "tagging" else {"target": str(test)}),
+        }
+        experiment = make_experiment(content)
+        (run,) = expand(experiment)
+        run_all(experiment, [run], ExperimentOptions(), lambda _: None)
+        return run
+
+    return start, commands
+
+
+def test_the_test_set_is_read_again_if_it_changed(files: dict[str, Path], started: tuple[Any, list[list[str]]]) -> None:
+    start, commands = started
+    start(files["dev"])
+    assert commands == [["train", str(files["dev"].parent / "out/a/seed-1.json"), "--resume"], ["tag"]]
+    start(files["dev"])
+    assert not commands
+    files["test"].write_text("b\tB\n", "utf-8")
+    run = start(files["test"])
+    assert commands == [["tag"]]
+    assert run.output_path.read_text("utf-8") == "b\tB\n"
+    files["test"].write_text("a\tA\n", "utf-8")  # corrected in place
+    start(files["test"])
+    assert commands == [["tag"]]
+    assert run.output_path.read_text("utf-8") == "a\tA\n"
+
+
+def test_a_deleted_folder_is_trained_and_tested_again(
+    files: dict[str, Path], started: tuple[Any, list[list[str]]]
+) -> None:
+    start, commands = started
+    run = start(files["dev"])
+    with pytest.raises(TransduceError, match=r"The settings of variant `a`.* delete that folder, or set another"):
+        start(files["dev"], preset="tiny")
+    shutil.rmtree(run.folder)
+    assert run.result() is None
+    start(files["dev"], preset="tiny")
+    assert [command[0] for command in commands] == ["train", "tag"]
+
+
+def test_another_training_text_is_refused(files: dict[str, Path], started: tuple[Any, list[list[str]]]) -> None:
+    start, _ = started
+    start(files["dev"])
+    files["dev"].write_text("a\tA\n", "utf-8")  # tested again
+    assert start(files["dev"]).output_path.read_text("utf-8") == "a\tA\n"
+    files["train"].write_text("a\tA\n", "utf-8")
+    with pytest.raises(TransduceError, match=r"train\.conll has changed since .*seed-1 was trained on it, .* restore"):
+        start(files["dev"])
+
+
+def test_an_interrupted_translation_of_the_test_set_is_resumed(
+    tmp_path: Path, files: dict[str, Path], started: tuple[Any, list[list[str]]]
+) -> None:
+    start, commands = started
+    test = tmp_path / "test.de"
+    test.write_text("stop\n", "utf-8")
+    run = start(test, "translation")
+    partial = run.output_path.with_name("seed-1.test.partial")
+    assert partial.exists()
+    start(test, "translation")
+    assert commands == [["translate", "--resume", "--format", "txt"]]
+    assert partial.exists()
+    run.output_path.with_name("seed-1.test.progress").write_text("{}", "utf-8")  # which does not advance
+    start(test, "translation")
+    assert not partial.exists()
+    start(test, "translation")
+    test.write_text("go\n", "utf-8")  # another text does not continue the translation of the first one
+    start(test, "translation")
+    assert not partial.exists()
+    shutil.rmtree(run.folder)
+    files["train"].write_text("x\n", "utf-8")
+    settings = {"data.context_before": 1, "data.context_sides": "both"}  # which `translate --resume` refuses
+    start(test, "translation", **settings)
+    assert commands[1] == ["translate", "--format", "txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.conllu.gz", []), ("a.CoNLLU", []), ("a.jsonl", []), ("a.jsonl.xz", []), ("a.txt", ["--columns", "1"])],
+)
+def test_the_columns_of_a_tagged_test_set_are_those_of_its_format(
+    tmp_path: Path, files: dict[str, Path], plugin: Path, name: str, options: list[str]
+) -> None:
+    run = expand(make_experiment(content(tmp_path, files, plugin)))[0]
+    assert _test_command(run, experiments.TestSettings(source=name))[1] == options
 
 
 # --- statistics -------------------------------------------------------------------------------------------------

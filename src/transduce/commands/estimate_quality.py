@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     if passed:
         translations = _with_scores(translator, sources, passed[0])
     else:
-        translations = translator(sources, search=search, glossary=glossary)
+        translations = translator(sources, search=search, glossary=glossary, document=True)
     report = _report(translations, estimate_quality(translator, translations, glossary=glossary))
     write_lines(report.flagged, report, options.json)
     if options.redecode:

@@ -282,7 +282,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
     search = search_settings(options, folder)
     translator = load_translator(folder, options)
-    lines = [translation.text for translation in translator(sources, search=search)]
+    lines = [translation.text for translation in translator(sources, search=search, document=True)]
     languages = translator.source_language, translator.target_language
     return _System(lines, languages, decoding_record(search, translator.precision))
 

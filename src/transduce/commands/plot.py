@@ -188,7 +188,7 @@ def _lengths(options: argparse.Namespace) -> "Chart":
         if Path(item).is_dir():
             translator = load_translator(item, options)
             language = language or translator.target_language
-            systems[name] = [translation.text for translation in translator(sources)]
+            systems[name] = [translation.text for translation in translator(sources, document=True)]
         else:
             systems[name] = list(read_lines(item))
     return plot_lengths(sources, references, systems, target_language=language)

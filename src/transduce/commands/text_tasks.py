@@ -14,8 +14,8 @@ from transduce.atomic_io import name_path_in_errors, open_atomically, write_file
 from transduce.commands.options import add_computing, check_writable, file_or_stream, text_argument, write_report
 from transduce.commands.translate import standard_output, stdin_lines
 from transduce.errors import TransduceError
-from transduce.text.files import read_lines, uncompressed_name
-from transduce.text.tagged import COLUMN_SUFFIXES, JSON_SUFFIXES, read_tagged
+from transduce.text.files import read_lines
+from transduce.text.tagged import is_tagged_file, read_tagged
 from transduce.text.trees import clean, read_trees, unescape_word
 from transduce.ui_language import localized
 
@@ -190,8 +190,7 @@ def run_tag(options: argparse.Namespace) -> int:
 
 def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
     """Return the sentences of the input, each as a list of words."""
-    suffix = uncompressed_name(options.text).suffix.lower() if options.text else ""
-    if options.columns or suffix in (*COLUMN_SUFFIXES, *JSON_SUFFIXES):
+    if options.columns or (options.text and is_tagged_file(options.text)):
         return [sentence.words for sentence in read_tagged(options.text, options.columns, needs_tags=False)]
     return (line.split() for line in _input_lines(options))
 

@@ -153,7 +153,8 @@ def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[
 
     Args:
         folder: the folder of a translation model that `transduce train`, `transduce import` or `save` wrote.
-        sources: source sentences that are typical of what the model will translate, such as those of a dev set.
+        sources: source sentences that are typical of what the model will translate, such as those of a dev set; a model
+            with `data.context_before` reads them as documents, which an empty source ends.
         references: a human translation of each source; None: BLEU is not compared.
 
     Returns:
@@ -167,13 +168,14 @@ def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[
     check_line_counts({"sources": sources} | ({} if references is None else {"references": as_texts(references)}))
     folder = as_path(folder, "The model's folder")
     outputs: list[dict[SearchSettings, list[str]]] = []
-    language = None
+    language, documents = None, Documents.of_lines(sources)
     for precision in ("fp32", "int8"):
         translator = open_translator(folder, precision=precision, device="cpu")  # refuses other kinds of models
         own = msgspec.structs.replace(translator.search, n_best=1)
         greedy = msgspec.structs.replace(own, beam_size=1, diverse_groups=1, sampling=None)
         searches = dict.fromkeys((greedy, own))
-        outputs.append({search: [each.text for each in translator.translate(sources, search)] for search in searches})
+        translations = {search: translator.translate(sources, search, documents=documents) for search in searches}
+        outputs.append({search: [each.text for each in found] for search, found in translations.items()})
         language = translator.target_language
         del translator
         if precision == "fp32":

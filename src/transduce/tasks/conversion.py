@@ -3,7 +3,8 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +129,51 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
         TransduceError: the object holds no pairs of texts.
     """
     found = list[tuple[str, str]]()
-    # The pairs of a dev set have no weights.
-    weight = None if name == "`dev_pairs`" else data.weight_column
-    columns = Columns(data.columns, data.languages, found.append, weight, data.document_column)
-    _write(read_objects(pairs, columns, name), out)
+    _write(_read_objects(pairs, data, name, found), out)
     return found[0] if found and _are_languages(found[0]) else None
 
 
+def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:
+    """Refuse pairs of Python objects that differ from those that `write_objects` wrote to a file.
+
+    Args:
+        pairs: the object, as for `write_objects`.
+        data: the settings with which the file was written.
+        path: the file.
+        name: the argument's name, for messages.
+
+    Raises:
+        TransduceError: a pair differs, there are fewer or more pairs, or the object holds no pairs of texts.
+    """
+    lines = _encoded(_read_objects(pairs, data, name, []))
+    with path.open("rb") as file:
+        for number, (line, stored) in enumerate(zip_longest(lines, file), 1):
+            if line != stored and (None in (line, stored) or json.loads(line) != json.loads(stored)):
+                raise TransduceError(
+                    f"{name}, row {number:,}: the pairs differ from those that this run started with ({path}): leave "
+                    f"{name} out to resume with those, or train in another folder (out=)."
+                )
+
+
+def _read_objects(pairs: Any, data: DataSettings, name: str, found: list[tuple[str, str]]) -> Iterator[PairRow]:
+    """Return the pairs of Python objects, and append the names of their columns to `found`."""
+    # The pairs of a dev set have no weights.
+    weight = None if name == "`dev_pairs`" else data.weight_column
+    return read_objects(pairs, Columns(data.columns, data.languages, found.append, weight, data.document_column), name)
+
+
 def _write(pairs: Iterable[PairRow], out: Path) -> None:
-    encoder = msgspec.json.Encoder()
     out.parent.mkdir(parents=True, exist_ok=True)
     with open_atomically(out) as file:
-        for pair in pairs:
-            record = {**pair.more, "source": pair.source, "target": pair.target}
-            try:
-                line = encoder.encode(record)
-            except UnicodeEncodeError:  # a lone surrogate, which the filters count
-                line = json.dumps(record).encode()
-            file.write(line + b"\n")
+        file.writelines(_encoded(pairs))
+
+
+def _encoded(pairs: Iterable[PairRow]) -> Iterator[bytes]:
+    encoder = msgspec.json.Encoder()
+    for pair in pairs:
+        record = {**pair.more, "source": pair.source, "target": pair.target}
+        try:
+            line = encoder.encode(record)
+        except UnicodeEncodeError:  # a lone surrogate, which the filters count
+            line = json.dumps(record).encode()
+        yield line + b"\n"

@@ -23,12 +23,15 @@ from transduce.errors import TransduceError
 from transduce.machine import detect_machine, usable_cores
 from transduce.model.build import load_plugin
 from transduce.model.config import OWN_NAMES
+from transduce.model_folder.read import MANIFEST
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
-from transduce.text.tagged import COLUMN_SUFFIXES
+from transduce.tasks.text_file_states import StoredTextFiles
+from transduce.text.files import content_sha256
+from transduce.text.tagged import is_tagged_file
 from transduce.training.choices import ChoiceLog
 from transduce.training.loop import TrainResult
 
@@ -167,13 +170,36 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         """The file with the run's translations, labels or tags of the test set."""
         return self.path.with_name(f"{self.path.name}.test")
 
+    @property
+    def tested_path(self) -> Path:
+        """The file that describes the text, the model and the options that the output is made from."""
+        return self.path.with_name(f"{self.path.name}.tested")
+
+    @property
+    def has_started(self) -> bool:
+        """True if the run's folder holds a run of `transduce train`."""
+        return (self.folder / SETTINGS_FILE).exists()
+
     def result(self) -> TrainResult | None:
-        """Return the result of the run's training; None if training has not ended, or was interrupted."""
+        """Return the result of the run's training; None if there is no run, or training was interrupted."""
+        if not self.has_started:
+            return None
         try:
             result = msgspec.json.decode(self.result_path.read_bytes(), type=TrainResult)
         except (OSError, msgspec.MsgspecError):
             return None
         return None if result.reason.startswith("SIG") else result
+
+    def test_progress(self) -> bytes:
+        """Return the record of how far an interrupted translation of the test set is; empty without one."""
+        path = self.output_path.with_name(f"{self.output_path.name}.progress")
+        return path.read_bytes() if path.exists() else b""
+
+    def remove_output(self) -> None:
+        """Delete the output of the test set, finished or not, with what describes it."""
+        for suffix in ("", ".partial", ".progress"):  # the last two are files of an interrupted `translate`
+            self.output_path.with_name(f"{self.output_path.name}{suffix}").unlink(missing_ok=True)
+        self.tested_path.unlink(missing_ok=True)
 
 
 def expand(experiment: ExperimentSettings, problems: list[str] | None = None) -> list[ExperimentRun]:
@@ -343,6 +369,8 @@ def run_all(
         with exclusive_lock(Path(experiment.out) / ".lock"):
             for run in runs:
                 _write_settings(run, experiment.plugins)
+                for change in StoredTextFiles(run.folder).changes(make_settings(run.content).data):  # of the dev set
+                    say(f"{run.variant}, seed {run.seed}: {change}")
             return _Runner(experiment, runs, options, say).run()
     except BlockingIOError:
         raise TransduceError(f"Another process runs the experiment in {experiment.out}: wait for it.") from None
@@ -352,19 +380,27 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
     """Write a run's settings file; a run that was started keeps its settings and the plugins that its model needs.
 
     Raises:
-        TransduceError: the settings or a plugin differ from those that the run was started with.
+        TransduceError: the settings, a plugin or a training file differ from those that the run was started with.
     """
     text = to_toml(run.content)
     model = run.content.get("model", {})
     if any(model.get(name) in own for name, own in OWN_NAMES.items()):
         text += "".join(f"# SHA-256 of the plugin {path}: {file_sha256(Path(path))}\n" for path in plugins)
-    if run.settings_path.exists() and (run.folder / SETTINGS_FILE).exists():
+    if run.settings_path.exists() and run.has_started:
         if run.settings_path.read_text("utf-8") != text:
             raise TransduceError(
                 f"The settings of variant `{run.variant}`, or the plugin that its model needs, have changed since "
                 f"{run.folder} was started: delete that folder, or set another `out`."
             )
+        if changed := StoredTextFiles(run.folder).changed_training_files(make_settings(run.content).data):
+            raise TransduceError(
+                f"{changed[0]} has changed since {run.folder} was trained on it, but variants are compared by the same "
+                "text: restore the file, delete that folder, or set another `out`."
+            )
         return
+    # Results of a run whose folder was deleted describe another model.
+    run.result_path.unlink(missing_ok=True)
+    run.remove_output()
     run.path.parent.mkdir(parents=True, exist_ok=True)
     write_file(run.settings_path, text.encode())
 
@@ -417,19 +453,34 @@ class _Runner:
         run = self._runs[number]
         label = f"[{number + 1}/{len(self._runs)}] {run.variant}, seed {run.seed}"
         if run.result() is None:
-            resumes = (run.folder / SETTINGS_FILE).exists()
-            self._say(f"{label}: {'resuming' if resumes else 'training'}; log in {run.log_path}")
+            self._say(f"{label}: {'resuming' if run.has_started else 'training'}; log in {run.log_path}")
             command = ["train", str(run.settings_path), "--out", str(run.folder), "--json", str(run.result_path)]
             if not self._execute(run, [*command, "--resume"], label):
                 return
         result = run.result()
         test = test_set(self._experiment, run)
-        if test is not None and not run.output_path.exists():
-            command = _test_command(run, test)
-            if not self._execute(run, command, label):
-                return
-        if result is not None:
+        if result is not None and (test is None or self._test(run, test, label)):
             self._say(f"{label}: done, step {result.step:,}")
+
+    def _test(self, run: ExperimentRun, test: TestSettings, label: str) -> bool:
+        """Write a run's output of the test set, unless it is there for this text and model; return whether it is."""
+        command, options = _test_command(run, test)
+        # Without one of these files, the command fails and names it.
+        if Path(test.source).is_file() and (run.folder / MANIFEST).is_file():
+            digests = [content_sha256(test.source), file_sha256(run.folder / MANIFEST)]
+            made_from = msgspec.json.encode([*digests, *options, self._options.precision])
+            is_same = run.tested_path.exists() and run.tested_path.read_bytes() == made_from
+            if is_same and run.output_path.exists():
+                return True
+            if not is_same or "--resume" not in command:
+                run.remove_output()
+                write_file(run.tested_path, made_from)
+        self._say(f"{label}: testing on {test.source}")
+        before = run.test_progress()
+        succeeds = self._execute(run, [*command, *options], label)
+        if not succeeds and not self._is_stopping and before and run.test_progress() == before:
+            run.remove_output()  # cannot be resumed, such as after an update
+        return succeeds
 
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
         """Run a transduce command in a process of its own, and return whether it succeeded."""
@@ -486,10 +537,16 @@ def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings
     return test
 
 
-def _test_command(run: ExperimentRun, test: TestSettings) -> list[str]:
+def _test_command(run: ExperimentRun, test: TestSettings) -> tuple[list[str], list[str]]:
+    """Return the command that writes a run's output of a test set, and the options that set how it reads the text."""
     settings: Settings = make_settings(run.content)
+    data, options = settings.data, list[str]()
     verb = {"translation": "translate", "classification": "classify", "tagging": "tag"}[settings.task.kind]
     command = [verb, str(run.folder), test.source, "--output", str(run.output_path)]
-    if verb == "tag" and (settings.data.columns or not test.source.endswith(COLUMN_SUFFIXES)):
-        command += ["--columns", *(settings.data.columns or ("1",))[:1]]
-    return command
+    if verb == "translate":
+        options = ["--format", "txt"]  # the lines of the file, as in training, whatever its name
+        if not (data.context_before and data.context_sides == "both"):  # which `translate` cannot resume
+            command.append("--resume")
+    if verb == "tag" and (data.columns or not is_tagged_file(test.source)):
+        options = ["--columns", *(data.columns or ("1",))[:1]]
+    return command, options

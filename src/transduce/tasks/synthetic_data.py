@@ -9,7 +9,8 @@ import msgspec
 
 from transduce.atomic_io import file_sha256, write_file
 from transduce.errors import TransduceError
-from transduce.inference.bulk_files import ReportClock, ResumableFile, portion_size, portions, skip_lines
+from transduce.inference.batching import Documents
+from transduce.inference.bulk_files import Portion, ReportClock, ResumableFile, portion_size, portions, skip_lines
 from transduce.inference.load import open_translator
 from transduce.inference.redecoding import estimate_quality
 from transduce.inference.translator import Translator
@@ -87,25 +88,47 @@ def translate_files(
     weights = [file_sha256(path) for model in models for path in sorted(model.glob("*.safetensors"))]
     for each in files:
         with ResumableFile(each.path, options=msgspec.json.encode([each.text, *weights]), resume=True) as file:
-            text_sha256, note = file_sha256(Path(each.text)), each.path.with_name(f"{each.path.name}.text_sha256")
+            made_from = [file_sha256(Path(each.text)), *weights]
+            note = each.path.with_name(f"{each.path.name}.text_sha256")
             if file.is_finished:
-                _refuse_another_text(each, note, text_sha256)
+                _refuse_stale(each, note, made_from)
                 continue
-            write_file(note, text_sha256.encode())
+            write_file(note, "\n".join(made_from).encode())
             _translate(translator, models[0], each.text, file, display)
 
 
-def _refuse_another_text(file: TranslatedFile, note: Path, text_sha256: str) -> None:
-    """Refuse a finished translation whose source text has changed; older versions did not record the text."""
-    if note.is_file() and note.read_text("ascii") != text_sha256:
+def _refuse_stale(file: TranslatedFile, note: Path, made_from: Sequence[str]) -> None:
+    """Refuse a finished translation of another text or by other models.
+
+    Args:
+        file: the finished file.
+        note: the file of digests of its text and models; older versions recorded only the text, or nothing.
+        made_from: the digest of the text and those of the models' weights now.
+
+    Raises:
+        TransduceError: a digest differs.
+    """
+    if not note.is_file():
+        return
+    text, *weights = note.read_text("ascii").split("\n")
+    if text != made_from[0]:
         raise TransduceError(
             f"{file.path} was translated from another text than {file.text} holds now: restore the text, or "
+            f"delete {file.path} to translate it again."
+        )
+    if weights and weights != made_from[1:]:
+        raise TransduceError(
+            f"{file.path} was translated by another model than the one that is named now: name that model again, or "
             f"delete {file.path} to translate it again."
         )
 
 
 def _translate(translator: Translator, model: Path, text: str, file: ResumableFile, display: ProgressDisplay) -> None:
-    remaining = portions(read_lines(text, keep_undecodable=True), size=portion_size(str(translator.device)))
+    # Translations of earlier lines are no context: a resumed run would have to read them again.
+    context = 0 if translator.context is None or translator.context.on_target else translator.context.before
+    remaining = portions(
+        read_lines(text, keep_undecodable=True), size=portion_size(str(translator.device)), context=context
+    )
     if file.progress.lines:
         finished, remaining = skip_lines(remaining, file.progress.lines)
         file.skip(finished)
@@ -113,7 +136,7 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
     display.say(f"Translating {text}, from line {file.progress.lines + 1:,} on.")
     clock, lines, left_out = ReportClock(), 0, 0
     for portion in remaining:
-        written = list(_texts(translator, portion.lines))
+        written = list(_texts(translator, portion))
         lines, left_out = lines + len(written), left_out + written.count("")
         file.append(portion.lines, "".join(f"{line}\n" for line in written))
         if clock.is_due():
@@ -127,8 +150,9 @@ def _translate(translator: Translator, model: Path, text: str, file: ResumableFi
         display.say(f"warning: These are most of them: the model in {model} is not suited to such text.")
 
 
-def _texts(translator: Translator, lines: Sequence[str]) -> Iterator[str]:
-    translations = translator.translate(lines, translator.search)
+def _texts(translator: Translator, portion: Portion) -> Iterator[str]:
+    documents = Documents.of_lines(portion.lines, portion.before)
+    translations = translator.translate(portion.lines, translator.search, documents=documents)
     for translation, warnings in zip(translations, estimate_quality(translator, translations), strict=True):
         yield "" if warnings else translation.text
 

@@ -124,7 +124,7 @@ class StoredTextFiles:
         """
         for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
             file = self._files.get(path)
-            if file is None or not Path(path).exists() or _is_unchanged(file):
+            if file is None or not _has_changed(file):
                 continue
             yield f"{path} has changed since this run started" + (
                 ": validations on the new text are not comparable with earlier ones, whose best model is kept as the "
@@ -132,6 +132,11 @@ class StoredTextFiles:
                 if file.is_dev
                 else ", which continues with the text as it was then."
             )
+
+    def changed_training_files(self, data: DataSettings) -> list[str]:
+        """Return the files whose content has changed since the run started, without the dev set that `data` names."""
+        dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
+        return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
@@ -153,8 +158,10 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
     return _TextFile(path, status.st_size, status.st_mtime_ns, is_dev, content_sha256(path), absolute)
 
 
-def _is_unchanged(file: _TextFile) -> bool:
-    """Return whether a file has the size and time stored at the run's start, or at least the same content."""
+def _has_changed(file: _TextFile) -> bool:
+    """Return whether a file exists, but with another size or time and content than at the run's start."""
+    if not Path(file.path).exists():
+        return False
     status = Path(file.path).stat()
     same_status = (status.st_size, status.st_mtime_ns) == (file.size, file.modified_at)
-    return same_status or (bool(file.sha256) and content_sha256(file.path) == file.sha256)
+    return not same_status and (not file.sha256 or content_sha256(file.path) != file.sha256)

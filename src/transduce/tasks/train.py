@@ -12,10 +12,11 @@ import msgspec
 from transduce.argument_checks import as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
-from transduce.tasks.conversion import write_objects
+from transduce.tasks.conversion import refuse_other_objects, write_objects
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
+from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
 from transduce.tasks.text_file_states import StoredTextFiles
 from transduce.training.callbacks import Callback
@@ -296,38 +297,48 @@ def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
 def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterator[RunRequest]:
     """Write pairs of Python objects to the run's folder, and yield the run that reads them there.
 
-    A run that could not start leaves none of these files, and a dry run leaves nothing.
+    A run that could not start leaves none of these files, and a dry run leaves nothing. Of a run that exists already,
+    the files stay, and the objects must be equal to them.
+
+    Raises:
+        TransduceError: the folder holds another run, or the objects differ from those that the run started with.
     """
     out, content = request.out, dict(request.settings)
-    has_run = (out / SETTINGS_FILE).exists()
+    has_run = (out / SETTINGS_FILE).exists() and request.resume
     if not request.dry_run:
         refuse_to_overwrite(out, resume=request.resume)
     was_there = out.exists()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if request.dry_run else out / "text"
+        is_temporary = request.dry_run and not has_run
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if is_temporary else out / "text"
         try:
-            _write_each(objects, content, folder, keep=has_run)
+            stored = read_stored(out / SETTINGS_FILE).data if has_run else None
+            _write_each(objects, content, folder, stored)
             yield msgspec.structs.replace(request, settings=content)
         finally:
-            if not request.dry_run and not (out / SETTINGS_FILE).exists():
+            # A stage before training, such as the translations of a teacher, can be resumed.
+            has_stage = any((out / name).is_dir() for name in _STAGES)
+            if not (request.dry_run or has_stage or (out / SETTINGS_FILE).exists()):
                 shutil.rmtree(folder if was_there else out, ignore_errors=True)
 
 
-def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, *, keep: bool) -> None:
+def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, stored: DataSettings | None) -> None:
     """Write each collection of pairs to a file, and name the files in the settings `content`.
 
-    If `keep` is set, a file that exists already is not written again.
+    If the run exists already, with `stored` settings of its text, nothing is written, and other pairs are refused.
     """
     data = make_settings(content).data
     for name, pairs in objects.items():
         if pairs is None:
             continue
         path = folder / f"{name}-objects.jsonl"
-        if not (keep and path.exists()):
-            argument = "`pairs`" if name == "source" else "`dev_pairs`"
+        argument = "`pairs`" if name == "source" else "`dev_pairs`"
+        if stored is None:
             languages = write_objects(pairs, data, path, argument)
             if languages is not None and data.languages is None and name == "source":
                 put_setting(content, "data.languages", list(languages))
+        elif path.exists():
+            refuse_other_objects(pairs, stored, path, argument)
         put_setting(content, f"data.{name}", [str(path)])
 
 

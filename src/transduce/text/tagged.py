@@ -33,6 +33,11 @@ _DOCUMENT_START = "-DOCSTART-"
 _WORD_FIELDS, _TAG_FIELDS = ("words", "tokens"), ("tags", "labels", "pos_tags", "ner_tags")
 
 
+def is_tagged_file(path: str | Path) -> bool:
+    """Return whether the name of a file, plain or compressed, shows that it holds words with tags, not sentences."""
+    return uncompressed_name(path).suffix.lower() in (*COLUMN_SUFFIXES, *JSON_SUFFIXES)
+
+
 def read_tagged(
     path: str | Path, columns: Sequence[str] | None = None, *, needs_tags: bool = True
 ) -> list[TaggedSentence]:

@@ -26,6 +26,7 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
+from transduce.tasks.conversion import STANDARD_INPUT
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
@@ -289,6 +290,11 @@ class Run:
         check_frozen(settings)
         for change in (*changes_between(stored, settings), *files.changes(settings.data)):
             self.display.say(change)
+        specified = self.request.settings.get("data", {})
+        if any(STANDARD_INPUT in specified.get(name, ()) for name in ("source", "dev_source")):
+            self.display.say(
+                "Standard input is not read again: the run continues with the text that was there when it started."
+            )
         self.kind = kind_of(settings.task.kind)
         self.has_checkpoint = state is not None
         if state is not None:
