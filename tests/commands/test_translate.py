@@ -212,14 +212,14 @@ def test_options_on_search_reach_it(
         (["--diverse-groups", "3"], "`--diverse-groups` must divide `--beam-size` (4), but is 3: change one of them"),
         (
             ["--coverage-penalty", "1", "--beam-size", "1"],
-            "`--coverage-penalty` ranks the hypotheses of a beam, but `beam_size` is 1: raise it.",
+            "`--coverage-penalty` ranks the hypotheses of a beam, but `--beam-size` is 1: raise it.",
         ),
         (["--diversity-penalty", "1"], "`--diversity-penalty` applies to groups of a beam: set their number with"),
         (
             ["--sample", "--beam-size", "2"],
             "`--beam-size` sets how to search, but --sample does not search: leave one of them out",
         ),
-        (["--coverage-penalty", "-1"], "`coverage_penalty` must not be negative, but is -1.0"),
+        (["--coverage-penalty", "-1"], "`--coverage-penalty` must not be negative, but is -1.0"),
         (
             ["--batch-invariant", "--threads", "2"],
             "Batch-invariant results need one thread a process, but this one computes with 2",

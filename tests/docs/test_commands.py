@@ -275,6 +275,8 @@ def test_the_paper_is_reproduced_in_small(
     assert "The paper, layer 5 of 6" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_the_code_about_the_doctor_runs() -> None:
     from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
@@ -282,8 +284,8 @@ def test_the_code_about_the_doctor_runs() -> None:
     ids: Any = {"source_vocabulary_size": 8000, "target_vocabulary_size": 8000, "start_id": 1, "eos_id": 2}
     sizes: Any = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
     page = (DOCS / "doctor.md").read_text("utf-8")
-    (code,) = (content for kind, content in _FENCED.findall(page) if kind == "python")
-    exec(compile(code, "doctor.md", "exec"), {"model": Transformer(ModelConfig(**ids, **sizes)).double()})
+    for code in (content for kind, content in _FENCED.findall(page) if kind == "python"):
+        exec(compile(code, "doctor.md", "exec"), {"model": Transformer(ModelConfig(**ids, **sizes)).double()})
 
 
 @pytest.mark.usefixtures("demonstration")

@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "language-model": {"task.context": 32, "model.num_decoder_layers": 2, "training.batch_tokens": 512},
     "masked-language-model": {"task.context": 32, "model.num_encoder_layers": 2, "training.batch_tokens": 512},
-    "classification": {"task.context": 32, "model.num_encoder_layers": 1},
+    "classification": {"task.context": 32, "model.num_encoder_layers": 1, "model.norm_order": "post"},
     "recurrent": {
         "task.kind": "translation",
         "model.kind": "recurrent",

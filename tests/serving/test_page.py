@@ -450,9 +450,9 @@ def test_it_speaks_the_browsers_language_and_the_other_one(opened: Opened, live:
     assert page.get_by_role("button", name="翻译").is_visible()
     assert page.locator("#pair option").first.inner_text() == "简体中文 → 英语"
     write(page, SENTENCE)
-    assert page.locator("h2").first.inner_text() == "逐词对照"
+    assert page.get_by_role("heading", name="逐词对照").first.is_visible()
     page.get_by_role("button", name="English", exact=True).click()
-    assert page.locator("h2").first.inner_text() == "Word by word"
+    assert page.get_by_role("heading", name="Word by word").first.is_visible()
     assert page.locator("#text").input_value() == SENTENCE
 
 

@@ -503,7 +503,9 @@ def test_labels_that_differ_in_spaces_are_learnt_and_scored_apart_by_characters(
     for name, lines in (("source", ["", *texts]), ("target", ["\x00", *(labels[text.split()[1]] for text in texts)])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     files = {side: [str(tmp_path / side)] for side in ("source", "target")}
-    run(tmp_path / "run", classify_settings(files, model=SMALL, tokenizer={"kind": "character"}))
+    settings = classify_settings(files, model=SMALL, tokenizer={"kind": "character"})
+    settings["training"].pop("learning_rate")
+    run(tmp_path / "run", settings)
     assert load_classifier(tmp_path / "run").labels == (" a  cat", "a cat")
     arguments = ["classify", str(tmp_path / "run"), *files["source"], "--labels", *files["target"], "--json", "-"]
     assert main([*arguments, *COMPUTING]) == 0

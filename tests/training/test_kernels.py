@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.kernels.select import has_kernels, kernels_for_training, why_no_triton
+from transduce.kernels.select import has_kernels, kernels_for_training, why_no_kernels, why_no_triton
 from transduce.machine import detect_machine
 from transduce.model.backend import backend_in_use
 from transduce.model.config import ModelConfig
@@ -26,11 +27,21 @@ def absent(_: str) -> str:
     raise importlib.metadata.PackageNotFoundError
 
 
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    """Forget which kernels this machine has, before and after a test of other machines."""
+    why_no_kernels.cache_clear()
+    yield
+    why_no_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("uncached")
 def test_without_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", absent)
     assert choose_kernels("cpu", 1) == Choice("torch", "llvmlite is not installed (pip install 'transduce[fast]')")
 
 
+@pytest.mark.usefixtures("uncached")
 def test_with_an_old_llvmlite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other packages hold it back; what it lacks must not be imported."""
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.43.0")

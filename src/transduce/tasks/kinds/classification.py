@@ -40,9 +40,7 @@ from transduce.tasks.kinds.kind import (
     pairs_of_files,
 )
 from transduce.tasks.kinds.masked_language_model import (
-    BERT,
-    DEFAULT_CONTEXT,
-    EncoderChoices,
+    LabelChoices,
     as_encoder,
     build_encoder,
     read_store,
@@ -141,10 +139,11 @@ class LabeledDevSet:
         )
 
 
-class Classification(EncoderChoices, TextKind):
+class Classification(LabelChoices, TextKind):
     """The task of text classification."""
 
     name = "classification"
+    muon_factor = 0.5
     model_kinds = ("encoder",)
     measures = ("loss", ACCURACY, MACRO_F1)
     accepts_weights = True
@@ -194,10 +193,6 @@ class Classification(EncoderChoices, TextKind):
         if request.tokenizer is None:
             _check_labels(text, corpus.tokenizer.target, "the one that was learned")
         return corpus
-
-    def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings, for a model that is trained from random weights."""
-        return BERT | {"output_bias": False, "max_positions": DEFAULT_CONTEXT if task.context is None else task.context}
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration with one class for each label, a pooler, and no masked-language-model head."""

@@ -9,13 +9,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.atomic_io import write_file
 from transduce.data.batches import Batch
@@ -163,6 +164,40 @@ class EncoderChoices:
         for name, default in OF_PROJECTION.items():
             if settings.init_from is None and getattr(settings.model, name) not in (None, default):
                 raise TransduceError(f"`model.{name}` means nothing where `task.kind` is {self.name}: leave it out.")
+
+
+class LabelChoices(EncoderChoices):
+    """Choices that classification and tagging share, for models from random weights that learn few labels."""
+
+    muon_factor: ClassVar[float]
+    """Muon's peak learning rate, times `d_model`."""
+
+    def model_settings(self, task: TaskSettings) -> dict[str, object]:
+        """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
+        length = DEFAULT_CONTEXT if task.context is None else task.context
+        return BERT | {"norm_order": "pre", "output_bias": False, "max_positions": length}
+
+    def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
+        """Choose rotary positions, unless the model is a BERT (post-norm) or its attention does not support them."""
+        width = model.get("d_k") or model["d_model"] // model["num_heads"]
+        score = model.get("attention_score", "scaled")
+        if model["norm_order"] == "post" or width % 2 or score not in ("scaled", "dot"):
+            return None
+        return Choice("rotary", "a label depends on neighboring words, which learned positions find later")
+
+    @override
+    def choose_learning_rate(
+        self,
+        settings: Settings,
+        d_model: int,
+        schedule: ScheduleName,
+        warmup_steps: int,
+        batch_tokens: int,
+        optimizer: OptimizerName,
+    ) -> Choice[float]:
+        if optimizer == "muon":
+            return Choice(self.muon_factor / d_model, f"{self.muon_factor:g} / d_model ({d_model}), for Muon")
+        return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
 
 # --- running text ---

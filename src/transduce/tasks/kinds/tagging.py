@@ -39,9 +39,7 @@ from transduce.tasks.kinds.kind import (
     model_dtype,
 )
 from transduce.tasks.kinds.masked_language_model import (
-    BERT,
-    DEFAULT_CONTEXT,
-    EncoderChoices,
+    LabelChoices,
     as_encoder,
     build_encoder,
     text_length,
@@ -61,8 +59,7 @@ from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss
 from transduce.training.prefetch import to_device
-from transduce.training.schedule import ScheduleName
-from transduce.training.settings import BestBy, OptimizerName
+from transduce.training.settings import BestBy
 
 ACCURACY: Final = "accuracy"
 F1: Final = "f1"
@@ -266,10 +263,11 @@ def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
 # --- the kind ---
 
 
-class WordTagging(EncoderChoices, TaskKind[TaggedCorpus]):
+class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
     """The task of tagging words."""
 
     name = "tagging"
+    muon_factor = 1.0
     model_kinds = ("encoder",)
     measures = ("loss", ACCURACY, F1)
     label_smoothing = 0.0
@@ -361,20 +359,6 @@ class WordTagging(EncoderChoices, TaskKind[TaggedCorpus]):
 
     # --- choices ---
 
-    def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return BERT's settings for a model from random weights, but pre-norm, which Muon trains in fewer steps."""
-        length = DEFAULT_CONTEXT if task.context is None else task.context
-        own: dict[str, object] = {"norm_order": "pre", "output_bias": False, "pooler": False, "max_positions": length}
-        return BERT | own
-
-    def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
-        """Choose rotary positions, unless the model is a BERT (post-norm) or its attention does not support them."""
-        width = model.get("d_k") or model["d_model"] // model["num_heads"]
-        score = model.get("attention_score", "scaled")
-        if model["norm_order"] == "post" or width % 2 or score not in ("scaled", "dot"):
-            return None
-        return Choice("rotary", "a tag depends on neighboring words, which learned positions find later")
-
     def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
         """Return the configuration with one label of each token for every tag, and no other head.
 
@@ -406,20 +390,6 @@ class WordTagging(EncoderChoices, TaskKind[TaggedCorpus]):
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
         """Choose the number of training steps of ten epochs."""
         return Choice(max(_MIN_STEPS, _EPOCHS * -(-pairs // batch_tokens)), f"{_EPOCHS} epochs of {pairs:,} sentences")
-
-    def choose_learning_rate(
-        self,
-        settings: Settings,
-        d_model: int,
-        schedule: ScheduleName,
-        warmup_steps: int,
-        batch_tokens: int,
-        optimizer: OptimizerName,
-    ) -> Choice[float]:
-        """Choose the peak learning rate: 1 / d_model for Muon, or else the rate that classifiers have."""
-        if optimizer == "muon":
-            return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
-        return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
     def choose_best_by(self, corpus: TaggedCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
         """Choose the best model by the F1 of spans, or by accuracy if the tags describe no spans."""
