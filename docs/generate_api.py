@@ -92,6 +92,8 @@ GROUPS = {
         "replace_word",
         "examine",
         "DoctorSubject",
+        "ResidualLayer",
+        "SplitModel",
         "DoctorReport",
     ],
     "Experiments": ["experiment", "ExperimentReport"],

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transduce.inspection.attribution import Attribution, attribute, attributions
     from transduce.inspection.causal import Ablation, LogitLens, Patching, ablate, logit_lens, patch_activations
     from transduce.inspection.coreference import pronoun_attention
-    from transduce.inspection.doctor import DoctorReport, examine
+    from transduce.inspection.doctor import DoctorReport, ResidualLayer, SplitModel, examine
     from transduce.inspection.doctor import Subject as DoctorSubject
     from transduce.inspection.experiments import ExperimentReport, experiment
     from transduce.inspection.installation import InstallReport, check_install
@@ -141,6 +141,7 @@ __all__ = [
     "QualityWarning",
     "QuantizeReport",
     "Recording",
+    "ResidualLayer",
     "RunEnd",
     "RunForecast",
     "RunStart",
@@ -151,6 +152,7 @@ __all__ = [
     "ScoredAttention",
     "SearchSettings",
     "ShardReport",
+    "SplitModel",
     "Tagger",
     "Tagging",
     "TensorBoardTracker",
@@ -248,6 +250,8 @@ _DEFINED_IN = {
     "DemoResult": "transduce.demonstration.run",
     "DoctorReport": "transduce.inspection.doctor",
     "DoctorSubject": "transduce.inspection.doctor:Subject",
+    "ResidualLayer": "transduce.inspection.doctor",
+    "SplitModel": "transduce.inspection.doctor",
     "DocumentSettings": "transduce.documents.units",
     "ExperimentReport": "transduce.inspection.experiments",
     "ExportReport": "transduce.exchange.export",

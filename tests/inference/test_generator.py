@@ -257,7 +257,7 @@ def test_several_prompts_are_continued_as_each_alone(generator: Generator, searc
 
 @pytest.mark.parametrize("backend", ["PyTorch", "machine code"])
 def test_prompts_that_join_later_are_continued_as_each_alone(backend: str) -> None:
-    """They have different settings, and some fill the context; the vocabulary is large enough for compiled searches."""
+    """Prompts have different settings, and some fill the context; the vocabulary suffices for compiled searches."""
     letters = "".join(chr(0x4E00 + number) for number in range(100))
     tokenizer = Tokenizer.train(
         lambda: [Pair(letters, "", 1)], TokenizerSettings(kind="character", byte_fallback=False)
