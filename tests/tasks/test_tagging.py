@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,9 @@ from transduce.data.labelled import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger
-from transduce.tasks.kinds.tagging import _contributions, _read_parts
+from transduce.tasks.kinds.classification import Classification
+from transduce.tasks.kinds.masked_language_model import LabelChoices
+from transduce.tasks.kinds.tagging import WordTagging, _contributions, _read_parts
 from transduce.tasks.run.resolving import VocabularyProperties, resolve_model
 from transduce.tasks.settings.reading import make_settings
 from transduce.tasks.settings.structs import DataSettings
@@ -135,14 +138,25 @@ def test_a_tagger_starts_from_another_and_keeps_its_layer_for_the_same_tags_only
         ({"d_model": 50, "num_heads": 2}, "learned"),  # a rotation needs an even width of each head
     ],
 )
-def test_positions_are_rotary_where_the_model_allows_them(model: dict[str, Any], positions: str) -> None:
-    content = {"task": {"kind": "tagging", "context": 64}, "data": {"source": ["x"]}, "model": model}
+@pytest.mark.parametrize("kind", ["tagging", "classification"])
+def test_positions_are_rotary_where_the_model_allows_them(kind: str, model: dict[str, Any], positions: str) -> None:
+    target = {"target": ["y"]} if kind == "classification" else {}
+    content = {"task": {"kind": kind, "context": 64}, "data": {"source": ["x"], **target}, "model": model}
     settings = make_settings(content)
     vocabulary = VocabularyProperties(300, 300, 0, 1, joint=True)
     config = resolve_model(settings, "tiny", vocabulary, ChoiceLog())
     assert config.positions == positions
     if positions == "learned":
         assert config.max_positions == 64
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(WordTagging(), 1.0), (Classification(), 0.5)])
+def test_muons_rate_is_for_random_weights_alone(kind: LabelChoices, factor: float) -> None:
+    for init_from, expected in ((None, factor), ("base", 0.05)):
+        settings = make_settings({"task": {"kind": kind.name}, "data": {"source": ["x"], "target": ["y"]}})
+        settings = msgspec.structs.replace(settings, init_from=init_from)
+        rate = kind.choose_learning_rate(settings, 128, "linear", 10, 32, "muon").value
+        assert rate == pytest.approx(expected / 128)
 
 
 def test_the_command(folder: Path, files: dict[str, Path], tmp_path: Path, capsys: Capture) -> None:

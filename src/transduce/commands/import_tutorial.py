@@ -69,9 +69,6 @@ def run(options: argparse.Namespace) -> int:
     """Import the weights and the words, and report the model that they make."""
     from transduce.interop.tutorials import import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
-    from transduce.model.build import build_model
-    from transduce.model.transformer import Transformer
-    from transduce.model_folder.write import save
 
     check_folder(options.out)
     if options.style == "karpathy":
@@ -97,12 +94,8 @@ def run(options: argparse.Namespace) -> int:
             raise TransduceError(f"The target's word list has no usual {meaning} symbol: name its own with {option}.")
     config = _config(options, weights, names, lists[-1][start], ids)
     found = _with_unknown(import_tutorial(weights, config, style=options.style, names=names), tokenizer)
-    model = build_model(found.config)
-    assert isinstance(model, Transformer)
-    model.load_state_dict(found.weights)
     languages = tuple(options.languages) if options.languages else (None, None)
-    save(model, options.out, tokenizer=tokenizer, languages=languages)
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = _save(found, options.out, tokenizer, languages)
     report = (
         f"{options.out}: {config.num_encoder_layers} + {config.num_decoder_layers} layers of width {config.d_model}, "
         f"{count:,} parameters, {config.norm_order}-norm. Compare a translation with the tutorial's own before you "
@@ -112,12 +105,23 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _save(found: "ImportedModel", out: str, tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> int:
+    """Save imported weights as a model folder, and return the number of parameters."""
+    from transduce.model.build import build_model
+    from transduce.model.decoder import Decoder
+    from transduce.model.transformer import Transformer
+    from transduce.model_folder.write import save
+
+    model = build_model(found.config)
+    assert isinstance(model, Transformer | Decoder)
+    model.load_state_dict(found.weights)
+    save(model, out, tokenizer=tokenizer, languages=languages)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def _import_language_model(options: argparse.Namespace) -> int:
     """Import the weights and the characters or tokens of a language model, and report the model that they make."""
     from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
-    from transduce.model.build import build_model
-    from transduce.model.decoder import Decoder
-    from transduce.model_folder.write import save
 
     unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
     if unused is not None:
@@ -139,12 +143,8 @@ def _import_language_model(options: argparse.Namespace) -> int:
         weights, options.heads, activation=options.activation, pad_id=vocabulary.pad_id, eos_id=vocabulary.eos_id
     )
     found = import_tutorial(weights, config, style="karpathy", names=names)
-    model = build_model(found.config)
-    assert isinstance(model, Decoder)
-    model.load_state_dict(found.weights)
     language = options.languages[-1] if options.languages else None
-    save(model, options.out, tokenizer=tokenizer, languages=(language, language))
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = _save(found, options.out, tokenizer, (language, language))
     report = (
         f"{options.out}: {config.num_decoder_layers} layers of width {config.d_model}, {count:,} parameters, a context "
         f"of {config.max_positions} tokens, {config.activation}. Compare the probabilities of a text with the "

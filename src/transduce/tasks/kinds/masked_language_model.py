@@ -167,7 +167,7 @@ class EncoderChoices:
 
 
 class LabelChoices(EncoderChoices):
-    """Choices that classification and tagging share, for models from random weights that learn few labels."""
+    """Choices that classification and tagging share, most of them for a model trained from random weights."""
 
     muon_factor: ClassVar[float]
     """Muon's peak learning rate, times `d_model`."""
@@ -195,7 +195,7 @@ class LabelChoices(EncoderChoices):
         batch_tokens: int,
         optimizer: OptimizerName,
     ) -> Choice[float]:
-        if optimizer == "muon":
+        if optimizer == "muon" and settings.init_from is None:
             return Choice(self.muon_factor / d_model, f"{self.muon_factor:g} / d_model ({d_model}), for Muon")
         return super().choose_learning_rate(settings, d_model, schedule, warmup_steps, batch_tokens, optimizer)
 
