@@ -1,6 +1,8 @@
 """Test named arrays in one block of memory, and rows of a matrix that are read from its file."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -59,3 +61,23 @@ def test_rows_of_a_mapped_matrix_are_read_from_its_file(tmp_path: Path, monkeypa
         mapped.exact_weight.mul_(2.0)
     assert not torch.equal(mapped(x), plain(x))
     assert numbers[memory._READ] == 0
+
+
+@pytest.mark.skipif(not memory._MAPS.exists(), reason="only Linux tells where a matrix is mapped from")
+def test_threads_share_the_rows_of_a_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a second thread replaced would close the file that a kernel of the first thread reads."""
+    monkeypatch.setattr(memory, "_MIN_FILE_BYTES", 1 << 20)
+    tensors = {"matrix": torch.randn(3000, 128)}
+    write_tensors(tmp_path / "model.safetensors", tensors, tensors.items(), {})
+    matrix = MappedTensors(tmp_path, "model.safetensors").tensor("matrix")
+    found = memory.FileRows.find
+
+    def find_slowly(matrix: torch.Tensor) -> memory.FileRows | None:
+        sleep(0.05)
+        return found(matrix)
+
+    monkeypatch.setattr(memory.FileRows, "find", find_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(memory.file_rows, [matrix, matrix])
+    assert one is other
+    assert one[memory._READ] != 0

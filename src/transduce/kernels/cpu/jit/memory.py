@@ -165,6 +165,7 @@ class FileRows:
 
 
 _FILE_ROWS = WeakTensorKeyDictionary()
+_FILE_ROWS_LOCK = RLock()
 _ROWS_BY_ADDRESS: WeakValueDictionary[tuple[int, int], FileRows] = WeakValueDictionary()  # by address and size
 _NO_FILE = torch.zeros(1, dtype=torch.int64)
 
@@ -174,13 +175,14 @@ def file_rows(matrix: Tensor) -> Tensor:
 
     A matrix that was changed in memory is not read from its file any more.
     """
-    if matrix not in _FILE_ROWS:
-        key = matrix.data_ptr(), matrix.numel()
-        rows = _ROWS_BY_ADDRESS.get(key) or FileRows.find(matrix)
-        if rows is not None:
-            _ROWS_BY_ADDRESS[key] = rows
-        _FILE_ROWS[matrix] = rows
-    rows = _FILE_ROWS[matrix]
+    with _FILE_ROWS_LOCK:  # rows found twice would be closed once, under a kernel that reads them
+        if matrix not in _FILE_ROWS:
+            key = matrix.data_ptr(), matrix.numel()
+            rows = _ROWS_BY_ADDRESS.get(key) or FileRows.find(matrix)
+            if rows is not None:
+                _ROWS_BY_ADDRESS[key] = rows
+            _FILE_ROWS[matrix] = rows
+        rows = _FILE_ROWS[matrix]
     if rows is None:
         return _NO_FILE
     if _version(matrix):
