@@ -1,6 +1,8 @@
 """Lists on the pages are complete: what stands in the code stands on the page."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,21 @@ def count_parameters(pieces: int, choices: dict[str, Any]) -> int:
     with torch.device("meta"):
         model = Transformer(ModelConfig(source_vocabulary_size=pieces, target_vocabulary_size=pieces, **known))
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("folder", [DOCS, DOCS / "zh"], ids=["English", "Chinese"])
+def test_components_of_ones_own_train_and_decode(folder: Path) -> None:
+    """The page's components are registered in a process of their own, since names cannot be registered twice."""
+    page = (folder / "models.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(import torch\n.*?register.*?)```", page, re.DOTALL)
+    use = """
+sizes = {"source_vocabulary_size": 9, "target_vocabulary_size": 9, "pad_id": 0, "start_id": 1, "eos_id": 2}
+config = transduce.ModelConfig(**sizes, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
+    attention_score="cosine", activation="cubed-relu")
+model = transduce.Transformer(config)
+logits = model(torch.tensor([[3, 4, 2]]), torch.tensor([[1, 5]]))
+logits.sum().backward()
+assert logits.shape == (1, 2, 9)
+assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
+"""
+    subprocess.run([sys.executable, "-c", block + use], check=True)

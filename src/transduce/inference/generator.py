@@ -470,8 +470,8 @@ class Generator:
 # --- prompts that join while others are continued ---
 
 
-_LEAST_TOKENS = 256  # new tokens of a text for which a batch has capacity at least
-_LEAST_POSITIONS = 1024  # tokens of a prompt and its continuation, likewise
+_MIN_TOKENS = 256  # every batch has capacity for this many new tokens of a text
+_MIN_POSITIONS = 1024  # every batch has capacity for this many tokens of a prompt and its continuation
 
 
 class ContinuousGeneration:
@@ -551,8 +551,8 @@ class ContinuousGeneration:
         joined = next((each for each in self._batches if each.settings == settings and each.has_space(needed)), None)
         reserved = None
         if joined is None and needed.positions <= generator.context:
-            positions = min(generator.context, max(_LEAST_POSITIONS, 2 * needed.positions))
-            tokens = min(positions, max(_LEAST_TOKENS, 2 * tokens))
+            positions = min(generator.context, max(_MIN_POSITIONS, 2 * needed.positions))
+            tokens = min(positions, max(_MIN_TOKENS, 2 * tokens))
             reserved = ReservedCapacity(_texts_at_once(settings), tokens, positions)
         with torch.inference_mode(), explain_search_out_of_memory(settings):
             search = generator._begin(chosen, chosen[0].search, one_line=False, reserved=reserved)
