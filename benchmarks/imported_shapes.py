@@ -24,6 +24,13 @@ def _stacks(layers: int, heads: int, inner: int) -> dict[str, int]:
     return {f"{side}_{name}": size for name, size in sizes for side in ("encoder", "decoder")}
 
 
+def _m2m100(vocabulary_size: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    sizes = {"vocab_size": vocabulary_size, "d_model": 1024, "max_position_embeddings": 1024}
+    own = {"activation_function": "relu", "scale_embedding": True}
+    settings = sizes | own | _stacks(12, 16, 4096) | _BART_IDS
+    return "M2M100ForConditionalGeneration", settings, {"max_length": 200} | _BART_IDS
+
+
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "opus-mt": (
         "MarianMTModel",
@@ -59,22 +66,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "early_stopping": True}
         | _BART_IDS,
     ),
-    "nllb-600m": (
-        "M2M100ForConditionalGeneration",
-        {"vocab_size": 256_206, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "relu"}
-        | {"scale_embedding": True}
-        | _stacks(12, 16, 4096)
-        | _BART_IDS,
-        {"max_length": 200} | _BART_IDS,
-    ),
-    "m2m100-418m": (
-        "M2M100ForConditionalGeneration",
-        {"vocab_size": 128_112, "d_model": 1024, "max_position_embeddings": 1024, "activation_function": "relu"}
-        | {"scale_embedding": True}
-        | _stacks(12, 16, 4096)
-        | _BART_IDS,
-        {"max_length": 200} | _BART_IDS,
-    ),
+    "nllb-600m": _m2m100(256_206),
+    "m2m100-418m": _m2m100(128_112),
     "gpt2": (
         "GPT2LMHeadModel",
         {"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
