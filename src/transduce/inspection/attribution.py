@@ -85,8 +85,8 @@ def attribute(translator: Reader, source: str, target: str | None = None, *, met
       the most faithful after `occlusion` and `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once for each
       word.
-    * `integrated`: integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of the path,
-      with neighboring words at different points.
+    * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017) from embeddings of zero, at 3 points of
+      the path, with neighboring words at different points. The values sum only roughly to the whole change.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).

@@ -65,7 +65,7 @@ class NativeSearch:
         self.before_stride = max(map(len, self.before), default=0)
         if penalties is not None:
             self.before_stride = max(self.before_stride, reserved.positions)
-        self.uniform = None if bounds.sampling is None else self._room_for(bounds.sampling.uniform)
+        self.uniform = None if bounds.sampling is None else self._with_capacity(bounds.sampling.uniform)
         self._zeroed = Arena(self._zeroed_arrays(), zeroed=True)
         self._uninitialized = Arena(self._uninitialized_arrays())
         self._addresses = self._zeroed.addresses | self._uninitialized.addresses
@@ -87,10 +87,10 @@ class NativeSearch:
         self._select["rules"] = ctypes.addressof(self._rules.array)
         self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
 
-    def _room_for(self, uniform: Tensor) -> Tensor:
+    def _with_capacity(self, uniform: Tensor) -> Tensor:
         """Return random numbers (count, steps, W) in a tensor with space for those of sentences that join."""
         count, steps, width = uniform.shape
-        if (count, steps) >= (self.sentences, self.capacity):
+        if count == self.sentences and steps >= self.capacity:
             return uniform
         whole = uniform.new_zeros(self.sentences, max(steps, self.capacity), width)
         whole[:count, :steps] = uniform
