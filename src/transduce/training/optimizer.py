@@ -374,7 +374,7 @@ def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
 
 
 STATISTICS = "statistics"
-"""The kind of these tensors in a checkpoint."""
+"""The kind, in a checkpoint, of the tensors of `RunningStatistics`."""
 
 
 class RunningStatistics:
