@@ -262,10 +262,10 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
 
 
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
-    """Return a task's label smoothing with its reason; `kind` is the task's name, `smoothing` its default value.
+    """Choose the label smoothing of a task: its default value `smoothing`.
 
-    The paper's 0.1 (section 5.4) is for tasks that generate one text from another: translation, denoising, parsing.
-    Language models, masked or not, classification and time series have 0.
+    That is the paper's 0.1 (section 5.4) for tasks that generate one text from another: translation, denoising and
+    parsing. It is 0 for language models, masked or not, for classification and for time series.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
