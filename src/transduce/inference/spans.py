@@ -213,7 +213,7 @@ class _Aligner:
         return adjusted
 
     def _encloses(self, outer: int, inner: int) -> bool:
-        """Return whether marked span `outer` contains span `inner`; the first of two equal spans contains the second."""
+        """Return whether the marked span `outer` contains `inner`; the first of two equal spans contains the second."""
         one, other = self.marked.spans[outer], self.marked.spans[inner]
         is_around = one.start <= other.start and other.end <= one.end
         return outer != inner and is_around and (one != other or outer < inner)
