@@ -173,7 +173,7 @@ class QueryGroup(NamedTuple):
     """The index of the first query."""
     size: int
     """The number of queries."""
-    place: Value
+    scratch_first: Value
     """The index of the first query within the scratch space."""
 
 
@@ -349,7 +349,7 @@ class Head(HeadAddresses):
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
         """Return a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
-        return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
+        return self.k.element_pointer(array, self.k.mul(group.scratch_first, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
         """Return the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
@@ -612,7 +612,7 @@ class _Gradients(Head):
             self.group_rows(each, group) for each in (self.scratch.queries, self.scratch.context_gradient)
         )
         weight_row, slope_row = (
-            self.row(each, group.place) for each in (self.scratch.weights, self.scratch.score_gradients)
+            self.row(each, group.scratch_first) for each in (self.scratch.weights, self.scratch.score_gradients)
         )
         means = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
@@ -649,7 +649,7 @@ class _Gradients(Head):
         """Emit the gradient of some queries: the sum over keys of score gradient × key."""
         k, limits = self.k, self.limits_of(group)
         out = self.start_of(self.args.query_gradient, self.args.num_queries, self.args.query_stride)
-        score_gradients = self.row(self.scratch.score_gradients, group.place)
+        score_gradients = self.row(self.scratch.score_gradients, group.scratch_first)
         for columns in self.pairs():
             totals = self.zeros(group.size, columns)
             with k.loop(0, limits[-1]) as key:

@@ -134,10 +134,10 @@ class _SequenceAttention:
         row, column = k.mul(start, args.stride), k.mul(number, heads.width)
         filled = k.mul(k.build.sdiv(k.add(count, self.block - 1), k.int64(self.block)), self.block)
         sizes = [k.mul(filled, heads.width), k.mul(filled, heads.width), k.mul(filled, _ROWS)]
-        places = [scratch]
+        arrays = [scratch]
         for size in sizes:
-            places.append(k.element_pointer(places[-1], size))
-        transposed, values, weights, scaled = places
+            arrays.append(k.element_pointer(arrays[-1], size))
+        transposed, values, weights, scaled = arrays
         source = k.add(row, k.mul(shared, heads.width))
         self._transpose(k.element_pointer(args.keys, source), args.stride, count, filled, transposed)
         self._gather(k.element_pointer(args.values, source), args.stride, count, values)

@@ -470,9 +470,9 @@ class ActivationEmitter:
                 args = ActivationArguments(*numbers)
                 first, last = k.thread_range(args.rows, *share)
                 with k.loop(first, last) as row, k.loop(0, args.width, k.lanes) as column:
-                    place = k.add(k.mul(row, args.width), column)
-                    projected = k.add(place, k.mul(row, args.width)) if self.is_gated else place
-                    work(args, projected, place)
+                    target = k.add(k.mul(row, args.width), column)
+                    projected = k.add(target, k.mul(row, args.width)) if self.is_gated else target
+                    work(args, projected, target)
 
     def _load(self, address: Value, index: Value) -> Value:
         return self.k.load_as_float32(self.k.pointer(address), index, self.kind)
@@ -480,18 +480,18 @@ class ActivationEmitter:
     def _store(self, values: Value, address: Value, index: Value) -> None:
         self.k.store_float32_as(values, self.k.pointer(address), index, self.kind)
 
-    def _activate(self, args: ActivationArguments, projected: Value, place: Value) -> None:
+    def _activate(self, args: ActivationArguments, projected: Value, target: Value) -> None:
         """Emit the activation of one vector, given the indices of its input (or its gate) and its output."""
         k = self.k
         value = ACTIVATION_EMITTERS[self.name](k, self._load(args.projected, projected))
         if self.is_gated:
             value = k.build.fmul(value, self._load(args.projected, k.add(projected, args.width)))
-        self._store(value, args.out, place)
+        self._store(value, args.out, target)
 
-    def _backward(self, args: ActivationArguments, projected: Value, place: Value) -> None:
+    def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
         """Emit the gradient of one vector of the first linear layer's output, or of a gate and its value."""
         k = self.k
-        gradient, x = self._load(args.gradient, place), self._load(args.projected, projected)
+        gradient, x = self._load(args.gradient, target), self._load(args.projected, projected)
         slope = emit_slope(k, self.name, x)
         if self.is_gated:
             behind = k.add(projected, args.width)

@@ -163,7 +163,7 @@ class _Blocks:
     """
 
     def __init__(self, k: KernelBuilder, tile: Tile, ending: str, parts: int, pointer: MicroKernelArguments) -> None:
-        self.k, self.tile, self.ending, self.parts, self.place = k, tile, ending, parts, pointer
+        self.k, self.tile, self.ending, self.parts, self.arguments = k, tile, ending, parts, pointer
         self.most = REGISTER_ROWS if tile.elements_per_activation == 2 else parts * REGISTER_ROWS
         self.size = REGISTER_ROWS * tile.lanes  # sums in a tile register
         with k.build.goto_entry_block():
@@ -177,7 +177,7 @@ class _Blocks:
         """Emit the loop that multiplies one block of rows after another by the block of 64 outputs."""
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)
-        steps = k.build.sdiv(k.mul(self.place.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
+        steps = k.build.sdiv(k.mul(self.arguments.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
         each_step = k.build.sdiv(k.add(steps, self.most - 1), steps)
         with k.loop(0, rows, self.most) as row:
             for vector in range(0, self.tile.vectors, 2):
@@ -196,7 +196,7 @@ class _Blocks:
 
         After each step along the inputs, `each_step` rows of the previous sub-block are finished.
         """
-        k, tile, args, parts = self.k, self.tile, self.place, self.parts
+        k, tile, args, parts = self.k, self.tile, self.arguments, self.parts
         row_bytes = k.mul(args.width, tile.elements_per_activation, tile.weight_bytes)
         rounded = k.element_pointer(args.rounded, k.mul(row, row_bytes), I8)
         next_part = args.width if tile.elements_per_activation == 2 else k.mul(row_bytes, REGISTER_ROWS)
@@ -225,13 +225,13 @@ class _Blocks:
         """Emit the epilogue (bias, activation, store) of rows [first, last) of the previous sub-block."""
         k, tile, none = self.k, self.tile, self.k.int64(0)
         row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
-        out = k.add(k.mul(row_before, self.place.stride), column)
-        args = self.place._replace(
-            scales=k.element_pointer(self.place.scales, row_before),
-            start=k.element_pointer(self.place.start, column),
-            steps=k.element_pointer(self.place.steps, column),
-            bias=k.element_pointer(self.place.bias, column),
-            out=k.element_pointer(self.place.out, out, output_type(self.ending)),
+        out = k.add(k.mul(row_before, self.arguments.stride), column)
+        args = self.arguments._replace(
+            scales=k.element_pointer(self.arguments.scales, row_before),
+            start=k.element_pointer(self.arguments.start, column),
+            steps=k.element_pointer(self.arguments.steps, column),
+            bias=k.element_pointer(self.arguments.bias, column),
+            out=k.element_pointer(self.arguments.out, out, output_type(self.ending)),
         )
         sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)))
         initial, kind = (args.bias, F32) if tile.is_float else (args.start, I32)

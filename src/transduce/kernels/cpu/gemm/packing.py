@@ -212,16 +212,16 @@ class Packer:
         """Emit the condition that a row index is below the matrix's number of rows, so not padding."""
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
-    def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+    def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
         """Return a pointer to the element of a matrix at a row and column."""
-        return self.k.element_pointer(place, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
+        return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
-    def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+    def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
         """Load a vector of a matrix row without conversion; rows past the last one are zero."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
-        value = k.load(self._pointer(place, matrix, safe_row, column), kind)
+        value = k.load(self._pointer(base, matrix, safe_row, column), kind)
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:

@@ -441,16 +441,8 @@ def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
     """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
 
-    Args:
-        total: float32, (V, D).
-        ids: indices of rows of `total`, int64, (N,) or of any shape with N elements.
-        part: the rows to add, (N, D).
-        factor: the factor of these rows.
-        frozen_row: the row that stays unchanged, or None.
-
-    Raises:
-        ValueError: shapes or dtypes do not fit.
-        IndexError: an id is out of range.
+    `backend.TrainingKernels.add_rows_in_place` describes the arguments. Raises ValueError or IndexError if they do not
+    fit.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
@@ -563,8 +555,8 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
     """Compile the rotary embedding kernel for heads of this width; it copies the columns after the rotated heads."""
-    k, kind = new_builder("turning", tile), LLVM_TYPES[dtype]
-    with kernel(k, "turn", len(_Arguments._fields)) as (numbers, *share):
+    k, kind = new_builder("rotary", tile), LLVM_TYPES[dtype]
+    with kernel(k, "rotate", len(_Arguments._fields)) as (numbers, *share):
         args = _Arguments(*numbers)
         first, last = k.thread_range(args.rows, *share)
         with k.loop(first, last) as row:
@@ -574,8 +566,8 @@ def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved:
             ]
             with k.loop(0, args.heads) as head:
                 column = k.mul(head, width)
-                source, target = (k.element_pointer(place, column, kind) for place in pointers)
+                source, target = (k.element_pointer(each, column, kind) for each in pointers)
                 emit_rotary_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
             with k.loop(k.mul(args.heads, width), args.columns, k.lanes) as column:
                 k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
-    return compile_kernels(k, ("turn",))["turn"]
+    return compile_kernels(k, ("rotate",))["rotate"]
