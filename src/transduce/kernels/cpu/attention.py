@@ -22,13 +22,13 @@ from transduce.kernels.cpu.train_rows import emit_hash
 
 
 GROUP_SIZE = 4
-"""Queries or keys in a group that shares loaded operands, limited by the number of registers."""
+"""The number of queries or keys in a group that shares loaded operands, limited by the number of registers."""
 QUERIES_AT_ONCE = 64
-"""Queries whose attention weights and score gradients are kept at a time in the backward pass."""
+"""The number of queries whose attention weights and score gradients the backward pass keeps at a time."""
 BIAS_KEYS = 16
-"""The number of which the padded length of a row of biases is a multiple."""
+"""The multiple to which the rows of an attention bias are padded."""
 AMX_KEYS = 32
-"""Keys or queries in a row of an AMX tile register, as pairs."""
+"""The number of keys or queries, as pairs, in a row of an AMX tile register."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
@@ -145,9 +145,9 @@ class HeadScratch(NamedTuple):
     """Arrays in one thread's scratch space for one head of one sentence, float32."""
 
     transposed_keys: Value
-    """Keys in transposed blocks of `lanes` keys, K × lanes each; L × K in all."""
+    """Keys transposed in blocks of `lanes` keys, (L / lanes, K, lanes)."""
     transposed_values: Value
-    """Values in transposed blocks, L × K."""
+    """Values transposed in blocks of `lanes` values, (L / lanes, K, lanes)."""
     keys: Value
     """Keys as float32, (L, K)."""
     values: Value
@@ -157,13 +157,13 @@ class HeadScratch(NamedTuple):
     value_gradient: Value
     """The gradient of the values, (L, K)."""
     queries: Value
-    """The current queries, scaled, K each; up to `QUERIES_AT_ONCE` of them in the backward pass."""
+    """The current queries times the attention scale, K each; in the backward pass `QUERIES_AT_ONCE` of them."""
     context_gradient: Value
-    """The gradient of the current queries' contexts, K each."""
+    """The gradient of the attention outputs of the current queries, K elements each."""
     weights: Value
-    """Scores or attention weights of the current queries, L each."""
+    """Scores, later attention weights, of the current queries, L elements each."""
     score_gradients: Value
-    """Score gradients of the current queries, L each."""
+    """The gradient of the scores of the current queries, L elements each."""
 
 
 class QueryGroup(NamedTuple):
@@ -174,7 +174,7 @@ class QueryGroup(NamedTuple):
     size: int
     """The number of queries."""
     scratch_first: Value
-    """The index of the first query within the scratch space."""
+    """The index of the first query among those in the scratch space."""
 
 
 class HeadAddresses:
@@ -198,7 +198,7 @@ class HeadAddresses:
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
     def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
-        """Return pointers to consecutive float32 arrays of these sizes in a thread's scratch space."""
+        """Return pointers to consecutive float32 arrays of these sizes, in elements, in a thread's scratch space."""
         k, pointers = self.k, []
         pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
         for size in sizes:
@@ -207,7 +207,7 @@ class HeadAddresses:
         return pointers
 
     def query_heads(self) -> Iterator[None]:
-        """Emit a loop over the query heads that share the keys and values; code in the body is about `self.head`."""
+        """Emit a loop over the query heads that share the keys and values; sets `self.head` to each in turn."""
         if self.shape.shared == 1:
             yield
             return
@@ -221,9 +221,9 @@ class HeadAddresses:
         """Return a pointer to a head's columns in this sentence's first row of an array, such as the queries.
 
         Args:
-            address: of the array.
-            count: rows per sentence.
-            stride: elements from one row to the next.
+            address: the address of the array.
+            count: the number of rows per sentence.
+            stride: the number of elements from one row to the next.
             head: the head's index; None: the query head.
         """
         row = self.k.mul(self.sentence, count, stride)
@@ -292,7 +292,7 @@ class Head(HeadAddresses):
             start, together = end, together // 2
 
     def transpose(self, rows: Value, out: Value) -> None:
-        """Transpose keys or values in blocks of `lanes`.
+        """Transpose keys or values in blocks of `lanes` rows.
 
         The last row pads the last block, and the padding is ignored.
         """
@@ -328,16 +328,16 @@ class Head(HeadAddresses):
         return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
 
     def sums_of(self, group: QueryGroup) -> list[Value]:
-        """Return pointers to each query's greatest score and inverse sum of exponentials."""
+        """Return pointers to each query's greatest score and inverse sum of exponentials in the output `sums`."""
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
     def take_queries(self, group: QueryGroup) -> None:
-        """Copy a group's queries, multiplied by the attention scale, to the scratch space."""
+        """Copy the queries of a group, multiplied by the attention scale, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
         self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.scale)
 
     def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
-        """Copy a group's rows, times a factor, as float32 to an array of the scratch space."""
+        """Copy a group's rows, multiplied by a factor, to the array `target` of the scratch space, as float32."""
         k = self.k
         target = self.group_rows(target, group)
         for index, number in enumerate(self.numbers_of(group)):
@@ -370,7 +370,7 @@ class Head(HeadAddresses):
         return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
 
     def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
-        """Return a pointer into the scratch row of L elements of query `number`, from element `start` on."""
+        """Return a pointer into a scratch array with L elements per query: query `number`, from element `start` on."""
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
@@ -429,7 +429,7 @@ class Head(HeadAddresses):
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Add factor × vector to each of several accumulators in memory."""
+        """Add factor × vector to each accumulator, where there is one vector for each accumulator."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
@@ -461,7 +461,7 @@ class AttentionEmitter:
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
-        """Emit a kernel that runs `work` for each head of each sentence, divided among the threads."""
+        """Emit the kernel `name`, which runs `work` for each head of each sentence, divided among the threads."""
         k = self.k
         with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
             args = AttentionArguments(*numbers)
@@ -479,7 +479,7 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit a thread's code before its first head and after its last head; empty here, and overridden for AMX."""
+        """Emit a thread's code before its first head and after its last head; none here, unlike for AMX."""
         yield
 
 
@@ -585,7 +585,7 @@ class _Gradients(Head):
             self._by_keys(first, count, start, stop)
 
     def _clear(self, gradient: Value) -> None:
-        """Set a gradient of L × K float32 elements to zero."""
+        """Set a float32 scratch array of the keys' or values' gradient to zero."""
         k = self.k
         with k.loop(0, k.mul(self.args.num_keys, self.shape.width), k.lanes) as number:
             k.store(k.splat(0.0), k.element_pointer(gradient, number))

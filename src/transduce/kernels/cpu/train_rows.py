@@ -99,7 +99,7 @@ class SoftmaxArguments(NamedTuple):
     width: Any
     """The vocabulary size V."""
     normalizers: Any
-    """Address of the output float32 (N,): each row's log-sum-exp."""
+    """Address of the output, float32 (N,): the log-sum-exp of each row."""
     scratch: Any
     """Address of scratch space, float32 (threads, V + lanes)."""
 
@@ -203,7 +203,7 @@ class RowKernelEmitter:
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Prefetch the element a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
+        """Prefetch the element that is a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
         k = self.k
         pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
         k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
@@ -264,7 +264,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source, zero it where the gate is not positive, and store the result."""
+        """Load a vector of the source with zeros where the gate is not positive, and store it to the output `gated`."""
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -365,7 +365,7 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
-        """Add every thread's partial weight and bias gradients to the totals; each thread does some of the columns."""
+        """Add all threads' parts of the weight and bias gradients to the totals; each thread adds up some columns."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
@@ -447,7 +447,7 @@ class ActivationArguments(NamedTuple):
     width: Any
     """The width F, a multiple of the lanes."""
     gradient: Any
-    """The gradient of the activation, (N, F); for the backward pass only, and equal to `out` if not gated or apart."""
+    """The gradient of the activation, (N, F), for the backward pass only; may equal `out` unless the kind is gated."""
 
 
 class ActivationEmitter:
@@ -481,7 +481,7 @@ class ActivationEmitter:
         self.k.store_float32_as(values, self.k.pointer(address), index, self.kind)
 
     def _activate(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the activation of one vector, given the indices of its input (or its gate) and its output."""
+        """Emit the activation of one vector, given the indices of its first input (or gate) and of its first output."""
         k = self.k
         value = ACTIVATION_EMITTERS[self.name](k, self._load(args.projected, projected))
         if self.is_gated:
@@ -489,7 +489,7 @@ class ActivationEmitter:
         self._store(value, args.out, target)
 
     def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the gradient of one vector of the first linear layer's output, or of a gate and its value."""
+        """Emit the gradient of a vector of the first linear layer's output, or of a vector of gates and their values."""
         k = self.k
         gradient, x = self._load(args.gradient, target), self._load(args.projected, projected)
         slope = emit_slope(k, self.name, x)
@@ -620,7 +620,7 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def add_in_place(total: Tensor, part: Tensor) -> None:
-    """Add `part` to the float32 tensor `total`, in place."""
+    """Add a tensor of the same number of elements to the float32 tensor `total`, in place."""
     if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
         raise ValueError(f"{describe(part)} cannot be added to {describe(total)}")
     part = part.contiguous()
@@ -640,7 +640,7 @@ def activate(projected: Tensor, name: str) -> Tensor:
 
 
 def describe(x: Tensor) -> str:
-    """Return a tensor's dtype and shape for a message."""
+    """Return a text with a tensor's dtype and shape, for error messages."""
     return f"{x.dtype} {tuple(x.shape)}"
 
 

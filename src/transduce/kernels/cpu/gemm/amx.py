@@ -26,22 +26,22 @@ from transduce.kernels.cpu.jit.tile import (
 )
 
 REGISTER_ROWS = 16
-"""Rows of a tile register."""
+"""The number of rows of a tile register."""
 REGISTER_BYTES = 64
-"""Bytes per row of a tile register; a row of D inputs is a multiple of it."""
+"""The number of bytes per row of a tile register; a row of D inputs is a multiple of it."""
 MIN_ROWS = 4
-"""With fewer rows, vector instructions take fewer cycles than AMX."""
+"""The minimum number of rows for AMX; with fewer rows, vector instructions take fewer cycles."""
 READABLE_EXTRA_ROWS = REGISTER_ROWS - 1
-"""Rows behind the last one that may be read."""
+"""The number of rows behind the last one that the AMX kernels may read."""
 _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
     """Emit `amx_<kind>_<ending>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of outputs.
 
-    It takes 16 × parts rows at a time; for `halves`, 2 parts are the two halves of 16 rows. Rows behind the last one
-    are read up to a whole tile register, and ignored. At each step along the inputs, `lines` cache lines from `ahead`
-    on are prefetched for every 16 rows.
+    The function takes 16 × parts rows at a time; for `halves`, 2 parts are the two halves of 16 rows. Rows behind the
+    last one are read up to a whole tile register, and ignored. At each step along the inputs, `lines` cache lines from
+    `ahead` on are prefetched for every 16 rows.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
@@ -69,10 +69,13 @@ def _inputs_per_register(tile: Tile) -> int:
 
 
 def emit_rows(
-    k: KernelBuilder, tile: Tile, ending: str, rows: Value, place_of: Callable[[Value], MicroKernelArguments]
+    k: KernelBuilder, tile: Tile, ending: str, rows: Value, arguments_from: Callable[[Value], MicroKernelArguments]
 ) -> None:
-    """Emit the multiplication of all rows by one block of weights; `place_of` returns the arguments from a row on."""
-    args = place_of(k.int64(0))
+    """Emit the multiplication of all rows by one block of weights.
+
+    `arguments_from(row)` returns the micro-kernel's arguments for the rows from `row` on.
+    """
+    args = arguments_from(k.int64(0))
     ahead = k.element_pointer(
         args.weights, k.mul(args.width, tile.weight_bytes, tile.columns), I8
     )  # the next block of weights
@@ -92,7 +95,9 @@ def emit_rows(
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
         prefetched = k.mul(lines, k.build.sdiv(whole_blocks, k.int64(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.element_pointer(ahead, k.mul(prefetched, tile.weight_bytes), I8)
-        k.call(f"amx_{tile.kind}_{ending}_1", *place_of(whole_blocks), k.build.sub(rows, whole_blocks), ahead, lines)
+        k.call(
+            f"amx_{tile.kind}_{ending}_1", *arguments_from(whole_blocks), k.build.sub(rows, whole_blocks), ahead, lines
+        )
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:
@@ -194,7 +199,7 @@ class _Blocks:
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
         """Emit the sums of two vectors of outputs for rows from `row` on, interleaved with the previous epilogue.
 
-        After each step along the inputs, `each_step` rows of the previous sub-block are finished.
+        After each step along the inputs, the epilogue of `each_step` rows of the previous sub-block is emitted.
         """
         k, tile, args, parts = self.k, self.tile, self.arguments, self.parts
         row_bytes = k.mul(args.width, tile.elements_per_activation, tile.weight_bytes)
