@@ -489,7 +489,7 @@ class ActivationEmitter:
         self._store(value, args.out, target)
 
     def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit the gradient of a vector of the first linear layer's output, or of a vector of gates and their values."""
+        """Emit the gradient of a vector of the first linear layer's output, or of vectors of gates and values."""
         k = self.k
         gradient, x = self._load(args.gradient, target), self._load(args.projected, projected)
         slope = emit_slope(k, self.name, x)

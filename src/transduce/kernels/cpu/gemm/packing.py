@@ -479,7 +479,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to the packed rows of tile number `tile` in the packed range `tiles`, which begins at `to`."""
+        """Return a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 
