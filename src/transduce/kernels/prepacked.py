@@ -1,7 +1,7 @@
 """Lay out a model's weights for inference kernels: prepacked models, and inference copies that follow their model.
 
-An inference copy computes the same function as its model, which stays unchanged. It takes as much additional memory as
-the prepacked matrices, and shares all other float32 tensors.
+An inference copy computes the same function as its model, which stays unchanged. The copy takes as much additional
+memory as the prepacked matrices, and shares all other float32 tensors.
 """
 
 import copy

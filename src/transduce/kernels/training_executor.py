@@ -396,8 +396,8 @@ def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> lis
         supported: the operations that the kernels compute, apart from dropout inside of a sub-layer.
 
     Returns:
-        None if the layer graph has other operations than those of the table, or a gradient is not collected by
-        `model/backend.py:add_gradients_to`.
+        The sub-layers; None if the layer has an operation that is not in `supported`, or a parameter whose gradient is
+        not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph

@@ -35,7 +35,7 @@ _APART = 16 * 17  # elements between arrays, which would otherwise map to the sa
 class AttentionArguments(NamedTuple):
     """Arguments of the kernels `attend` and `attend_backward`: addresses, unless stated otherwise.
 
-    Strides count elements.
+    Strides are counted in elements.
     """
 
     queries: Any
@@ -59,7 +59,7 @@ class AttentionArguments(NamedTuple):
     lengths: Any
     """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
     context: Any
-    """The contexts, (B, Q, H × K); in the backward pass their gradient."""
+    """The output of attention, (B, Q, H × K); in the backward pass its gradient."""
     sums: Any
     """float32 (B, H, Q, 2): each query's greatest score, and the inverse of its scores' sum of exponentials."""
     query_gradient: Any
@@ -90,7 +90,7 @@ class AttentionShape(NamedTuple):
     kind: Any
     """The LLVM type of elements: F32, or I16 for bfloat16."""
     lanes: int
-    """32-bit elements per vector register."""
+    """The number of 32-bit elements per vector register."""
     scale: float
     """The factor of the dot products of queries and keys."""
     shared: int = 1
@@ -113,7 +113,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return the size of each `AmxScratch` array: float32 elements per key, and elements independent of the keys.
+    """Return the size of each `AmxScratch` array in float32 elements: a number per key, and a constant.
 
     The number of keys is rounded up to a multiple of `AMX_KEYS`.
     """
@@ -354,7 +354,8 @@ class Head(HeadAddresses):
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
         """Return the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
 
-        Even and odd columns have separate accumulators to hide the latency of additions.
+        `transposed` points to the keys, and `vectors` to the queries. Even and odd columns have separate accumulators
+        to hide the latency of additions.
         """
         k, width = self.k, self.shape.width
         block = k.element_pointer(transposed, k.mul(start, width))
@@ -435,7 +436,7 @@ class Head(HeadAddresses):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
     def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
-        """Store a query's accumulated columns, multiplied by a factor, in a row of the output."""
+        """Store a query's accumulated columns, multiplied by a factor, at the offset `row` of the output."""
         k = self.k
         for column, total in zip(columns, totals, strict=True):
             value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(factor))
@@ -484,7 +485,7 @@ class AttentionEmitter:
 
 
 class _Contexts(Head):
-    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
+    """An emitter of attention's forward pass for one head, with vector instructions."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, a group of queries at a time."""
@@ -504,7 +505,7 @@ class _Contexts(Head):
         self._contexts(group, limits, inverses)
 
     def _scores(self, group: QueryGroup, limits: list[Value]) -> list[Value]:
-        """Store masked scores in the weights' array, and return the greatest score of each query."""
+        """Store the masked scores of a group of queries in scratch space; return the greatest score of each query."""
         k = self.k
         greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
@@ -556,7 +557,7 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
+    """An emitter of attention's backward pass for one head, with vector instructions."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""

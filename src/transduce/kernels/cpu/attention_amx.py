@@ -325,7 +325,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
+    """An emitter of attention's forward pass for one head, with AMX."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, 16 queries at a time."""
@@ -394,7 +394,7 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
+    """An emitter of attention's backward pass for one head, with AMX."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, 32 queries (16 pairs of rows) at a time."""

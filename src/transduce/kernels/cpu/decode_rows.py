@@ -279,7 +279,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Load the cached key or value of a position as vectors."""
+            """Load the cached key or value of a position as vectors; `first` points to the one in cache entry 0."""
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -371,7 +371,7 @@ def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
 _ERFC_P = 0.3275911
 _ERFC = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 GATED_BY = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "reglu": "relu"}
-"""The activation of the gate of each gated activation."""
+"""For each gated activation, the activation function of its gate."""
 
 
 def emit_activation(k: KernelBuilder, name: str) -> str:
@@ -473,7 +473,7 @@ ACTIVATION_EMITTERS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
     "gelu-tanh": _gelu_tanh,
     "silu": _silu,
 }
-"""The emitter of each activation of a vector."""
+"""For each activation function, the Python function that emits it for a vector."""
 
 
 def emit_slope(k: KernelBuilder, name: str, x: Value) -> Value:

@@ -202,8 +202,8 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
 def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, which refines bfloat16 logits.
 
-    It converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then it recomputes the
-    likeliest logits from x and weights in bfloat16 and a float32 bias.
+    The function converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then the
+    likeliest logits are recomputed from x and weights in bfloat16 and a float32 bias.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):

@@ -29,9 +29,9 @@ class DrawArguments(NamedTuple):
     top_k: Any
     """The number of most likely tokens that may be drawn; V: all."""
     top_p: Any
-    """The bits of a float32; tokens behind those with this probability in total are not drawn."""
+    """The bits of a float32: only the likeliest tokens that together have this probability are drawn."""
     min_p: Any
-    """The bits of a float32; tokens with less than this share of the greatest probability are not drawn."""
+    """The bits of a float32: tokens with less than this share of the greatest probability are not drawn."""
     is_truncated: Any
     """1 if top_k, top_p or min_p excludes tokens, else 0."""
     probabilities: Any
@@ -45,8 +45,8 @@ class DrawArguments(NamedTuple):
 def emit_draw(k: KernelBuilder) -> None:
     """Emit `draw(select, draw, thread, threads)`, which draws a token for each sample of each sentence.
 
-    The arguments are pointers to `logits.SelectArguments` and `DrawArguments`. The results are the live candidates of
-    `select`, W for each sentence. The total of a sample that has ended is -inf, and its tokens are end symbols.
+    The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are the live candidates
+    of `select`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end symbols.
     """
     with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
         select = Fields(k, select_pointer, SelectArguments._fields)

@@ -58,7 +58,7 @@ class DropoutArguments(NamedTuple):
 class NormArguments(NamedTuple):
     """Arguments of the kernels `norm` and `norm_backward` (LayerNorm), `rms` and `rms_backward` (RMSNorm).
 
-    They are addresses, unless stated otherwise.
+    The fields are addresses, unless stated otherwise.
     """
 
     x: Any
@@ -118,7 +118,7 @@ class ColumnSumArguments(NamedTuple):
     gate: Any
     """Address of a gate (N, D), or 0; where it is not positive, the source counts as zero."""
     gated: Any
-    """Address of the output (N, D): the source with these zeros; used only with a gate."""
+    """Address of the output (N, D): the source with zeros where the gate is not positive; used only with a gate."""
 
 
 class AddArguments(NamedTuple):
@@ -525,7 +525,7 @@ class ScatterArguments(NamedTuple):
 
 
 class ScatterEmitter:
-    """An emitter of the kernel `scatter`, which adds rows of gradients to the rows of a table that ids select."""
+    """An emitter of the kernel `scatter`, which adds rows to the rows of another matrix that ids select."""
 
     names = ("scatter",)
     """The kernel's name."""

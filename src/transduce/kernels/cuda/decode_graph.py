@@ -155,7 +155,7 @@ class StepSize(NamedTuple):
 
 
 class RecordedStep(Caches):
-    """A decoding step with its buffers and, once recorded, its CUDA graph."""
+    """A decoding step on a GPU with its buffers and, once recorded, its CUDA graph."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate a decoding step's buffers with zeros: masked elements are multiplied by zero and must be finite."""

@@ -48,13 +48,13 @@ class SearchArguments(NamedTuple):
     tokens: Any
     """The hypotheses' tokens, int32 (B × W, T)."""
     values: Any
-    """The tokens' log-probabilities, float32 (B × W, T)."""
+    """The log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
     next_tokens: Any
     """A second buffer for `tokens`, swapped at each step."""
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
     lists: Any
-    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, `list_stride`)."""
+    """The lists of the hypotheses' KV cache entries, as `StepArguments.lists`, int32 (B × W, `list_stride`)."""
     next_lists: Any
     """A second buffer for `lists`, swapped at each step."""
     step: Any
@@ -62,9 +62,9 @@ class SearchArguments(NamedTuple):
     step_arguments: Any
     """The decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
-    """The selection's arguments, `logits.SelectArguments`."""
+    """The selection's arguments, `selection.SelectArguments`."""
     rule_arguments: Any
-    """The arguments of the rules on tokens, `logits.RuleArguments`."""
+    """The arguments of the rules on tokens, `selection.RuleArguments`."""
     is_read: Any
     """1 before the first selection of a decoder-only model, whose prompts have already given the logits; else 0."""
     is_ragged: Any
@@ -119,9 +119,9 @@ class SearchArguments(NamedTuple):
     finished_ended: Any
     """1 for finished hypotheses that end with the end symbol, 0 for those cut off, by slot, int64 (N, W + 1)."""
     finished_tokens: Any
-    """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
+    """Tokens of the finished hypotheses by slot, int32 (N, W + 1, T)."""
     finished_values: Any
-    """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
+    """Log-probabilities of the finished hypotheses' tokens by slot, float32 (N, W + 1, T)."""
 
 
 @cache

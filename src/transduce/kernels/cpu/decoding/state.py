@@ -93,7 +93,7 @@ def _capacity_for(rows: int) -> int:
 def _compaction_kernel() -> CompiledKernel:
     """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
 
-    live is ascending, so the move works in place; a PyTorch operation would copy everything twice. width counts
+    `live` is ascending, so the move works in place; a PyTorch operation would copy everything twice. `width` counts
     float32.
     """
     k = new_builder("pool", require_integer_tile())
@@ -157,7 +157,7 @@ class NativeSteps(DecodingState):
         return rows
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
+        """Replace row n of the hypotheses by a copy of row rows[n]; from now on sentences have `width` hypotheses."""
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
@@ -331,9 +331,9 @@ class NativeState(NativeSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the step arguments for cross-attention: each row's source offset and length, and the memory.
+        """Return the kernel arguments for cross-attention: each row's source offset and length, and the encoder output.
 
-        While the source is read, the arguments describe the layout of the texts instead.
+        While the kernel `read` runs, the arguments describe the layout of the texts instead.
         """
         memory = {"memory": self.memory.data_ptr(), "sources": self.memory.shape[1]}
         if self.layout is not None:
@@ -435,7 +435,7 @@ def check_range(numbers: Tensor, size: int, what: str) -> None:
 class NativePromptState(NativeSteps):
     """A decoding state of a decoder-only model that runs on compiled kernels.
 
-    Its first step returns the prediction after the prompt and processes no token, as in `PromptState`.
+    The first step returns the prediction after the prompt and processes no token, as in `PromptState`.
     """
 
     def __init__(self, model: PrepackedDecoder, compiled: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
@@ -478,5 +478,5 @@ class NativePromptState(NativeSteps):
 
     @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the step arguments of each row's tokens: offset and count; a decoder-only model has no memory."""
+        """Return the kernel arguments that describe each row's sequence: its offset and its number of tokens."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

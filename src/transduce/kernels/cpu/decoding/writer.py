@@ -68,7 +68,7 @@ class StepArguments(NamedTuple):
     relative_bias: Any
     """The relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any
-    """The number of elements between two heads' rows in that table."""
+    """The number of elements between two heads' rows in the table of relative position biases."""
     position_encodings: Any
     """Encodings that are added to embeddings, by position, (positions, D)."""
     ids: Any
@@ -172,7 +172,7 @@ class ModelEmitter:
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
         """Emit the embedding of each row's newest token, and append its KV cache entry to the row's list of entries.
 
-        If ragged, each row is at its own position; otherwise all rows are at `position`.
+        With `is_ragged`, each row is at its own position; otherwise all rows are at `position`.
         """
         k, arguments, pointers = self.k, self.arguments, self.pointers
         added, lists = pointers.position_encodings, pointers.lists

@@ -565,7 +565,7 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
 def _widening_kernel(tile: Tile) -> CompiledKernel:
     """Compile a kernel that converts bfloat16 logits to float32 and computes the likeliest ones again in float32.
 
-    It is called as `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
+    The call is `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
     arguments.
     """
     k = new_builder("widening", tile)

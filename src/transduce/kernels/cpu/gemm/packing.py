@@ -34,7 +34,7 @@ class GemmLayout(NamedTuple):
     tile_rows: int
     """The number of rows of a tile, the block of the result that registers hold."""
     min_rows: int
-    """The minimum number of rows of a product."""
+    """The minimum number of rows of the left operand."""
     row_multiple: int
     """The multiple to which the summed dimension is padded with zeros."""
     block: int
@@ -143,8 +143,8 @@ class Packer:
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
         """Pack columns of a gradient as rows of the left operand, and add the column sums to `gradient.sums`.
 
-        Each tile stores its first pairs, then its next ones. Columns span whole vectors. Rows behind the gradient's
-        last one count as zeros.
+        The rows of a tile are stored pair by pair: the first pair of each row, then the second pair of each row.
+        Columns span whole vectors. Rows behind the gradient's last one count as zeros.
         """
         k, matrix, tile_rows = self.k, gradient.matrix, self.layout.tile_rows
         start, stop = (k.build.sdiv(k.mul(each, tile_rows), k.int64(k.lanes)) for each in tiles)

@@ -36,7 +36,7 @@ from transduce.kernels.cpu.jit.tile import AVX512_TILE, Tile
 class ForwardArguments(NamedTuple):
     """Arguments of the kernel `forward`, out = x Wᵀ + b.
 
-    They are addresses of matrices in the GEMM's dtype unless stated otherwise.
+    The fields are addresses of matrices in the GEMM's dtype, unless stated otherwise.
     """
 
     x: Any
@@ -68,7 +68,7 @@ class ForwardArguments(NamedTuple):
 class BackwardArguments(NamedTuple):
     """Arguments of the kernel `backward`, the backward pass of a linear layer.
 
-    They are addresses of matrices in the GEMM's dtype unless stated otherwise; 0: not requested.
+    The fields are addresses of matrices in the GEMM's dtype, unless stated otherwise; 0: not requested.
     """
 
     x: Any

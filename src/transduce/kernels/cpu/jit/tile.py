@@ -26,7 +26,7 @@ from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER
 Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
-"""Bits of one half of a 12-bit activation."""
+"""The number of bits in each half of a 12-bit activation."""
 _MAX_HALF = 65504.0  # the greatest finite float16
 
 
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
     def max_quantized(self) -> int:
         """The greatest quantized magnitude of an activation.
 
-        With 12 bits it is small enough that sums of `max_inputs` products fit in 32 bits.
+        With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits.
         """
         return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
 
