@@ -132,7 +132,7 @@ class NativeReductions:
     """Reductions over a vocabulary with compiled kernels (implements `selection.Reductions`)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels take these logits: (B, W, V), float32 on a CPU, in contiguous and equidistant rows."""
+        """Return whether the kernels take these logits: (B, W, V), float32 on a CPU, with evenly spaced rows."""
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
