@@ -520,7 +520,7 @@ class _Contexts(Head):
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
         """Replace scores by their exponentials, of which some are dropped, and return the inverse of each query's sum.
 
-        Also stores each query's greatest score and inverse sum for the backward pass.
+        Each query's greatest score and inverse sum are stored for the backward pass.
         """
         k, inverses, sums = self.k, [], self.sums_of(group)
         totals = [k.variable(k.splat(0.0)) for _ in limits]

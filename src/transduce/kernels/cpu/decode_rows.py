@@ -31,7 +31,7 @@ _MIN_EXPONENT = -87.0  # e to this is still a normal float32
 
 
 def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
-    """Emit e^x of a vector without positive elements; the relative error is some 10^-7, and greater below e^-87.
+    """Emit e^x of a vector without positive elements, with a relative error of some 10^-7, more if x is below -87.
 
     A NaN gives some number, or NaN with `keeps_nan`.
     """
@@ -353,7 +353,10 @@ def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
-    """Return the columns of a square of `lanes` vectors; each round interleaves rows that are half the square apart."""
+    """Return the transpose of a square of vectors, given as rows and returned as columns.
+
+    Each round interleaves rows that are half the square apart.
+    """
     half = len(rows) // 2
     low = [lane + k.lanes * side for lane in range(half) for side in range(2)]
     masks = [ir.Constant(k.ints, [number + start for number in low]) for start in (0, half)]

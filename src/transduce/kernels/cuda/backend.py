@@ -143,7 +143,8 @@ class _RecordedLoss:
     def record(self, pool: Pool, read: list[Tensor]) -> None:
         """Record the forward and backward passes of the loss as CUDA graphs.
 
-        Keeps references to the tensors `read`, such as the model's buffers, because the graphs read their memory.
+        The loss keeps references to the tensors `read`, such as the model's buffers, because the graphs read their
+        memory.
         """
         device = self._inputs.device
         with recording(device, pool) as forward:

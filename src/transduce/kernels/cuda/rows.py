@@ -241,9 +241,9 @@ def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
 
 
 def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
-    """Return x where `kept`, of the same shape, is positive, else 0.
+    """Return x where `kept`, of the same shape, is positive, else 0; add the sum of the result's rows to `total`.
 
-    Adds the sum of the result's rows to total, float32 (D,).
+    `total` is float32, with one element for each column of x.
     """
     out = torch.empty_like(x)
     _sum(x, kept, out, total, masked=True)

@@ -72,7 +72,7 @@ class TextLayout(NamedTuple):
 
 
 def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
-    """Divide texts with these numbers of tokens into chunks."""
+    """Divide texts with these numbers of tokens into chunks of consecutive texts with at most `CHUNK_ROWS` tokens."""
     chunks = [Chunk(0, 0, 0, 0)]
     for count in counts:
         first_row, rows, first_text, texts = chunks[-1]

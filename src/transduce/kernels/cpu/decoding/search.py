@@ -258,7 +258,7 @@ class NativeSearch:
     def gains_by_joining(self) -> bool:
         """True if one step for many rows takes much less time than several steps for few rows each.
 
-        That is so if the weights exceed the processor's cache, so that each step reads them from memory.
+        This is the case if the weights exceed the processor's cache, so that each step reads them from memory.
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 
@@ -278,7 +278,7 @@ class NativeSearch:
         """Let the live sentences of another search, which has run its first step, join this batch.
 
         Args:
-            other: a search for which `can_absorb` holds. It must not be used afterwards.
+            other: a search for which `can_absorb` holds; the caller must not use this search afterwards.
             indices: the index in this batch of each of its live sentences; none of them may be in use.
         """
         count, width = other._numbers["sentences"], self.bounds.beam_size

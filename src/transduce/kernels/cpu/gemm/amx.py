@@ -53,8 +53,8 @@ def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
 def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Value:
     """Return the condition that AMX is used: there are enough rows, and D fills whole tile registers.
 
-    For `pairs` a single row is enough. Vector instructions add in another order, and results must not depend on the
-    number of rows.
+    For `pairs` a single row is enough: vector instructions would add in another order, and results must not depend on
+    the number of rows.
     """
     has_rows = k.build.icmp_signed(">=", rows, k.int64(1 if tile.is_float else MIN_ROWS))
     fills_registers = k.build.icmp_signed(

@@ -107,7 +107,7 @@ class Tile(NamedTuple):
 
     @property
     def with_12_bits(self) -> "Tile":
-        """This tile with activations quantized to 12 bits, as `halves` or `words`, whichever suits its machine."""
+        """The tile for activations that are quantized to 12 bits on the same machine, as `halves` or `words`."""
         return self._replace(kind="halves" if self.kind == "bytes" else "words")
 
 

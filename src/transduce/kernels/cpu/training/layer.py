@@ -509,7 +509,7 @@ class _Writer:
     ) -> None:
         """Append a call of the kernel that computes a linear layer's backward pass.
 
-        The kernel writes the gradient of x to `by_x`, zero where bits of `is_open` are 0. It adds the weight and bias
+        The kernel writes the gradient of x to `by_x`, zero where bits of `is_open` are 0, and adds the weight and bias
         gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs

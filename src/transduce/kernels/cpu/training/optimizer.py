@@ -91,7 +91,7 @@ class MomentumArguments(NamedTuple):
     factor: Any
     """The bits of a float32 factor that the gradient is multiplied by first."""
     decay: Any
-    """The bits of a float32 decay of the momentum."""
+    """The decay of the momentum, as the bits of a float32."""
 
 
 class UpdateEmitter:

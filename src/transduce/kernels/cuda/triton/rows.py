@@ -47,7 +47,7 @@ def sum_rows(
     x, kept, out, total, count, width, rows_each,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum of rows to `total`; with MASKED, only elements where `kept` is positive count.
+    """Add the sum of rows to `total`; with MASKED, elements count as zero where `kept` is not positive.
 
     With MASKED, the masked rows are stored to `out`.
     """
@@ -111,7 +111,7 @@ def norm(
 ):  # fmt: skip
     """Compute the norm of ROWS rows per program; LayerNorm if CENTERED, else RMSNorm.
 
-    Stores each row's mean and inverse standard deviation for the backward pass.
+    Each row's mean and inverse standard deviation are stored for the backward pass.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
