@@ -326,7 +326,7 @@ def _opens(character: str) -> bool:
 # --- spans of long texts ---
 
 
-_MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol
+_SPECIAL_TOKENS = 4  # that a vocabulary may add to a text: language tags, the end symbol
 
 TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair of a source and its translated text."""
@@ -574,7 +574,7 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
-    return max(map(len, ids)) + _MARKS_AROUND <= translator.max_scored_tokens
+    return max(map(len, ids)) + _SPECIAL_TOKENS <= translator.max_scored_tokens
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:

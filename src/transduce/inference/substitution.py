@@ -38,7 +38,7 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Minimum share of the strongest loss for characters that belong to the same token."""
+"""Characters that lose at least this share of the greatest loss belong to the same token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
@@ -70,11 +70,11 @@ class _Position(NamedTuple):
     """The spans of a translation that one missing glossary term may replace."""
 
     spans: tuple[Span, ...]
-    """Spans that the term may replace, each of one word or more."""
+    """Alternative spans for the term, each of one word or more."""
     term: Term
     """The glossary term."""
     repeats: tuple[Span, ...]
-    """Other occurrences of the same word that also depend on the term, such as a name that occurs twice."""
+    """Spans of further occurrences of the replaced word that also depend on the term, such as a repeated name."""
 
 
 def insert_terms(
