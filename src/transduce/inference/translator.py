@@ -521,7 +521,7 @@ class Translator:
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
-        """Yield one sentence's translation while it is generated."""
+        """Yield one sentence's translation while it is generated, in parts of text."""
         has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
         growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
         if search.batch_invariant:

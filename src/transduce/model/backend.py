@@ -370,7 +370,7 @@ class _InUse:
 
     backend: TrainingKernels | None = None
     thread: int | None = None
-    """The thread that uses the backend; None: there is no backend."""
+    """The id of the thread that uses the backend; None: there is no backend."""
 
 
 @contextmanager
