@@ -219,7 +219,7 @@ class RecurrentDecoderLayer(nn.Module):
     def _step_with_past(
         self, attention: PastAttention, x: Tensor, state: CellState, weights_out: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
-        """Compute one step of N hypotheses, (N, 1, input width), that starts from an attention average of past states."""
+        """Compute one step of N hypotheses, (N, 1, input width), which starts from an average of past states."""
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]
