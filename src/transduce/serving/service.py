@@ -343,7 +343,7 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """Return search settings for this number of further translations, with a wider beam if necessary."""
+    """Return search settings for `alternatives` translations besides the best, with a wider beam if necessary."""
     n_best = alternatives + 1
     if n_best == search.n_best:
         return search
@@ -370,7 +370,7 @@ class _Reporter:
 
         Args:
             model: the model that translates the lines.
-            lines: the lines of the job by the index of their text and their own index in it, in order.
+            lines: the lines of the job, in order; a key is the index of the text and the line's index in the text.
             report: receives the progress in the event loop.
             glossary: the glossary of the request; a line with one of its terms may be decoded twice, so nothing of it
                 is reported before the end.
@@ -447,7 +447,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
 
 
 def _shown_token(token: str) -> str:
-    """Return the text of a token, with a space for SentencePiece's sign of one."""
+    """Return the text of a token, in which SentencePiece's `▁` is replaced by a space."""
     return token.replace("▁", " ")
 
 
@@ -479,7 +479,7 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return the text made of the alternatives at this rank; a sentence with fewer alternatives has its best one."""
+    """Return a text's translation from its sentences' alternatives at `rank`, or their best ones if they have fewer."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text
@@ -521,7 +521,7 @@ def describe_warning(number: int, warning: str) -> str:
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    """Return a header with the first of several warnings; no header without warnings."""
+    """Return the header `Transduce-Warning` with the first warnings, or no header if there are none."""
     return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 
@@ -549,7 +549,7 @@ class RequestChecks:
         return await self.read_message(request, message)
 
     async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
-        """Return the typed message of a request that is so cheap to answer that no rate limit applies.
+        """Return the typed message of a request, without counting the request against the rate limit.
 
         Args:
             request: the request.
@@ -589,7 +589,7 @@ class RequestChecks:
 
         Args:
             request: the request.
-            key: the key in its fields, if any.
+            key: the key in the request's fields, if any.
 
         Raises:
             RequestError: the key is missing or invalid.
