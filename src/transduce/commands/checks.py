@@ -47,7 +47,7 @@ def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Print a report, and return 0 if the runs are equal, otherwise 1."""
+    """Compare a resumed run with an uninterrupted one, and print a report; return 0 if they are equal, otherwise 1."""
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]

@@ -283,7 +283,7 @@ def check_options(options: argparse.Namespace) -> None:
 def translated(
     options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Yield each group of input lines with its translated text, computed by one process or several."""
+    """Yield each group of input lines in `waiting` with its translated text, computed by one process or several."""
 
     from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
@@ -337,7 +337,7 @@ def _translated(
 
 
 def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]") -> None:
-    """Translate into a file that can be continued after a crash."""
+    """Translate into the file --out; an interrupted translation can be resumed."""
     from transduce.inference.bulk_files import ResumableFile
 
     content = identity(options, folders, job)

@@ -164,7 +164,7 @@ def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> Non
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """Map each spelling to the rows that can use its vector, with the preference of the spelling (0 is best)."""
+    """Return for each spelling the embedding rows that may use its vector, as pairs (row, preference; 0 is best)."""
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):

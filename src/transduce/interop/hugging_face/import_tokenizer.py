@@ -184,7 +184,7 @@ class AddedToken(NamedTuple):
     symbol: Symbol
     id: int
     special: bool = False
-    """The token does not belong to the text, and decoding omits it."""
+    """True if the token does not belong to the text, so that decoding omits it."""
 
     @property
     def text(self) -> str:
@@ -351,7 +351,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """Return the spelling of an encoder's special tokens: start of text, end of text, and mask."""
+    """Return an encoder's special tokens as strings: start of text, end of text, and mask."""
     tokens = {id: text for text, id in parts.ids.items()}
     start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")
