@@ -137,7 +137,7 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 
 
 def without_heads(heads: Sequence[int]) -> Edit:
-    """Return an edit that replaces the outputs of some heads, (B, Q, H, V), by zeros."""
+    """Return an edit that replaces the outputs of some heads, (batch, queries, heads, width), by zeros."""
 
     def edit(outputs: Tensor) -> Tensor:
         return outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
@@ -164,7 +164,10 @@ def _hook_point(model: Transformer, head: Head) -> str:
 def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the prefix of the changed translation, and the forbidden tokens by position."""
+    """Return the prefix of the changed translation, and the forbidden tokens by position.
+
+    `before` is the translation without the intervention.
+    """
     if change.step is None:
         if change.force is not None or change.forbid:
             raise TransduceError("A token is forced or forbidden at a position of the translation: set `step` to it.")

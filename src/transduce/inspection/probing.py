@@ -50,7 +50,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: tuple[float, ...]
     """The share of held-out labels that the probe of each layer finds."""
     control_accuracy: tuple[float, ...]
-    """The same share for random labels of words (or texts); what is above it comes from the states."""
+    """The share of random labels that a probe for them finds; only accuracy above this share comes from the states."""
     majority: float
     """The share found by always answering the most frequent label."""
     word_majority: float
@@ -203,7 +203,7 @@ def _random_labels(words: Sequence[str], labels: Sequence[str], seed: int) -> li
 
 
 def _accuracy(train: Tensor, test: Tensor, train_labels: Sequence[str], test_labels: Sequence[str]) -> float:
-    """Fit multinomial logistic regression to (N, D), float64, and return the share of test labels that it finds."""
+    """Fit multinomial logistic regression to states, (N, D), and return the share of test labels that it finds."""
     kinds = sorted(set(train_labels))
     columns = {label: number for number, label in enumerate(kinds)}
     mean, deviation = train.mean(dim=0), train.std(dim=0).clamp_min(1e-6)

@@ -51,11 +51,11 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
     left_to_right: bool
     """True if the model had read nothing after the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
-    """Attention weights, (N, H, W). They sum to less than 1 if a head attends to special tokens around the sentence."""
+    """Attention weights, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
 
     @property
     def array(self) -> npt.NDArray[np.float64]:
-        """The attention weights as an array, (N, H, W)."""
+        """The attention weights as an array, (layers, heads, words)."""
         return np.array(self.weights, dtype=np.float64)
 
     @property

@@ -47,9 +47,9 @@ class _Site(NamedTuple):
     point: HookPoint
     module: nn.Module
     register: _Register
-    """Registers an edit on the module, and returns the function that removes it."""
+    """Function that registers an edit on the module, and returns the function that removes it."""
     layer: int = 0
-    """The layer whose call counts, if layers share their weights and one module is called for several."""
+    """The index of this layer's call among the calls of the module, which several layers share."""
     calls: int = 1
     """The number of calls of the module in one pass."""
 
@@ -126,7 +126,7 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
     * `….heads` (B Q H V): the outputs of the heads, before the output projection;
     * `….output` (B T D): what the sub-layer adds to the residual stream;
     * the same of `encoder.n.memory_attention` in a decoder, and of `encoder.n.feed_forward`, which has
-      `….neurons` (B T F), the activations of the hidden layer, in site of heads;
+      `….neurons` (B T F), the activations of the hidden layer, instead of `….heads`;
     * `encoder.n.residual` (B T D): the residual stream after the layer;
     * `encoder.norm` (B T D): the output of the norm after the last layer, if the stack has one.
 
@@ -183,7 +183,7 @@ def record_activations(
 
 
 def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
-    """Return the function that edits and records the activation of a hook point, once for each call of its layer."""
+    """Return the function that edits and records the activation of a hook point, and ignores other layers' calls."""
     count = 0
 
     def act(value: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_heads(num_heads: int) -> _Register:
-    """Return the registration at the joined heads that enter an output projection, shown as (B, Q, H, V)."""
+    """Return the registration at the joined heads before an output projection, as (batch, queries, heads, width)."""
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:
         return _at_input(module, lambda joined: act(joined.unflatten(-1, (num_heads, -1))).flatten(-2))
@@ -265,7 +265,7 @@ _WEIGHTS_ARGUMENT = 4  # the index of `weights_out` in the calls of recurrent at
 
 
 def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register hooks that ask an attention module for its weights, (B, H, Q, L)."""
+    """Register hooks that ask an attention module for its weights, (batch, heads, queries, keys)."""
 
     def ask(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(args) > _WEIGHTS_ARGUMENT:

@@ -37,7 +37,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check of the model doctor, with its message."""
 
     name: str
-    """Identifies the check in scripts and tests."""
+    """Identifier of the check, for scripts and tests."""
     tested: str
     """What was changed in the model or its input, and what the figure measures."""
     figure: float | None
@@ -105,7 +105,7 @@ _FOLLOWERS = {
     "source padding": ("batch-mates", "cache"),
     "target padding": ("batch-mates", "cache"),
 }
-"""Checks that fail because another one does, most basic cause first."""
+"""For each check, the checks that fail because it fails; the most basic check is first."""
 
 # Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
 _MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)

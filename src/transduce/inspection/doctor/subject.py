@@ -19,7 +19,7 @@ class ResidualLayer:
 
     name: str
     run: Callable[[Tensor], Tensor]
-    """The whole layer, (B, T, D) to (B, T, D), without masks; a decoder layer may use any memory."""
+    """The whole layer as a function without masks, (B, T, D) to (B, T, D); a decoder layer may use any memory."""
     sublayers: tuple[nn.Module, ...]
     """Modules whose outputs are added to the residual stream: each attention, and the feed-forward network."""
     norm_order: Literal["pre", "post"]
@@ -117,7 +117,7 @@ class Check(NamedTuple):
     """A check of the doctor, with the messages for its two outcomes."""
 
     name: str
-    """Identifies the check in scripts and tests."""
+    """Identifier of the check, for scripts and tests."""
     tested: str
     """What is changed in the model or its input, and what the figure measures."""
     if_passed: str
