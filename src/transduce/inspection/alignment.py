@@ -53,9 +53,7 @@ class WordMaps(NamedTuple):
     heads: Matrix
     """Attention of each target word to each source word, (heads, target words, source words)."""
     nowhere: Matrix
-    """Attention of each target word to the end symbol, which is high for words without a counterpart, (heads, target
-    words, 1).
-    """
+    """Attention to the end symbol, (heads, target words, 1), which is high for words without a counterpart."""
 
     def only(self, heads: Matrix) -> "WordMaps":
         """Return the attention maps of only the heads with these indices."""
@@ -343,8 +341,7 @@ _MAX_HEADS = 16  # further heads cost time and hardly help
 # Constants of word statistics, chosen on the dev part of the demonstration's grammar.
 _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
-"""Number of rounds of expectation maximization; more rounds favor rare words as translations of everything around them.
-"""
+"""Number of rounds of expectation maximization; more rounds favor rare words as translations of all words near them."""
 _NOTHING = (0.05, 0.005)
 """The prior weight, relative to attention, that a target word and that a source word has no counterpart."""
 _SMOOTHING = 0.2

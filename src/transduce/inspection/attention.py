@@ -99,9 +99,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     encoder: Weights
     """Weights (layers, heads, S, S): row s is the attention from source token s to all source tokens."""
     decoder: Weights
-    """Weights (layers, heads, T, T): row t is the attention to the start symbol and earlier target tokens when token t
-    is predicted.
-    """
+    """Weights (layers, heads, T, T): row t is the attention to the start symbol and tokens before t, to predict t."""
     memory: Weights
     """Weights (layers, heads, T, S): row t is the attention to the source tokens when target token t is predicted."""
     ended: bool = True

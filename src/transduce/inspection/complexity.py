@@ -65,9 +65,7 @@ class LayerType(NamedTuple):
     sequential: str
     path: str
     run: Callable[[Tensor, int], Tensor]
-    """Function that computes one layer of a stack from x (n, d) and its index from 0; recurrent layers append their
-    states.
-    """
+    """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
     timed: Callable[[int, int], Callable[[], object]]
     """Function that returns a computation of one layer for n positions of width d, which is timed."""
 

@@ -54,9 +54,7 @@ class Reading:
     column_name: Callable[[int], str] = str
     """The name of a column of the logits: a token, class or tag."""
     forward: Callable[[int], Tensor]
-    """Function that computes the model for a number of copies of the text, and returns the states that predict, (C, T,
-    D).
-    """
+    """Function of the number C of copies of the text that returns the states that predict, (C, T, D)."""
     finish: Callable[[Tensor], Tensor] | None = None
     """Function that applies the final norm, or nothing, to the residual stream after the last layer, (C, T, D)."""
     positions: tuple[int, ...] = ()

@@ -362,7 +362,7 @@ def _standard(row: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: int) -> tuple[int, float]:
-    """Return the lag at which a block of the source's signals fits the target best, and the peak's standard score.
+    """Return the lag at which a block of the source fits the target best, and the peak in standard deviations.
 
     `start` is the index of the block's first line.
     """
