@@ -41,7 +41,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce verify-resume`: those of `train` that define a run."""
+    """Declare the options of `transduce verify-resume`: the options of `transduce train` that define a run."""
     add_run(parser)
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
 

@@ -398,7 +398,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_embed(options: argparse.Namespace) -> int:
-    """Write the vectors of all lines, and report their number and that of truncated lines."""
+    """Write the vectors of all lines, and report the numbers of lines and of truncated lines."""
     from transduce.inference.embedder import load_embedder
 
     path, kind = Path(options.out), _VECTOR_FORMATS.get(Path(options.out).suffix)
@@ -460,7 +460,7 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
 
 
 def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:  # noqa: ARG001
-    """Write a JSON object with a text and its vector for each line; return the numbers of lines and of truncated ones.
+    """Write a JSON object with a text and its vector for each line; return the numbers of lines and truncated lines.
 
     Numbers have nine significant digits, which identify a float32.
     """

@@ -412,9 +412,9 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
 
 
 def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input like `read_lines`, but read bytes that are not UTF-8 as U+FFFD.
+    """Yield the lines of standard input, in which U+FFFD replaces bytes that are not UTF-8.
 
-    A file can be fixed and a stream cannot, so its other lines are translated nevertheless.
+    `read_lines` refuses a file with such bytes, since a user can fix a file, but not a stream.
 
     Args:
         is_any_text: do not check whether the first lines show a document, such as subtitles.

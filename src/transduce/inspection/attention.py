@@ -87,7 +87,7 @@ AttentionKind = Literal["memory", "encoder", "decoder"]
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head for one text, or one sentence pair. Each row sums to 1.
+    """Attention weights of every layer and head for one text, or one sentence pair, in rows that sum to 1.
 
     An array has no layers (0, 0, …) if the model has no such attention.
     """
@@ -204,7 +204,7 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return word-level attention: summed over the tokens of a word that is read, averaged over those of a row's word.
+    """Return attention between words: averaged over the attending word's tokens, summed over the attended word's.
 
     Cross-attention is used if the model has it, and otherwise self-attention. Layers and heads are averaged with
     weights: heads with sharper attention count more.

@@ -197,7 +197,7 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class _Subject:
-    """A text and what a model predicts of it, with the methods of attribution."""
+    """A text and a model's predictions for it, to which the methods of attribution are applied."""
 
     def __init__(self, reading: Reading) -> None:
         if reading.head is None:

@@ -26,7 +26,7 @@ from transduce.inspection.sentence_view import Candidate
 from transduce.ui_language import localized
 
 Fill = Literal["zero", "mean"]
-"""What replaces an ablated activation: zeros, or its mean over the positions of reference texts."""
+"""The replacement of an ablated activation: zeros, or its mean over the positions of reference texts."""
 
 _BATCH_TOKENS = 4096
 _MAX_CELL = 12  # terminal columns of a token in a table
@@ -48,7 +48,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
-    """(rows, columns)."""
+    """The numbers, (rows, columns)."""
 
     def draw(self, *, as_percent: bool = False) -> str:
         """Return the table as text for a terminal."""
@@ -138,7 +138,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps; the darkest shade of layers and that of heads are noted below."""
+        """Return the tables as heat maps, with notes of the values that the darkest shades stand for."""
         panels = []
         for grids in (self.layers, self.heads):
             maximum = _largest(grids)
@@ -535,7 +535,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     """A name for each prediction: the token that is predicted, the word that is tagged, or the class."""
     layers: tuple[str, ...]
-    """`embedding`, `layer 1`, …; the last layer gives the model's own predictions."""
+    """Names of the layers: `embedding`, `layer 1`, …; after the last layer, predictions are the model's output."""
     candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
     """The most probable tokens, classes or tags of each prediction, (layers, predictions, candidates), best first."""
     probabilities: tuple[tuple[float, ...], ...]

@@ -60,7 +60,7 @@ class _Measured(NamedTuple):
     """The counts of each sentence, (sentences, counts), for each measure that is computed from sentences."""
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
-    """How the measures were computed, such as sacreBLEU's signatures."""
+    """Notes on how the measures were computed, such as sacreBLEU's signatures."""
 
 
 def _ratio_formula(counts: Floats) -> Floats:

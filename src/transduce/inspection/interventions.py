@@ -47,7 +47,7 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     forbid: tuple[str, ...] = ()
     """Tokens to forbid at this position."""
     source: str | None = None
-    """Another source sentence to translate instead; see `replace_word`."""
+    """Another source sentence to translate instead, such as a result of `replace_word`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ def intervene(
 ) -> Comparison:
     """Translate a sentence without and with an intervention, and return both translations.
 
-    While heads are off, other threads must not use the model: callers that share it must hold a lock.
+    While heads are off, other threads must not use the model: callers that share the model must hold a lock.
 
     Args:
         translator: a translator with a Transformer.

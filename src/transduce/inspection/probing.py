@@ -1,7 +1,8 @@
 """Probing: how well a linear classifier reads a label from the states of each layer, beside a control task.
 
-A probe that is accurate may have learned the task by itself. It is therefore compared with a control task, in which
-every word (or text) has a random label (Hewitt and Liang 2019), and with guessing the most frequent label.
+An accurate probe may have learned the task from its own training examples. It is therefore compared with a control
+task, in which every word (or text) has a random label (Hewitt and Liang 2019), and with guessing the most frequent
+label.
 Legend: N words or texts, D model width, K labels.
 """
 
@@ -46,7 +47,7 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     num_test: int
     """Number of words or texts in the held-out part."""
     layers: tuple[str, ...]
-    """`embedding`, `layer 1`, …; a recurrent model has no `embedding`."""
+    """Names of the layers: `embedding`, `layer 1`, …; a recurrent model has no `embedding`."""
     accuracy: tuple[float, ...]
     """The share of held-out labels that the probe of each layer finds."""
     control_accuracy: tuple[float, ...]

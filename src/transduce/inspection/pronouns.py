@@ -28,13 +28,13 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     word: int
     """Index of the word with the most attention, the pronoun and later words included."""
     weight: float
-    """Attention to that word."""
+    """Attention to the word with the most attention."""
     candidate: int
     """Index of the candidate with the most attention."""
     candidate_weight: float
-    """Attention to that candidate."""
+    """Attention to the candidate with the most attention."""
     points: bool
-    """True if that candidate is the antecedent."""
+    """True if the candidate with the most attention is the antecedent."""
 
 
 class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class Reading:
     reader: Reader
     text: str
     answer: str
-    """What the model made of the text: a translation, a class, tags, …"""
+    """The model's output for the text: a translation, a class, tags, …"""
     source_tokens: tuple[str, ...] = ()
     """The tokens that the encoder reads, special tokens included; none without an encoder."""
     decoder_tokens: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Reading:
     outputs: tuple[str, ...]
     """A name for each prediction: the predicted tokens, the tagged words, …; their number is R."""
     labels: tuple[int, ...] = ()
-    """The column of each prediction in the logits, (R,): that of the token, class or tag."""
+    """The column of the logits for each prediction's token, class or tag, (predictions,)."""
     column_name: Callable[[int], str] = str
     """The name of a column of the logits: a token, class or tag."""
     forward: Callable[[int], Tensor]
@@ -62,7 +62,7 @@ class Reading:
     head: Callable[[Tensor], Tensor] | None = None
     """Function that computes logits from the states that predict: (C, R, D) to (C, R, classes or vocabulary size)."""
     ids: tuple[int, ...] = ()
-    """The ids of the tokens that are read: those of the encoder, or of the decoder in a decoder-only model."""
+    """The ids of the tokens that the encoder reads, or the decoder in a decoder-only model."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
     """Function that computes the states for other texts than `ids`: token ids of C texts to (C, T, D)."""
     prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None

@@ -75,7 +75,7 @@ class WordAlignment(msgspec.Struct, frozen=True):
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
-    """(target words, source words), rounded to three decimals."""
+    """Attention weights, (target words, source words), rounded to three decimals."""
 
 
 class WordAttribution(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     """The kind and the size of the model in one line."""
     text: str
     answer: str
-    """What the model makes of the text: a translation, a class, tags, a tree, filled masks, or the next token."""
+    """The model's output for the text: a translation, a class, tags, a tree, filled masks, or the next token."""
     outputs: tuple[str, ...]
     """A name for each prediction: predicted tokens, tagged words, the class, or points in time."""
     steps: tuple[Step, ...]

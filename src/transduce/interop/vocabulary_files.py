@@ -78,8 +78,8 @@ def read_vocabulary(
 ) -> Tokenizer:
     """Make a tokenizer of a vocabulary of your own, whose tokens keep their ids.
 
-    `transduce.save` stores it with a model, such as one of a tutorial. A list of words needs texts whose tokens are
-    separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
+    `transduce.save` stores the tokenizer with a model, such as a tutorial's. A list of words needs texts whose tokens
+    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
 
     Args:
         source: a sentencepiece model, a tokenizer.json, a word list (a token a line, or a JSON list or object of ids),
@@ -450,10 +450,10 @@ def _read_beside(path: Path) -> bytes | None:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, symbols: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer that never splits some symbols; those that it lacks get ids after all others.
+    """Return a tokenizer that never splits some symbols; symbols that the vocabulary lacks get ids after all others.
 
     Args:
-        tokenizer: the tokenizer, which stays as it is.
+        tokenizer: the tokenizer, which is not modified.
         symbols: the symbols; a line feed lets texts have line feeds.
 
     Raises:

@@ -83,7 +83,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
     """Overwrite the embeddings of tokens that are words with their vectors from a file.
 
-    A token gets the vector of its own spelling, of the spelling without the leading ▁, or of that in lower case, in
+    A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
     this order. Rows of other tokens, and of padding, end and unknown, stay unchanged.
 
     Args:

@@ -270,9 +270,9 @@ class Batcher:
             return chosen
 
     def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
-        """Return those of a job's waiting sentences that fit into a batch which contains the sentences `others`.
+        """Return the first waiting sentences of a job that can be added to a batch with the sentences `others`.
 
-        At most `free_texts` hypotheses are added, and the batch stays within its maximum number of tokens.
+        The batch grows by at most `free_texts` hypotheses, and stays within its maximum number of tokens.
         """
         width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
         fitting: list[JobSentence] = []

@@ -31,7 +31,7 @@ from transduce.serving.service import (
 from transduce.serving.settings import ServingSettings
 
 FinishReason = Literal["stop", "length"]
-"""`stop`: the text is complete, or ends before a stop sequence; `length`: a maximum length truncated it."""
+"""Reason why a completion ends: `stop` (it is complete or reached a stop sequence) or `length` (it was truncated)."""
 
 _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 _SEEDS = 2**31
@@ -54,9 +54,9 @@ class CompletionRequest(NamedTuple):
     stop: tuple[str, ...] = ()
     """Texts before which a completion ends."""
     sampling: Mapping[str, float | None] = {}
-    """`temperature`, `top_p`, `top_k`, `min_p` and `seed`; only language models use them."""
+    """Sampling settings `temperature`, `top_p`, `top_k`, `min_p` and `seed`, which only language models use."""
     penalties: Mapping[str, float | None] = {}
-    """`frequency_penalty` and `presence_penalty`; only language models use them."""
+    """Penalties `frequency_penalty` and `presence_penalty`, which only language models use."""
     with_tokens: bool = False
     """True if the completions contain their tokens."""
 

@@ -57,7 +57,7 @@ class Model(QueuedModel, Protocol):
         Args:
             sentences: the batch.
             search: search settings.
-            indices: index of each sentence in its own request, on which its random draws depend.
+            indices: index of each sentence in the client's request, on which the sentence's random draws depend.
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
             text_settings: how each sentence, which is a line or a text, is divided into sentences.
@@ -87,7 +87,7 @@ class Model(QueuedModel, Protocol):
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""Receives a sentence's index in its job, the tokens of its best hypothesis so far, and how many of them are final."""
+"""Callback for progress: takes a sentence's index in its job, its best hypothesis' tokens, and how many are final."""
 
 
 @runtime_checkable

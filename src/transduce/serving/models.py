@@ -38,8 +38,8 @@ class ServedModel(Model):
 
         Args:
             translator: an open translator.
-            search: search settings; None: those of the translator.
-            languages: source and target language; None: those in the translator's folder.
+            search: search settings; None: the translator's settings.
+            languages: source and target language; None: the languages in the translator's folder.
             profiles: profiles of the translator's languages for language detection.
             samples: source sentences that the web page offers.
 

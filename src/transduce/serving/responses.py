@@ -82,7 +82,7 @@ class ResponseMiddleware:
         """Wrap an application.
 
         Args:
-            app: answers all requests, with an error response where necessary.
+            app: the application that answers all requests, with an error response where necessary.
             metrics: counts the requests.
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.

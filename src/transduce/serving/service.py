@@ -61,13 +61,14 @@ class TranslationRequest(NamedTuple):
     quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """Replaces the models' own glossaries; one without terms means no glossary at all."""
+    """Glossary that replaces the models' own glossaries; a glossary without terms disables them."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
     with_tokens: bool = False
     """True if the answers contain the tokens of the translations."""
     markup: MarkupSettings | None = None
-    """How texts in HTML or XML are divided, and which elements stay unchanged; None: the defaults of the format."""
+    """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: the format's defaults.
+    """
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
 
@@ -322,7 +323,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
 
 
 def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
-    """Return the plan of a text that is a document, such as Markdown; its name shows the format.
+    """Return the plan of a text that is a document, such as Markdown; `name` is a file name, which shows the format.
 
     Raises:
         TransduceError: the package that reads the format is not installed.
@@ -493,7 +494,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
 
 
 def language_warnings(answers: Sequence[Answer]) -> list[str]:
-    """Return a sentence for each text that seems not to be in the language that the request names."""
+    """Return a warning sentence for each text that seems not to be in the language that the request names."""
     return [
         describe_warning(number, answer.language_warning)
         for number, answer in enumerate(answers, 1)
@@ -507,16 +508,16 @@ def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
 
 
 def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
-    """Return the header that warns of texts in another language than `source`, before these texts are translated.
+    """Return the header that warns of texts in another language than `source`, before the texts are translated.
 
-    The header equals that of `warning_headers` for the answers.
+    `warning_headers` returns the same header for the translations.
     """
     wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
     return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
 
 
 def describe_warning(number: int, warning: str) -> str:
-    """Return the sentence for a text, counted from 1, that seems not to be in the language that the request names."""
+    """Return the sentence that warns of a text's language; `number` counts texts from 1, `warning` is the reason."""
     return f"Text {number} {warning}: its translation may be nonsense."
 
 

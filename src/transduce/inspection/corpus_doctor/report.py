@@ -38,13 +38,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Identifier of the check, for scripts."""
     severity: Severity
-    """fine: nothing found; look: it may be intended; problem: training on it would be wasted."""
+    """`fine` (nothing found), `look` (it may be intended) or `problem` (training on the text would be wasted)."""
     count: int
     """Number of affected lines or pairs."""
     share: float
     """Share of affected lines or pairs, from 0 to 1."""
     message: str
-    """What was found and what to do."""
+    """Message that says what was found, and what to do."""
     examples: tuple[Example, ...] = ()
 
     def __str__(self) -> str:

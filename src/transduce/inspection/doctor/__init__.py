@@ -39,7 +39,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Identifier of the check, for scripts and tests."""
     tested: str
-    """What was changed in the model or its input, and what the figure measures."""
+    """Description of what was changed in the model or its input, and what the figure measures."""
     figure: float | None
     """The measured value; None if the check was skipped or the model raised an error."""
     bar: str
@@ -47,7 +47,7 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool | None
     """None if the check was skipped."""
     meaning: str
-    """What the result means for the model."""
+    """Message on what the result means for the model."""
     follows_from: str = ""
     """The failed check or the known mistake that this failure probably follows from; empty for a cause."""
 

@@ -43,7 +43,7 @@ class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """A few words that identify the mistake."""
     message: str
-    """What the model does, what is right, and how to repair it."""
+    """Message on what the model does, what is right, and how to repair the model."""
     explains: tuple[str, ...]
     """Names of the checks that fail because of the mistake; empty for one that makes learning harder only."""
 

@@ -38,8 +38,8 @@ class StoredParameter(NamedTuple):
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
-    """`rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs, outputs); `reversed`: rows in
-    reverse order; `flat`: a vector (rows,) stored as (1, rows).
+    """How the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs,
+    outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) stored as (1, rows).
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -275,7 +275,7 @@ class _OpenedModel:
             )
 
     def use_greedy_search(self, unk_id: int, forced: Sequence[int]) -> None:
-        """Make `generate` search as this package's greedy search does, whatever the folder's generation config says.
+        """Make `generate` search as this package's greedy search does, regardless of the folder's generation config.
 
         Args:
             unk_id: id of the target vocabulary's unknown token.

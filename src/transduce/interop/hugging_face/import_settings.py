@@ -63,7 +63,7 @@ class ConfigReader:
     """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Read settings from `content`, that of a config.json; `location` names the file in error messages."""
+        """Read settings from `content`, the object in a config.json; `location` names the file in error messages."""
         self.content = content
         self.location = location
 
@@ -428,7 +428,7 @@ class ImportFamily(NamedTuple):
     end_is_separator: bool = False
     """True if a text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
     spaced: bool = False
-    """True if the family tokenizes differently from the sentencepiece library with the same sentencepiece model."""
+    """True if the family's tokenizers split text differently from the sentencepiece library with the same model."""
     tagged: bool = False
     """True if languages are selected by tags."""
     fairseq: bool = False
@@ -494,7 +494,7 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.Family:
-    """Return the table of weight names of a `model_type`, in the variant that these stored names belong to."""
+    """Return the table of weight names of a `model_type`, in the variant to which the stored names `present` belong."""
     return names.variant(FAMILIES[model_type].names, present)
 
 

@@ -164,7 +164,7 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Return the ids of M2M100's vocab.json, followed by those of the language tags if the files do not list them."""
+    """Return the ids of M2M100's vocab.json, and ids after them for language tags if the files do not list the tags."""
     ids = files.table("vocab.json")
     if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):
         return ids

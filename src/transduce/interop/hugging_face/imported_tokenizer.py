@@ -31,7 +31,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     cutting: TokenizationRecord
     """The algorithm that splits text into tokens."""
     ids: dict[str, int]
-    """The id of each token. No two tokens share an id."""
+    """The id of each token; no two tokens share an id."""
     size: int
     """Number of ids in the model's embedding table, which may exceed the number of tokens."""
     pad_id: int

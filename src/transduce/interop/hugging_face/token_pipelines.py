@@ -64,7 +64,7 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     model: bytes
     """The content of the sentencepiece model's file."""
     spaces: Literal["model", "all"] = "model"
-    """`all`: each run of white space is replaced by one space before tokenization."""
+    """Treatment of spaces; `all`: each run of white space is replaced by one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
         """Build the tokenizer of this sentencepiece model, which recognizes the added tokens `symbols` in a text."""
@@ -90,7 +90,7 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     pattern: PatternName = "gpt2"
     """The regular expression that splits text into words; `none`: words are not split."""
     space_first: bool = False
-    """A space is prepended to a text that does not begin with one."""
+    """True if a space is prepended to a text that does not begin with one."""
     whole_words: bool = False
     """True if a word in the vocabulary is one token, without merging."""
     composed: bool = False

@@ -105,7 +105,7 @@ def build_language_model(model: Decoder) -> Graph:
 def build_encoder_only(model: Encoder) -> Graph:
     """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`.
 
-    The classes are those of the text, or labels of each token.
+    `classes` are logits of the text's classes or, in a tagger, of each token's labels.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -379,7 +379,8 @@ class OnnxLanguageModel(ExportedModel):
     ) -> tuple[NDArray[Any], Arrays]:
         """Return the logits after new tokens, (B, T) to (B, T, vocabulary), and the extended KV cache.
 
-        `positions`, (B, L), are those of all L tokens so far, with -1 in padding; `known` is the cache of earlier ones.
+        `positions`, (B, L), are those of all L tokens so far, with -1 in padding; `known` is the cache of earlier
+        tokens.
         """
         outputs = self._graph.run({"ids": ids, "positions": positions, **known})
         return outputs["logits"], _cache_from(outputs)
