@@ -67,8 +67,7 @@ class TranslationRequest(NamedTuple):
     with_tokens: bool = False
     """True if the answers contain the tokens of the translations."""
     markup: MarkupSettings | None = None
-    """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: the format's defaults.
-    """
+    """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: defaults."""
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
 

@@ -34,8 +34,7 @@ class SplitModel:
     encode: Callable[[Tensor], Tensor]
     """Function from source ids (B, S) to the memory (B, S, D)."""
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Function from target input ids (B, T), the memory (B, S, D) and a boolean mask of valid memory (B, S) to logits.
-    """
+    """Function from target input ids (B, T), memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +70,7 @@ class Subject:
     """Function that computes the results of `logits` position by position, with the cache that decoding uses."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Function from source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per target token, in
-    nats.
-    """
+    """Function from source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per token in nats."""
     label_smoothing: float = 0.0
     """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None

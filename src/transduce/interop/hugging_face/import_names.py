@@ -221,8 +221,7 @@ GPT2 = Family(
 def variant(family: Family, present: Collection[str]) -> Family:
     """Return the table of tensor names that fits a checkpoint.
 
-    The table is the family's, or a table for gated T5 or for a RoBERTa classifier or tagger, if `present` has its
-    names.
+    The table is the family's, unless `present` has the names of gated T5, or of a RoBERTa classifier or tagger.
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
