@@ -168,6 +168,12 @@ def is_unspaced(character: str) -> bool:
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
+def is_unspaced_or_punctuation(character: str) -> bool:
+    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
+    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
+    return is_mark or is_unspaced(character)
+
+
 def is_word_character(character: str) -> bool:
     """Return whether a character is a letter, a digit or a combining mark, such as the vowel signs of Hindi."""
     return character.isalnum() or unicodedata.category(character).startswith("M")

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.languages import is_unspaced, is_unspaced_or_punctuation, is_word_character
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -238,19 +238,13 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
 
 def line_separator(before: str, after: str) -> str:
     """Return the text that replaces the end of a line when it is joined with the next one: a space, or nothing."""
-    joins_directly = before.endswith(("-", "—")) or (_is_unspaced(before[-1]) and _is_unspaced(after[0]))
-    return "" if joins_directly else " "
+    is_unspaced_text = is_unspaced_or_punctuation(before[-1]) and is_unspaced_or_punctuation(after[0])
+    return "" if is_unspaced_text or before.endswith(("-", "—")) else " "
 
 
 def _ends_early(line: str, after: str, width: int) -> bool:
     fits = len(line) + 1 + _first_word(after) <= _SHORT_SHARE * width
     return fits and not after.lstrip(_OPENING)[:1].islower()
-
-
-def _is_unspaced(character: str) -> bool:
-    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
-    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or is_unspaced(character)
 
 
 def split_sentences(paragraph: str) -> list[str]:
