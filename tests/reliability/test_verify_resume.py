@@ -73,14 +73,14 @@ def test_minutes_are_replaced_and_the_report_says_so() -> None:
 
 
 def test_what_changes_no_bit_is_all_that_is_changed() -> None:
-    printed = {"training": {"steps": 9, "batch_tokens": 77, "seed": 4}, "model": {"d_model": 8}}
-    content, _ = verification._shortened(printed)
-    changed = {name for name, value in content["training"].items() if printed["training"].get(name) != value}
+    specified = {"training": {"steps": 9, "batch_tokens": 77, "seed": 4}, "model": {"d_model": 8}}
+    content, _ = verification._shortened(specified)
+    changed = {name for name, value in content["training"].items() if specified["training"].get(name) != value}
     assert changed == {
         *("save_every", "validate_every", "report_every", "keep_checkpoints", "patience", "translate_dev")
     }
     assert content["training"]["save_every"] == 3
-    assert content["model"] == printed["model"]
+    assert content["model"] == specified["model"]
 
 
 def test_runs_that_differ_are_found_to_differ(tmp_path: Path, tiny_run: Any) -> None:
