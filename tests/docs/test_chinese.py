@@ -27,6 +27,8 @@ EQUAL = {
     "serving.md",
     "forecasting.md",
     "experiments.md",
+    "documents.md",
+    "multilingual.md",
 }
 # Their outputs are in Chinese, too.
 CHINESE_OUTPUT = {"paper.md"}
