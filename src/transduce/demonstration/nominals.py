@@ -110,13 +110,19 @@ class Nominal(msgspec.Struct, frozen=True):
     agreement: int
     plural: bool = False
     referents: frozenset[str] = frozenset()
-    """The people meant, to avoid sentences such as "Tom knows Tom" or "I know us"."""
+    """The people that the phrase refers to, which avoids sentences such as "Tom knows Tom" or "I know us"."""
     owners: frozenset[str] = frozenset()
     """The owners of the person or thing."""
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return words for a thing as a noun phrase (`Nominal`), whose subject and object forms are equal."""
+    """Return a noun phrase for a thing: words whose subject and object forms are equal.
+
+    Args:
+        words: the phrase in both languages.
+        agreement: `FIRST`, `THIRD` or `OTHER`, which selects the verb form after the phrase as subject.
+        owner: the name of the owner, who then counts as a person that the phrase refers to.
+    """
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
 
@@ -297,7 +303,7 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite noun phrase, such as 这本书 or 我的书, whose owner is none of the people in `but`."""
+    """Return a random definite noun phrase, such as 这本书 or 我的书; a person in `but` as owner is replaced by 他."""
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)

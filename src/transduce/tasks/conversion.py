@@ -55,7 +55,7 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return the settings of several corpora with the converted files in place of the original ones."""
+    """Return data settings in which converted files, in order, replace the files of all corpora."""
     files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
     corpora = tuple(
         msgspec.structs.replace(
@@ -75,7 +75,15 @@ def _are_languages(names: tuple[str, str]) -> bool:
 
 
 def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
-    """Convert a file of pairs to JSON lines if necessary, and return the path to read the pairs from."""
+    """Convert a table of pairs, or standard input, to JSON lines in `out`, and return the path to read pairs from.
+
+    Args:
+        path: the file; a file that needs no conversion is returned as it is.
+        out: the file to write.
+        data: names the format and the columns.
+        found: receives the names of the columns of source and target, if they are searched for.
+        overwrite: write `out` even if it exists.
+    """
     if path == STANDARD_INPUT:
         path = _store_standard_input(out, data.format) if overwrite else path
     more = {"weight": data.weight_column, "document": data.document_column}
@@ -97,7 +105,7 @@ def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, st
 
 
 def _store_standard_input(out: Path, format: Format) -> str:
-    """Store standard input in a file, so that it can be read several times; return the path, which shows the format."""
+    """Copy standard input to a file beside `out`, and return its path, whose suffix is the format of the pairs."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise TransduceError("Standard input is empty, but a corpus needs at least one pair: write pairs to it.")
@@ -156,7 +164,7 @@ def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) 
 
 
 def _read_objects(pairs: Any, data: DataSettings, name: str, found: list[tuple[str, str]]) -> Iterator[PairRow]:
-    """Return the pairs of Python objects, and append the names of their columns to `found`."""
+    """Yield the pairs of Python objects; `found` receives the names of the columns of source and target."""
     # The pairs of a dev set have no weights.
     weight = None if name == "`dev_pairs`" else data.weight_column
     return read_objects(pairs, Columns(data.columns, data.languages, found.append, weight, data.document_column), name)

@@ -22,7 +22,7 @@ class _TextFile(msgspec.Struct, frozen=True):
     """The properties of a text file at the start of a run, by which later changes are detected."""
 
     path: str
-    """The path."""
+    """The path as the run's settings name it."""
     size: int
     """Size in bytes."""
     modified_at: int
@@ -76,10 +76,10 @@ class StoredTextFiles:
 
         Args:
             settings: the run's settings.
-            needs_dev: whether the files of the dev set must be there.
+            needs_dev: whether the files of the dev set must exist.
 
         Raises:
-            TransduceError: a file of the dev set, which is read again, is not there any more.
+            TransduceError: a file of the dev set, which is read again, does not exist any more.
         """
         data = settings.data
         paths = {name: tuple(map(self._located, getattr(data, name))) for name in _NAMES}
@@ -94,7 +94,13 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of text files that were moved, for the next time that the run resumes."""
+        """Update the stored paths of a run's text files that were moved, for the next time that the run resumes.
+
+        Args:
+            old: settings with the paths at the start.
+            new: settings with the paths now, in the same order.
+            folder: the run's folder.
+        """
         moved = dict[str, str]()
         for name in _NAMES:
             moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
@@ -118,9 +124,9 @@ class StoredTextFiles:
         return state.absolute if elsewhere and not self.is_same(path, path) else path
 
     def changes(self, data: DataSettings) -> Iterator[str]:
-        """Yield a line for each file of these settings whose content has changed since the run started.
+        """Yield a notice for each text file whose content has changed since the run started.
 
-        Files that do not exist, and runs that stored no properties, give no line.
+        Files that do not exist, and runs that stored no properties of their files, give no notice.
         """
         for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
             file = self._files.get(path)
@@ -134,7 +140,7 @@ class StoredTextFiles:
             )
 
     def changed_training_files(self, data: DataSettings) -> list[str]:
-        """Return the files whose content has changed since the run started, without the dev set that `data` names."""
+        """Return the training files, those not in the dev set of `data`, whose content has changed since the start."""
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
         return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
 
@@ -159,7 +165,10 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
 
 
 def _has_changed(file: _TextFile) -> bool:
-    """Return whether a file exists, but with another size or time and content than at the run's start."""
+    """Return whether a file exists, and its content differs from that at the run's start.
+
+    The content is read only if the size or the modification time differs.
+    """
     if not Path(file.path).exists():
         return False
     status = Path(file.path).stat()

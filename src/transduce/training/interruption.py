@@ -40,8 +40,10 @@ class Interruption:
     def abandonable(self, *, by_itself: bool = False) -> Iterator[None]:
         """Return a context for work that leaves no trace until it is complete; a signal aborts this work at once.
 
+        With several processes that all take part in the work, a signal does not abort it.
+
         Args:
-            by_itself: this process does the work without the others and tells them the result.
+            by_itself: this process does the work without the others and sends them the result.
 
         Raises:
             AbandonedError: a signal arrived before or during the work.

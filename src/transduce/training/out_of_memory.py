@@ -27,7 +27,7 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
 
 @contextmanager
 def explain_out_of_memory(sentence: str) -> Iterator[None]:
-    """Raise a `TransduceError` with a message if the body of `with` runs out of memory.
+    """Raise a `TransduceError` with the message `sentence` if the body of `with` runs out of memory.
 
     Raises:
         TransduceError: memory ran out.
@@ -65,7 +65,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Report a failed write in the body of `with` instead of raising it, so that the run continues."""
+    """Pass a message to `say` instead of raising an error if a write in the body of `with` fails; `what` names it."""
     try:
         yield
     except TransduceError as error:
