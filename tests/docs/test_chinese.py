@@ -29,6 +29,8 @@ EQUAL = {
     "experiments.md",
     "documents.md",
     "multilingual.md",
+    "monolingual.md",
+    "distillation.md",
 }
 # Their outputs are in Chinese, too.
 CHINESE_OUTPUT = {"paper.md"}
