@@ -122,14 +122,14 @@ class FileRows:
         self._descriptor = descriptor
         read = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
         self.numbers = torch.tensor([read, descriptor, start])
-        """The address of `pread`, or 0: read the mapping; file descriptor; offset."""
+        """The numbers for `row_pointer`: address of `pread`, or 0 to read the mapping; file descriptor; offset."""
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
     @classmethod
     def find(cls, matrix: Tensor) -> "FileRows | None":
-        """Return the rows of a matrix in its file; None if it is small, or not as it is in a file."""
+        """Find the file that a matrix is mapped from; None if the matrix is small or differs from the file's."""
         size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
         fits = matrix.dtype == torch.float32 and matrix.dim() == 2 and matrix.is_contiguous() and _version(matrix) == 0
         if not fits or size < _MIN_FILE_BYTES or not _MAPS.exists():
@@ -144,7 +144,7 @@ class FileRows:
 
     @classmethod
     def _open(cls, path: Sequence[str], found: tuple[int, int], start: int, matrix: Tensor) -> "FileRows | None":
-        """Open a mapped file, and compare its identity and the ends of a matrix; None if they differ."""
+        """Open the file that a matrix is mapped from; None if it is another file or has other first and last rows."""
         size, row = matrix.numel() * matrix.itemsize, matrix.shape[1] * matrix.itemsize
         try:
             descriptor = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC) if path else -1
@@ -167,7 +167,7 @@ _NO_FILE = torch.zeros(1, dtype=torch.int64)
 
 
 def file_rows(matrix: Tensor) -> Tensor:
-    """Return where `row_pointer` finds the rows of a matrix: numbers that the caller must keep while a kernel runs.
+    """Return the numbers by which `row_pointer` finds a matrix's rows; the caller keeps them while a kernel runs.
 
     A matrix that was changed in memory is not read from its file any more.
     """
@@ -197,11 +197,11 @@ def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, wid
 
     Args:
         k: the IR builder.
-        matrix: a pointer to the matrix, (…, D).
+        matrix: a pointer to the matrix, (rows, width).
         rows: a pointer to what `file_rows` returned for it.
-        number: the row.
-        width: the number of columns D.
-        scratch: a pointer to D float32.
+        number: the index of the row.
+        width: the number of columns.
+        scratch: a pointer to space for one row.
     """
     mapped = k.element_pointer(matrix, k.mul(number, width))
     found = k.variable(mapped)
@@ -243,7 +243,7 @@ class MemoryBlock:
 
 
 class StackAllocator:
-    """A stack allocator: each new block follows all blocks in use."""
+    """An allocator of memory blocks on a stack: each new block lies behind all blocks in use."""
 
     def __init__(self, size: int) -> None:
         """Reserve `size` bytes of address space; if the system refuses, all blocks are allocated on the heap."""
@@ -271,7 +271,7 @@ class StackAllocator:
 
 
 class _HeapBlock(MemoryBlock):
-    """A block on the heap, for when the stack is full."""
+    """A memory block on the heap, used when the stack is full."""
 
     def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:
         super().__init__(stack, memory.data_ptr())
@@ -294,7 +294,7 @@ def process_stack() -> StackAllocator:
 
 
 class MemoryOffset(NamedTuple):
-    """A memory address given as an offset from a base address, which is known only when the kernel calls run."""
+    """A memory address as an offset from a base address, which is known only when the kernel calls run."""
 
     base: int
     """The index of the base among those passed to `CompiledSteps.run`."""
