@@ -27,7 +27,6 @@ EQUAL = {
     "serving.md",
     "forecasting.md",
     "experiments.md",
-    "documents.md",
     "multilingual.md",
     "monolingual.md",
     "distillation.md",
