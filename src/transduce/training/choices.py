@@ -137,7 +137,7 @@ def choose_preset_in_time(
 
 
 def tokens_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
-    """Return the number of target tokens that training reads, at 6 operations per token and parameter."""
+    """Return how many target tokens training reads in a time budget, at 6 operations per token and parameter."""
     return operations_per_second * minutes * 60.0 / (6 * parameters)
 
 
@@ -396,8 +396,8 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
 def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
     """Choose whether training steps are recorded as CUDA graphs: on a GPU with our own kernels and a single process.
 
-    A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes exchange
-    gradients while operations are launched, which is faster over slow connections.
+    A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes do not record:
+    they exchange gradients during the backward pass, which is faster over slow connections.
     """
     if device == "cpu":
         return Choice(value=False, reason="there is no GPU")

@@ -144,11 +144,12 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKPOINTS = "checkpoints"
-_VALIDATIONS = 12  # per run by default
-_STEPS_BETWEEN_SHARING = 10  # processes exchange the clock's decisions
+_VALIDATIONS = 12  # default number per run
+_STEPS_BETWEEN_SHARING = 10  # after so many steps, processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
-_FEWEST_PROBED = 3
-_SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0  # so many later steps, or so much time, show the duration of a step
+_FEWEST_PROBED = 3  # minimum number of steps that a probe measures
+# The mean duration of a step is known after this many steps, or this time, without the first step.
+_SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
 
 class Validator(Protocol):

@@ -63,7 +63,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lowest_mean: float | None = None
     """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last of those 64 steps."""
+    """The last of the 64 steps with the lowest mean loss."""
 
     def limit(self) -> float:
         """Return the highest loss that is accepted; infinity while the window is too short."""
@@ -84,7 +84,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             self.lowest_mean, self.lowest_step = level, step
 
     def skipped(self, *, high: bool) -> None:
-        """Record a skipped step, whose loss was too high or whose loss or gradient was not finite."""
+        """Record a skipped step: its loss was too high (`high`), or its loss or gradient was not finite."""
         self.skipped_in_a_row += 1
         self.refused_in_a_row += high
 
