@@ -115,8 +115,8 @@ def choose_preset_in_time(
     """Choose the largest preset, up to the one that suits the corpus, that can be trained in the time budget.
 
     A preset qualifies if training reads at least three target tokens per parameter: with less time, a smaller model
-    that reads more is better (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", by whose third
-    law neighboring presets are equal at that point).
+    that reads more is better (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", by whose fitted
+    loss function, approach 3, neighboring presets are equal at that point).
 
     A step computes 6 operations per token and parameter, forward and backward. The operations per second are a round
     number for the kind of machine, not a measurement, so that the same command always chooses the same model.

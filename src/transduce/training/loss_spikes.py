@@ -25,8 +25,8 @@ from transduce.training.prefetch import recording_disabled
 #
 # * A step is skipped if the loss of a micro-batch is not finite.
 # * A step is also skipped if its mean loss, over all micro-batches and processes, exceeds that of the last 128 steps by
-#   more than six standard deviations (the limit of OLMo-core's optimizer that skips steps), by more than the mean
-#   itself, and by more than 3 nats. The second limit is not lower because batches are grouped by length: once a model
+#   more than six standard deviations (the limit of OLMo-core's optimizer that skips steps), by more than twice the
+#   mean, and by more than 3 nats. The second limit is not lower because batches are grouped by length: once a model
 #   has learned short sentences, the longest may have more than twice the mean (the limit of llm-foundry's
 #   KillLossSpike) and must still be trained on.
 # * At most 4 steps in a row are skipped for a high loss (KillLossSpike also waits for the fifth). The following losses

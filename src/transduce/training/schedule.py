@@ -31,7 +31,7 @@ class Position(NamedTuple):
     steps: int
     """The length of the schedule."""
     speed: float
-    """How far each step moves the position: 1.0, or less if the run takes more steps than planned at first."""
+    """How far each step moves the position: 1.0, less if the run takes more steps than first planned, or more."""
 
 
 def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
@@ -169,7 +169,7 @@ ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
 
 
 def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
-    """Return the learning rate of a step.
+    """Return the learning rate of a step in a schedule.
 
     All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
     and "cosine" fall to 0 at the last step, and "constant" stays.
