@@ -30,13 +30,13 @@ _TRIED_BATCHES = (1, 2, 5, 17)
 _TRIED_STEPS = 10
 
 SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
-"""A function that searches one batch of token ids and returns the hypotheses of each sentence."""
+"""A function that searches for translations of one batch of token ids and returns each sentence's hypotheses."""
 
 
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
 ) -> "TransformerScorer | BatchInvariantScorer":
-    """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
+    """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
 
     The arguments are those of `TransformerScorer`.
     """
@@ -45,10 +45,13 @@ def batch_invariant_scorer(
 
 
 class BatchInvariantScorer:
-    """A `TransformerScorer` that fills small batches with copies of a sentence, so that every batch has enough rows."""
+    """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
+
+    Every batch thereby has enough rows for batch-invariant matrix multiplication.
+    """
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
-        """Wrap a scorer that has encoded source_ids (B, S) and has not run a step yet."""
+        """Wrap a scorer that has encoded the source token ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)
         self.filled = self.sentences
@@ -56,7 +59,7 @@ class BatchInvariantScorer:
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
+        """Append the newest tokens (B, W), and return the logits of the next token of the real sentences, (B, W, V)."""
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
     def attention(self) -> Tensor:
@@ -64,7 +67,7 @@ class BatchInvariantScorer:
         return self.inner.attention()[: self.sentences]
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
+        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.inner.reorder(self._fill(parents))
         self.width = parents.shape[1]
 
@@ -74,26 +77,26 @@ class BatchInvariantScorer:
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences with these indices, and add copies of the first one up to the minimum number of rows."""
+        """Keep the sentences at these batch indices, and fill the batch with copies of the first one."""
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return values (B, W) with rows appended for the copied sentences that fill the batch."""
+        """Return `values`, (B, W), with the first row repeated for the copied sentences that fill the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
 def padded_length(length: int) -> int:
-    """Return the padded length of a source with this many tokens."""
+    """Return the length to which a source of this many tokens is padded: the next multiple of 16."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 class BatchInvarianceCheck:
-    """A test, run once per process and kind of search, of whether results are equal in batches of any size."""
+    """A check that search results do not depend on the batch size; it runs once for each kind of search."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
-        """Create the check.
+        """Create the check for one translator, without running a search yet.
 
         Args:
             search_ids: searches one batch of sentences.
@@ -149,7 +152,7 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
 
 
 def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
-    """Return the common padded length of all sources in a batch-invariant batch."""
+    """Return the length to which all sources of a batch-invariant batch are padded, which must be the same."""
     lengths = {padded_length(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
         raise ValueError(

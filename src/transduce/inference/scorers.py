@@ -19,7 +19,10 @@ from transduce.search.selection import use_kernels
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp if this processor has them; later calls do nothing."""
+    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them.
+
+    Later calls do nothing.
+    """
     if (reductions := search_reductions()) is not None:
         use_kernels(reductions)
 
@@ -29,7 +32,7 @@ def install_search_kernels() -> None:
 
 
 class TransformerScorer:
-    """Implements `search.scorer.Scorer` for a batch of encoded sentences, and `AttentiveScorer` with `attentive=True`.
+    """Implements `search.scorer.Scorer` for a batch of source sentences, and `AttentiveScorer` with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
     """
@@ -37,7 +40,7 @@ class TransformerScorer:
     def __init__(
         self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
     ) -> None:
-        """Encode source token ids (B, S).
+        """Encode source token ids (B, S) with the model, and prepare its first decoding step.
 
         Args:
             model: the model.
@@ -83,7 +86,7 @@ class TransformerScorer:
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
+        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.state.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -100,7 +103,7 @@ class TransformerScorer:
 
 
 class ContinuingScorer:
-    """A scorer for a decoder-only model and prompts of at least one token each. Implements `search.scorer.Scorer`."""
+    """Implements `search.scorer.Scorer` for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
@@ -145,13 +148,13 @@ class ContinuingScorer:
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:
-        """Run one decoding step of the model: tokens (N, 1) to logits (N, 1, V)."""
+        """Run one decoding step of the model for N texts: newest tokens (N, 1) to logits (N, 1, V)."""
         # Some states also compute the vocabulary projection.
         step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace text w of each prompt b by its former text parents[b, w], (B, W)."""
+        """Let text w of prompt b continue text parents[b, w], (B, W), by reordering the cached states."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         rows = (first + parents).flatten()
         self.width = parents.shape[1]
@@ -168,7 +171,10 @@ class ContinuingScorer:
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode the texts into a new decoding state; texts beyond the context are cut to its last half."""
+        """Encode all texts anew, and return the decoding state.
+
+        If one is longer than the context, all are cut to their last tokens, half as many as the context has.
+        """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))

@@ -25,28 +25,28 @@ class DrawArguments(NamedTuple):
     indices: Any
     """Each sentence's index in the input batch, int64 (B,)."""
     inverse_temperature: Any
-    """The bits of a float32."""
+    """The bits of a float32: 1 / temperature."""
     top_k: Any
     """The number of most likely tokens that may be drawn; V: all."""
     top_p: Any
-    """The bits of a float32; tokens behind those with this probability in total are not drawn."""
+    """The bits of a float32: only the likeliest tokens that together have this probability are drawn."""
     min_p: Any
-    """The bits of a float32; tokens with less than this share of the greatest probability are not drawn."""
+    """The bits of a float32: tokens with less than this share of the greatest probability are not drawn."""
     is_truncated: Any
     """1 if top_k, top_p or min_p excludes tokens, else 0."""
     probabilities: Any
-    """Scratch space for the greatest probabilities of a row, float32 (threads, V)."""
+    """Scratch space for the probabilities of a row's likeliest tokens, float32 (threads, V)."""
     logits: Any
-    """Scratch space for the logits of the same tokens, float32 (threads, V)."""
+    """Scratch space for the logits of a row's likeliest tokens, float32 (threads, V)."""
     tokens: Any
-    """Scratch space for these tokens, int64 (threads, V)."""
+    """Scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
 
 
 def emit_draw(k: KernelBuilder) -> None:
     """Emit `draw(select, draw, thread, threads)`, which draws a token for each sample of each sentence.
 
-    The arguments are pointers to `logits.SelectArguments` and `DrawArguments`. The results are the live candidates of
-    `select`, W for each sentence. The total of a sample that has ended is -inf, and its tokens are end symbols.
+    The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are the live candidates
+    of `select`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end symbols.
     """
     with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
         select = Fields(k, select_pointer, SelectArguments._fields)
@@ -61,14 +61,14 @@ def emit_draw(k: KernelBuilder) -> None:
             is_over = k.build.fcmp_ordered("==", select.element("scores", row), k.float32(_NEVER))
             with k.build.if_else(is_over) as (then, otherwise):
                 with then:
-                    place = k.add(k.mul(sentence, args.beam_size), beam)
-                    _put(select, place, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
+                    index = k.add(k.mul(sentence, args.beam_size), beam)
+                    _put(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
                 with otherwise:
                     _draw_from_row(_Row(k, args, select, draw, thread), sentence, (row, beam), count)
 
 
 class _Row:
-    """The pointers that drawing from one row of logits needs."""
+    """Arguments of the kernel and pointers to a thread's scratch space, for drawing tokens from rows of logits."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, select: Fields, draw: Fields, thread: Value) -> None:
         self.k = k
@@ -82,19 +82,22 @@ class _Row:
         self.maxima = scratch
 
 
-def _draw_from_row(place: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
-    """Emit the drawing of `count` samples of a sentence from the row of a hypothesis, (row, number of the sample)."""
-    k, args, draw, (row, beam) = place.k, place.args, place.draw, numbers
+def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
+    """Emit the drawing of `count` samples of a sentence from one row of logits.
+
+    `numbers` is the index of the row, and that of the first sample among the sentence's samples.
+    """
+    k, args, draw, (row, beam) = context.k, context.args, context.draw, numbers
     pointer = k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride))
-    line = LogitsRow(k, pointer, args.vocabulary_size, place.maxima)
+    line = LogitsRow(k, pointer, args.vocabulary_size, context.maxima)
     rules = Rules(k, args, sentence, row)
     choice = rules.apply(line)
-    sorted_row = _SortedRow(place, line)
+    sorted_row = _SortedRow(context, line)
     total = k.variable(ir.Constant(F64, 1.0))
     is_forced = k.build.icmp_signed(">=", choice.forced, k.int64(0))
     with k.when(k.build.and_(k.is_nonzero(draw.get("is_truncated")), k.build.not_(is_forced))):
         k.store(sorted_row.take_permitted(), total)
-    score = place.select.element("scores", row)
+    score = context.select.element("scores", row)
     with k.loop(0, count) as number:
         sample = k.add(beam, number)
         token, value = k.variable(choice.forced), k.variable(choice.forced_value)
@@ -102,58 +105,58 @@ def _draw_from_row(place: _Row, sentence: Value, numbers: tuple[Value, Value], c
             step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.length)
             uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
             index = sorted_row.find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
-            k.store(k.load(k.element_pointer(place.tokens, index, I64), I64), token)
-            k.store(k.build.fsub(k.load(k.element_pointer(place.logits, index)), choice.normalizer), value)
+            k.store(k.load(k.element_pointer(context.tokens, index, I64), I64), token)
+            k.store(k.build.fsub(k.load(k.element_pointer(context.logits, index)), choice.normalizer), value)
         drawn, log_probability = k.load_variable(token, sample), k.load_variable(value, score)
         ends = k.build.icmp_signed("==", drawn, args.eos_id)
         new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
         parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
         _put(
-            place.select,
+            context.select,
             k.add(k.mul(sentence, args.beam_size), sample),
             (parent, drawn, log_probability, new_total),
         )
 
 
-def _put(select: Fields, place: Value, values: tuple[Value, Value, Value, Value]) -> None:
-    """Store a sample's parent, token, log-probability and total as a live candidate."""
+def _put(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
+    """Store a sample's parent, token, log-probability and total at an index of the arrays of live candidates."""
     for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
         kind = I64 if name in ("parents", "tokens") else F32
-        select.k.store(value, select.at(f"live_{name}", place, kind))
+        select.k.store(value, select.at(f"live_{name}", index, kind))
 
 
 class _SortedRow:
-    """The tokens of a row in the order of their probability, of which as many are taken as a draw needs."""
+    """The tokens of a row of logits, sorted by probability as far as a draw needs them."""
 
-    def __init__(self, place: _Row, line: LogitsRow) -> None:
-        """Emit the computation of the softmax's denominator from a row of logits, whose maxima are known."""
-        k = place.k
-        self.k, self.place, self.line = k, place, line
-        self.factor = k.float_from_bits(place.draw.get("inverse_temperature"))
+    def __init__(self, context: _Row, line: LogitsRow) -> None:
+        """Emit the computation of the softmax's denominator for a row of logits, whose blocks' maxima are known."""
+        k = context.k
+        self.k, self.context, self.line = k, context, line
+        self.factor = k.float_from_bits(context.draw.get("inverse_temperature"))
         self.greatest = line.greatest()[0]
         self.denominator = line.sum_of_exponentials(self.greatest, self.factor)
         self.taken = k.variable(k.int64(0))
 
     def _take(self) -> Value:
-        """Append the next likely token to the taken ones, and return its probability."""
-        k, place = self.k, self.place
+        """Emit the move of the likeliest token from the row to the scratch space; return its probability."""
+        k, context = self.k, self.context
         value, index = self.line.take_greatest()
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
         power = k.build.extract_element(exponential(k, scaled), ir.Constant(I32, 0))
         probability = k.build.fdiv(power, self.denominator)
         taken = k.load_variable(self.taken, index)
-        k.store(probability, k.element_pointer(place.probabilities, taken))
-        k.store(value, k.element_pointer(place.logits, taken))
-        k.store(index, k.element_pointer(place.tokens, taken, I64))
+        k.store(probability, k.element_pointer(context.probabilities, taken))
+        k.store(value, k.element_pointer(context.logits, taken))
+        k.store(index, k.element_pointer(context.tokens, taken, I64))
         k.store(k.add(taken, 1), self.taken)
         return probability
 
     def take_permitted(self) -> Value:
         """Take the tokens that top-k, top-p and min-p permit, and return the sum of their probabilities (float64)."""
-        k, draw = self.k, self.place.draw
+        k, draw = self.k, self.context.draw
         top_p, min_p = (k.float_from_bits(draw.get(name)) for name in ("top_p", "min_p"))
         total = k.variable(k.build.fpext(self._take(), F64))  # the first token is always permitted
-        least = k.build.fmul(min_p, k.load(self.place.probabilities))
+        least = k.build.fmul(min_p, k.load(self.context.probabilities))
         with k.do_while() as done:
             sum_so_far = k.build.load(total, typ=F64)
             is_full = k.build.fcmp_ordered(">=", k.build.fptrunc(sum_so_far, F32), top_p)
@@ -176,11 +179,11 @@ class _SortedRow:
 
     def find(self, bound: Value) -> Value:
         """Return the index of the first token with which the cumulative probability exceeds a bound (float64)."""
-        k, draw = self.k, self.place.draw
+        k, draw = self.k, self.context.draw
         limit = k.build.select(
             k.is_nonzero(draw.get("is_truncated")),
             k.load_variable(self.taken, k.int64(0)),
-            self.place.args.vocabulary_size,
+            self.context.args.vocabulary_size,
         )
         total, index = k.variable(ir.Constant(F64, 0.0)), k.variable(k.int64(0))
         found = k.variable(k.int64(0))
@@ -188,7 +191,7 @@ class _SortedRow:
             current = k.load_variable(index, limit)
             with k.when(k.build.icmp_signed(">=", current, k.load_variable(self.taken, limit))):
                 self._take()
-            probability = k.load(k.element_pointer(self.place.probabilities, current))
+            probability = k.load(k.element_pointer(self.context.probabilities, current))
             new_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(probability, F64))
             k.store(new_total, total)
             k.store(k.add(current, 1), index)

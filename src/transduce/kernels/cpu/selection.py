@@ -26,7 +26,7 @@ class SelectArguments(NamedTuple):
     """Arguments of the kernel `select`, which selects each beam's best continuations: mostly addresses."""
 
     logits: Any
-    """float32, (N, V)."""
+    """The logits, float32 (N, V)."""
     rows: Any
     """The number of hypotheses N."""
     vocabulary_size: Any
@@ -44,19 +44,19 @@ class SelectArguments(NamedTuple):
     beam_size: Any
     """The number of continuations to select."""
     live_parents: Any
-    """Output: parents of the best continuations that do not end, int64 (B, beam size)."""
+    """Output: parents of the best continuations that do not end (the live ones), int64 (B, beam size)."""
     live_tokens: Any
-    """Output: their tokens, int64 (B, beam size)."""
+    """Output: tokens of the live continuations, int64 (B, beam size)."""
     live_scores: Any
-    """Output: the log-probabilities of these tokens, float32 (B, beam size)."""
+    """Output: log-probabilities of the live continuations' tokens, float32 (B, beam size)."""
     live_totals: Any
-    """Output: total log-probabilities of these continuations, float32 (B, beam size)."""
+    """Output: total log-probabilities of the live continuations, float32 (B, beam size)."""
     ended_parents: Any
     """Output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_tokens: Any
-    """Output: the tokens of all these candidates, int64 (B, 2 × beam size)."""
+    """Output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
     ended_scores: Any
-    """Output: the log-probabilities of these tokens, float32 (B, 2 × beam size)."""
+    """Output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
     ended_totals: Any
     """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
     scratch: Any
@@ -85,7 +85,7 @@ class RuleArguments(NamedTuple):
     more_ends_count: Any
     """The number of token ids in `more_ends`."""
     sums_ends: Any
-    """1: the end symbol gets the sum of the probabilities instead, which suits sampling."""
+    """1: the end symbol gets the sum of the end tokens' probabilities, for sampling; 0: their greatest logit."""
     min_length: Any
     """The number of tokens before which the end symbol is forbidden."""
     ngram: Any
@@ -103,9 +103,9 @@ class RuleArguments(NamedTuple):
     before: Any
     """Tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
     before_stride: Any
-    """The greatest number of such tokens."""
+    """The greatest number of tokens before a sentence's output."""
     before_counts: Any
-    """The number of such tokens by index in the input batch, int64 (N,)."""
+    """The number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
     forced: Any
     """The first tokens of each sentence's hypotheses by index in the input batch, int64 (N, F); -1: no token."""
     forced_count: Any
@@ -125,17 +125,14 @@ class RuleArguments(NamedTuple):
     length: Any
     """The number of steps so far."""
     joined: Any
-    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses lack so many tokens."""
+    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses are so much shorter."""
 
 
 class NativeReductions:
     """Reductions over a vocabulary with compiled kernels (implements `selection.Reductions`)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels take these logits.
-
-        They take float32 on a CPU, (B, W, V), in contiguous and evenly spaced rows.
-        """
+        """Return whether the kernels take these logits: (B, W, V), float32 on a CPU, with evenly spaced rows."""
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
@@ -338,13 +335,13 @@ class Rules:
         """The number of tokens of the hypothesis."""
 
     def apply(self, line: LogitsRow) -> "RuleResult":
-        """Emit the rules for a row of logits, whose forbidden ones become -inf, and find its maxima."""
+        """Emit the rules for a row of logits: set forbidden tokens' logits to -inf, and compute the blocks' maxima."""
         k, fields = self.k, self.fields
         normalizer = k.variable(k.float32(0.0))
         renormalizes = k.is_nonzero(fields.get("renormalizes"))
         with k.loop(0, fields.get("never_count")) as number:
             id = fields.element("never", number, I64)
-            k.store(k.float32(_NEVER), k.element_pointer(line.place, id))
+            k.store(k.float32(_NEVER), k.element_pointer(line.pointer, id))
         line.find_maxima()
         forced, is_certain = self._forced_token()
         with k.when(k.build.or_(k.build.not_(renormalizes), k.is_nonzero(fields.get("penalizes")))):
@@ -352,7 +349,7 @@ class Rules:
         is_forced, forced_value = k.build.icmp_signed(">=", forced, k.int64(0)), k.variable(k.float32(0.0))
         with k.build.if_else(is_forced) as (then, otherwise):
             with then, k.when(k.build.not_(k.build.or_(is_certain, renormalizes))):
-                logit = k.load(k.element_pointer(line.place, forced))
+                logit = k.load(k.element_pointer(line.pointer, forced))
                 k.store(k.build.fsub(logit, k.load_variable(normalizer, logit)), forced_value)
             with otherwise:
                 with k.when(k.is_nonzero(fields.get("penalizes"))):
@@ -363,17 +360,17 @@ class Rules:
         zero = k.float32(0.0)
         return RuleResult(k.load_variable(normalizer, zero), forced, k.load_variable(forced_value, zero))
 
-    def store_top_k(self, line: LogitsRow, count: Value, values: Value, places: Value) -> Value:
+    def store_top_k(self, line: LogitsRow, count: Value, values: Value, indices: Value) -> Value:
         """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
         k, result = self.k, self.apply(line)
         with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
             with then:
                 with k.loop(0, count) as number:
                     k.store(k.float32(_NEVER), k.element_pointer(values, number))
-                    k.store(result.forced, k.element_pointer(places, number, I64))
+                    k.store(result.forced, k.element_pointer(indices, number, I64))
                 k.store(k.build.fadd(result.forced_value, result.normalizer), values)
             with otherwise:
-                line.store_top_k(count, values, places)
+                line.store_top_k(count, values, indices)
         return result.normalizer
 
     def _forced_token(self) -> tuple[Value, Value]:
@@ -397,7 +394,7 @@ class Rules:
         k, fields = self.k, self.fields
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)
-            other, end = (k.load(k.element_pointer(line.place, each)) for each in (id, self.eos_id))
+            other, end = (k.load(k.element_pointer(line.pointer, each)) for each in (id, self.eos_id))
             line.replace(self.eos_id, self._joined(other, end))
             line.replace(id, k.float32(_NEVER))
         with k.loop(0, fields.get("forbidden_count")) as number:
@@ -422,7 +419,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops over the tokens of the output, else over all; yield a token and its number."""
+            """Emit a loop over the tokens of the output alone, or of the input too; yields a token and its index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number
@@ -433,16 +430,16 @@ class Rules:
         # All values are read before the first one changes, so that a token that occurs twice changes once.
         for of_output in (False, True):
             for token, number in each_token(of_output=of_output):
-                k.store(k.load(k.element_pointer(line.place, token)), k.element_pointer(values, number))
+                k.store(k.load(k.element_pointer(line.pointer, token)), k.element_pointer(values, number))
             for token, number in each_token(of_output=of_output):
                 value = k.load(k.element_pointer(values, number))
                 scaled = self._scaled(k.build.fsub(value, offset), repetition, offset)
                 line.replace(token, k.build.fsub(value, presence) if of_output else scaled)
         for token, _ in each_token(of_output=True):
-            line.replace(token, k.build.fsub(k.load(k.element_pointer(line.place, token)), frequency))
+            line.replace(token, k.build.fsub(k.load(k.element_pointer(line.pointer, token)), frequency))
 
     def _scaled(self, score: Value, factor: Value, offset: Value) -> Value:
-        """Return a score that a factor makes less likely if it is greater than 1, as a logit."""
+        """Return a score that is changed by a factor, plus `offset`; a factor above 1 makes the token less likely."""
         k = self.k
         is_negative = k.build.fcmp_ordered("<", score, k.float32(0.0))
         scaled = k.build.select(is_negative, k.build.fmul(score, factor), k.build.fdiv(score, factor))
@@ -491,7 +488,7 @@ class _Candidates:
         self.tokens = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
-        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
+        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute the candidates' totals."""
         k = self.k
         with k.loop(0, count) as number:
             index = k.add(start, number)

@@ -68,7 +68,7 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
-    """Emit a decoder step for each row's newest token, all rows at one position, and the logits."""
+    """Emit a decoder step, from each row's newest token to its logits; all rows are at one position."""
     config, k = model.config, w.k
     length = k.variable(w.arguments.length)
     w.embed(model.target_embedding, model.target_weight)
@@ -103,7 +103,7 @@ def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
 
 
 def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
-    """Emit a decoder step for each row's newest token, each row at its own position, and the logits."""
+    """Emit a decoder step, from each row's newest token to its logits; each row is at its own position."""
     w.embed(model.embedding, model.target_weight, is_ragged=True)
     lists = (w.pointers.lists, w.pointers.counts, w.arguments.list_stride)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
@@ -116,9 +116,10 @@ def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVoc
 def _self_attention(
     w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Append the newest tokens' keys and values to a layer's cache, and emit self-attention to the cached tokens.
+    """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to the cached tokens.
 
-    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`.
+    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`; `lists` is the latter's
+    argument.
     """
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     rotation_kind, attention_kind = kinds
@@ -152,14 +153,14 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return the attention kernel's arguments with which each row attends only to the tokens of its own sequence."""
+    """Return the attention kernel's arguments by which each row attends only to the tokens of its own sequence."""
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
-def _cache_entry(w: ModelEmitter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Return a pointer to a token's entry in a layer's cached keys and values, (layers, entries, 2 × G × K)."""
+def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
+    """Return a pointer to entry `number` of a layer in a KV cache, (layers, entries, elements of an entry)."""
     k = w.k
-    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
+    return k.element_pointer(cache, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 
 
 # --- compiled models ---
@@ -239,7 +240,7 @@ class CompiledModel:
     step: CompiledKernel
     """The kernel of a decoding step; encoder-only models have none."""
     step_multiplications: int
-    """Products of two numbers that `step` takes for each row, but those of attention."""
+    """Multiplications that `step` takes for each row, not counting those of attention."""
 
     def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
@@ -275,12 +276,12 @@ class CompiledModel:
         self.read: CompiledKernel = kernels["read"]
         """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
-        """Products of two numbers that `read` takes for each row, but those of attention."""
+        """Multiplications that `read` takes for each row, not counting those of attention."""
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 
     def check_files(self) -> None:
-        """Make the kernels read matrices from memory that were changed there since they were mapped from a file."""
+        """Stop reading a matrix's rows from its file if the matrix was changed in memory after it was mapped."""
         for matrix in self._matrices:
             file_rows(matrix)
 

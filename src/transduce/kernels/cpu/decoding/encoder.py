@@ -19,16 +19,16 @@ from transduce.model.embedding import Embedding
 from transduce.model.layers import EncoderLayer, each_layer
 
 CHUNK_ROWS = 256
-"""The rows of a chunk at most, unless a single text has more."""
+"""The maximum number of rows of a chunk, unless a single text has more."""
 
 
 class Chunk(NamedTuple):
     """Consecutive texts that are computed together."""
 
     first_row: int
-    """The index of the first row."""
+    """The index of the first row (token) among those of all texts."""
     rows: int
-    """The number of rows."""
+    """The number of rows (tokens)."""
     first_text: int
     """The index of the first text."""
     texts: int
@@ -36,16 +36,16 @@ class Chunk(NamedTuple):
 
 
 class TextLayout(NamedTuple):
-    """The tables that tell the encoder's kernel where texts and chunks lie."""
+    """Tables that describe to the encoder's kernel where texts and chunks of texts begin and end."""
 
     firsts: Tensor
-    """The index of the first token of each row's text, counted from the start of the chunk, int64 (N,)."""
+    """The index of the first token of each row's text, counted from the start of the chunk, int64, one for each row."""
     starts: Tensor
     """The index of the first token of each text, counted from the start of its chunk, int64, one for each text."""
     lengths: Tensor
     """The number of tokens of each text, int64."""
     chunks: Tensor
-    """The chunks, int64 (chunks, 4)."""
+    """The fields of each `Chunk`, int64 (chunks, 4)."""
     chunk_rows: int
     """The rows of the largest chunk."""
 
@@ -72,7 +72,7 @@ class TextLayout(NamedTuple):
 
 
 def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
-    """Divide texts with these numbers of tokens into chunks."""
+    """Divide texts with these numbers of tokens into chunks of consecutive texts with at most `CHUNK_ROWS` tokens."""
     chunks = [Chunk(0, 0, 0, 0)]
     for count in counts:
         first_row, rows, first_text, texts = chunks[-1]
@@ -110,7 +110,7 @@ def emit_encoder_stack(
 
 
 def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
-    """Emit an encoder layer for all rows of an emitter."""
+    """Emit an encoder layer for the rows of the emitter `w`, such as those of a chunk."""
     assert isinstance(layer, EncoderLayer)
     projection, output = layer.self_attention.projection, layer.self_attention.output
     assert isinstance(projection, NativeLinear)

@@ -19,7 +19,7 @@ _SPAN_PAIRS = 1 << 11  # pairs of a panel that stay in the L2 cache if the summe
 _SPAN_TILES = 32  # row tiles that are multiplied by such a part of a panel
 
 Epilogue = Literal["bias", "add", "sum", "mix"]
-"""Epilogues of a tile.
+"""The epilogues of a GEMM of training: the work on a tile's sums before they are stored.
 
 * `bias`: sums start with a bias; the result is cast to the element type, clamped from below, and set to zero where a
   ReLU was closed;
@@ -51,13 +51,13 @@ class Gemm(NamedTuple):
     """The operands, result and epilogue of one GEMM, as LLVM values in the code being emitted."""
 
     left: Value
-    """Pointer to the rows, without gaps; for the ending `add`, to a gradient whose columns are the rows."""
+    """Pointer to the rows of the left operand, without gaps; for `add`, to a gradient, whose columns are these rows."""
     rows: Value
     panels: Value
-    """Pointer to the packed columns."""
+    """Pointer to the right operand, packed in panels."""
     columns: Value
     pairs: Value
-    """Pairs along the summed dimension."""
+    """The number of pairs along the summed dimension."""
     out: Value
     """The address of the result, (rows, columns)."""
     ending: Epilogue
@@ -73,20 +73,20 @@ class Gemm(NamedTuple):
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` for each thread."""
     partial_sums: Value | None = None
-    """The address of float32 scratch space of whole row tiles by columns; 0: the summed dimension is not split."""
+    """The address of float32 scratch space for the sums of whole tiles; 0: the summed dimension is not split."""
 
 
 class GemmEmitter:
     """An emitter of GEMM code for one layout: functions for a register tile, and loops over tiles and panels."""
 
     layout: GemmLayout = AVX512_LAYOUT
-    """Block sizes."""
+    """The block sizes of the GEMM."""
     packer: type[Packer] = Packer
     """The class that packs matrices for this layout."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
-    """Whether `multiply` uses `Gemm.partial_sums`."""
+    """True if `multiply` uses `Gemm.partial_sums`."""
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
         """Emit the functions that multiply a tile, one for each epilogue and panel width."""
@@ -98,8 +98,7 @@ class GemmEmitter:
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread computes some rows.
 
-        A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before it turns to the
-        next block.
+        A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before the next block.
         """
         if gemm.partial_sums is None:
             self._multiply_whole(gemm, thread, threads)
@@ -143,7 +142,7 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the range of row tiles that the current thread computes."""
+        """Return the range of tiles, counted in rows of tiles, that the current thread computes."""
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
@@ -173,16 +172,16 @@ class GemmEmitter:
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed.
 
-        Tiles on the diagonal also compute some elements above it. Threads take tiles in turns. The number of rows is a
-        multiple of a tile's.
+        Tiles on the diagonal also compute some elements above it. Threads alternate in taking tiles. The number of rows
+        is a multiple of a tile's.
         """
         k, tile_rows = self.k, self.layout.tile_rows
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of the row tiles of a panel that this thread computes, in turns with others.
+            """Return (first, last, step) of the tiles of a panel that this thread computes, from the diagonal on.
 
-            The tiles start at the diagonal, in the row of the panel's first column, `column`.
+            `column` is the panel's first column.
             """
             first = k.build.sdiv(column, k.int64(tile_rows))
             offset = k.build.srem(k.add(k.build.sub(thread, first), k.mul(threads, tiles)), threads)
@@ -196,7 +195,7 @@ class GemmEmitter:
         tiles: Callable[[Value], tuple[Value, Value, Value | int]],
         span: PairRange | None = None,
     ) -> None:
-        """Emit a loop over all panels.
+        """Emit a loop that multiplies all panels.
 
         `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column.
         """
@@ -310,9 +309,9 @@ class GemmEmitter:
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
-        """Emit the ReLU masks of the epilogue `bias` for a vector of results.
+        """Emit the epilogue `bias`'s ReLU masks for a vector of results, at an offset in the result.
 
-        Records where elements are positive, and zeros elements whose `is_open` bit is 0.
+        One bit array records where elements are positive; the bits of the other say which elements become zero.
         """
         k, (positive, is_open) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
@@ -372,7 +371,7 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Emit a prefetch of the part of the result to which the sums of a tile will be added."""
+        """Emit a prefetch of the part of the result to which a tile's sums will be added."""
         k = self.k
         for row in range(rows):
             for vector in range(vectors):

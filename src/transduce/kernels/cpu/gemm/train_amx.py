@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from typing_extensions import override
 
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.gemm.packing import (
@@ -45,17 +46,17 @@ class _Block(NamedTuple):
     rows: Value
     """Pointer to the packed rows."""
     waiting: Value
-    """Pointer to the partial sums."""
+    """Pointer to the partial sums of the block."""
     tiles: TileRange
     """The row tiles."""
     columns: tuple[Value, Value]
     """The half-open range of columns, whole panels."""
     span: PairRange
-    """The pairs that are summed."""
+    """The range of pairs that are summed."""
     begins: Value
-    """Whether these are the first pairs: 0 or 1."""
+    """1 if these are the first pairs of the summed dimension, else 0."""
     ends: Value
-    """Whether these are the last pairs: 0 or 1."""
+    """1 if these are the last pairs of the summed dimension, else 0."""
 
 
 class AmxGemmEmitter(GemmEmitter):
@@ -71,6 +72,7 @@ class AmxGemmEmitter(GemmEmitter):
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
+    @override
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread packs and computes some rows."""
         amx.configure(self.k)
@@ -85,14 +87,14 @@ class AmxGemmEmitter(GemmEmitter):
         amx.release(self.k)
         self.k.store_fence()
 
+    @override
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed."""
         amx.configure(self.k)
         super().multiply_lower_triangle(gemm, thread, threads)
         amx.release(self.k)
 
+    @override
     def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
-        """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested."""
         k = self.k
         with k.when(k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(gradient.sums))):
             amx.configure(k)
@@ -106,7 +108,7 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the thread's blocks of rows; code emitted in the body of `with` runs for each block.
+        """Emit a loop over the thread's blocks of rows; code that is emitted in the body of `for` runs for each block.
 
         If one pass covers the whole summed dimension, no partial sums are stored: a block has all columns, and as many
         rows as fit.
@@ -166,6 +168,7 @@ class AmxGemmEmitter(GemmEmitter):
             )
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
+    @override
     def _panel(
         self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
     ) -> None:
@@ -201,10 +204,12 @@ class AmxGemmEmitter(GemmEmitter):
             "rows": gemm.rows,
         }
 
+    @override
     def _narrow_panels(self) -> Sequence[int]:
         """Return an empty sequence, since AMX needs whole panels and none is narrower."""
         return ()
 
+    @override
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
         """Emit the function that multiplies all row tiles by one packed panel of columns."""
         k = self.k

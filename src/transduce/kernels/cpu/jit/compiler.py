@@ -198,14 +198,14 @@ def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
 
 @cache
 def _has_pairs() -> bool:
-    """Return whether this process may use AVX-512's bfloat16 instructions."""
+    """Return whether this process may use AVX-512's instruction that multiplies pairs of bfloat16 numbers."""
     features = llvm.get_host_cpu_features()
     return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
 
 
 @cache
 def _has_amx_pairs() -> bool:
-    """Return whether this process may use AMX's bfloat16 instructions."""
+    """Return whether this process may use AMX's instruction that multiplies pairs of bfloat16 numbers."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
 
