@@ -225,7 +225,7 @@ def statement(random: Random) -> Phrase:
 
 
 def scene(random: Random) -> Phrase:
-    """Return a random sentence about what somebody was doing at a place: 他在公司工作 / he was working at the office."""
+    """Return a random sentence about somebody at a place, such as 他在公司工作 / he was working at the office."""
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING
