@@ -21,6 +21,7 @@ _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(
 _DRAWN_TABLE = re.compile(
     r"\s*(?:-{2,}(?:\s+-{2,})+|\+(?:[-=:]+\+)+)\s*\Z"
 )  # tables of Pandoc, which are columns of text
+_HTML_WITHOUT_TEXT = re.compile(r"<!--.*?-->|<(script|style).*?</\1>|<[^>]*>", re.DOTALL)
 _MIN_WIDTH = 40  # columns of wrapped lines
 _MAX_PARAGRAPH = 20_000  # characters
 
@@ -74,6 +75,8 @@ class _Reader:
                 yield from self._block(self._locate(token.map[0], token.content), is_paragraph=not is_atx)
             elif token.type == "html_block" and token.level == 0:
                 yield from self._html(*token.map)
+            elif token.type == "html_block":
+                yield from self._nested_html(self._locate(token.map[0], token.content.rstrip("\n")))
 
     def _is_drawn_table(self, first: int, end: int) -> bool:
         """Return whether lines belong to a table that is drawn with characters, whose columns must not move."""
@@ -102,8 +105,16 @@ class _Reader:
     def _html(self, first: int, end: int) -> Iterator[Edit]:
         start, stop = self.starts[first], self.starts[end]
         text = self.file.text[start:stop]
-        if has_letters(re.sub(r"<!--.*?-->|<(script|style).*?</\1>|<[^>]*>", "", text, flags=re.DOTALL)):
+        if has_letters(_HTML_WITHOUT_TEXT.sub("", text)):
             yield Edit(start, stop, [Unit(text, "html")], lambda translations: translations[0])
+
+    def _nested_html(self, lines: Sequence[_Line]) -> Iterator[Edit]:
+        """Yield the edit of HTML in a list or a quotation, whose lines begin with a mark or an indentation."""
+        text = "\n".join(line.text for line in lines)
+        between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
+        if has_letters(_HTML_WITHOUT_TEXT.sub("", text)):
+            end = lines[-1].start + len(lines[-1].text)
+            yield Edit(lines[0].start, end, [Unit(text, "html")], lambda new: new[0].replace("\n", between or " "))
 
     def _table(self, first: int, end: int) -> Iterator[Edit]:
         for number in (first, *range(first + 2, end)):
@@ -216,9 +227,11 @@ class _Delimiters:
     closes: list[Tag] = field(default_factory=list)
 
 
-# Formulas, footnotes, the attributes of a heading, and the tags of site generators.
+# Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
+    r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]"
+    r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
+    r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
 )
 _EDGE = re.compile(r"\A(?:\[[ xX]\](?=\s)|\[![A-Za-z]{1,20}\][+-]?|\[\^[^\]\s]{1,100}\]:)|\{[#.:][^{}\n]{0,200}\}\s*\Z")

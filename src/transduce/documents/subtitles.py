@@ -70,6 +70,7 @@ class Cue:
 # --- SubRip and WebVTT ---
 
 _TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
+_VOICE = re.compile(r"<v[\s.][^<>]*>")
 _TIMING = re.compile(rf"\s*{_TIME}[ \t]*-->[ \t]*{_TIME}(?:\s.*)?")
 
 
@@ -101,9 +102,10 @@ def _cues(text: str, *, is_vtt: bool) -> Iterator[Cue]:
         if match is None and line.text.strip() and not (is_identifier and (is_vtt or line.text.strip().isdecimal())):
             block.append(line)
             continue
-        if block and times is not None and not (is_vtt and block[0].text.startswith(("NOTE", "STYLE", "REGION"))):
+        if block and times is not None:
             lines_of_cue = [(each.start, each.text) for each in block]
-            yield Cue(block[0].start, block[-1].end, lines_of_cue, *times)
+            voices = " ".join(_VOICE.findall(text[block[0].start : block[-1].end])) if is_vtt else ""
+            yield Cue(block[0].start, block[-1].end, lines_of_cue, *times, voices)
         block = []
         if match is not None:
             times = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
@@ -179,10 +181,11 @@ class _Segment(NamedTuple):
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Return the segments of a cue; a line that begins with a dash or follows a sentence's end starts a new segment."""
+    """Return the segments of a cue; one starts at a dash, at a voice, and after a line that ends a sentence."""
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
-        is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
+        is_voice = syntax is _VTT and _VOICE.match(line[1].lstrip())
+        is_new = not groups or is_voice or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
         if is_new or len(groups[-1]) == _MAX_LINES or _LAST_LINE.search(syntax.tags.sub("", groups[-1][-1][1])):
             groups.append([line])
         else:

@@ -93,7 +93,7 @@ class InlineText:
         Args:
             parts: texts and tags in order; start and end tags are balanced.
         """
-        self.parts = _joined(parts)
+        self.parts = joined_parts(parts)
         """All texts and tags of the source."""
         start, end = _core(self.parts)
         self.before, self.after = list(self.parts[:start]), list(self.parts[end:])
@@ -160,7 +160,7 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
     return [*divided, *([InlineText(waiting)] if waiting else [])]
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
+def joined_parts(parts: Iterable[Part]) -> list[Part]:
     """Return the parts with adjacent texts joined and empty texts removed."""
     joined: list[Part] = []
     for part in parts:
@@ -244,7 +244,7 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
     parts.extend(Tag("close", number) for number in reversed(open_ids) if number is not None)
     for number, kind in missing.items():
         parts.extend([Tag("open", number), Tag("close", number)] if kind == "open" else [Tag(kind, number)])
-    return _joined(parts)
+    return joined_parts(parts)
 
 
 def plain_text(text: str, kind: UnitKind) -> str:
