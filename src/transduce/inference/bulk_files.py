@@ -276,7 +276,7 @@ _FORMAT_VERSION = 1
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The progress of a file, as stored in FILE.progress."""
+    """The progress of writing a file, as stored in FILE.progress."""
 
     format_version: int = _FORMAT_VERSION
     lines: int = 0

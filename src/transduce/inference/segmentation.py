@@ -86,7 +86,10 @@ class LayoutWriter:
         return gap.text
 
     def write(self, text: str) -> str:
-        """Return further text of the current sentence; the space between two sentences precedes its first text."""
+        """Return `text`, the next text of a translated sentence.
+
+        The first text of a sentence is preceded by the space between it and the sentence before it.
+        """
         if not text:
             return ""
         gap, self._pending, self._line_has_text = self._pending, "", True

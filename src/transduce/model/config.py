@@ -91,7 +91,7 @@ OWN_NAMES |= {"attention_score": set(), "positions": set()}
 
 
 def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split a model's settings into those with built-in values and those that name components of the user's own."""
+    """Split a model's settings into those with built-in values and those that name components users registered."""
     own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
     return {name: value for name, value in content.items() if name not in own}, own
 
@@ -501,8 +501,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The encoder reads forward and backward, and each direction has half of d_model."""
 
     recurrent_attention: Literal["luong", "bahdanau", "none"] = "luong"
-    """When a decoder state attends to the encoder output: after each step (`luong`), before each step (`bahdanau`), or
-    never (`none`)."""
+    """Attention of the decoder state to the encoder output: after each step (`luong`), before each step (`bahdanau`),
+    or never (`none`).
+    """
 
     input_feeding: bool = False
     """Each step also receives the attentional vector of the step before (Luong et al. 2015, section 3.3)."""

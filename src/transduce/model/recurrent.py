@@ -294,10 +294,10 @@ class Recurrent(VocabularyModel):
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the logits of each next token by teacher forcing, (B, S) and (B, T) to (B, T, V).
+        """Return the logits of each next token by teacher forcing, (B, T, V), for source ids (B, S), target ids (B, T).
 
         Raises:
-            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))

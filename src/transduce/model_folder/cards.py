@@ -34,7 +34,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     length: int = 512
     """Maximum number of tokens that an encoder reads from a text, including special tokens."""
     pooling: Pooling | None = None
-    """How an embedding model makes one vector of a text's states; only embedding models have it."""
+    """Way in which an embedding model makes one vector of a text's token states; None for other models."""
     normalizes: bool = False
     """True if an embedding model divides each vector by its norm."""
 
