@@ -282,9 +282,9 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     lines: int = 0
     """Number of finished lines of the input."""
     size_bytes: int = 0
-    """Size in bytes of the output for these lines."""
+    """Size in bytes of the output for the finished lines."""
     input_sha256: str = ""
-    """SHA-256 digest of these input lines."""
+    """SHA-256 digest of the finished lines of the input."""
     options_sha256: str = ""
     """SHA-256 digest of everything that determines the output: models and settings."""
 

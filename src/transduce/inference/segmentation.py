@@ -38,7 +38,7 @@ class Gap(NamedTuple):
     text: str
     """The text to write into the translation."""
     start: int = 0
-    """The offset in the source text."""
+    """The offset of the layout in the source text."""
     is_sentence_space: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 
