@@ -125,7 +125,7 @@ class CellState(NamedTuple):
 
     hidden: Tensor
     cell: Tensor | None
-    """The cell of an LSTM; a GRU has none."""
+    """The cell state of an LSTM; None for a GRU."""
     past: Tensor | None = None
     """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); only for attention to the past."""
     average: Tensor | None = None
