@@ -264,7 +264,7 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
 
 
 def _average_heads(memory: Weights) -> Weights:
-    """Average weights over layers and heads, (N, H, T, S) to (T, S); a head counts by its squared mean maximum."""
+    """Average attention over layers and heads to (T, S), weighting a head by the square of its rows' mean maximum."""
     sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
     mixed = np.einsum("nh,nhts->ts", sharpness, memory) / sharpness.sum()
     return np.asarray(mixed, dtype=np.float32)
