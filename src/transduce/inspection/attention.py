@@ -107,7 +107,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     decoder_tokens: tuple[str, ...] = ()
     """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
     source_ended: bool = True
-    """True if the last source token is the end symbol; points in time have none."""
+    """True if the last source token is the end symbol, which a forecaster's points in time lack."""
     target_of_tokens: bool = False
     """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
     marks: tuple[str, ...] = ()

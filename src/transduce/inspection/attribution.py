@@ -130,7 +130,7 @@ def attributions(
 def _attribute(
     reader: Reader, source: str, target: str | None, methods: Sequence[Method], *, skip_refused: bool
 ) -> dict[Method, Attribution]:
-    """Return the attributions by these methods; `skip_refused` leaves out those that do not fit the model."""
+    """Return the attributions by several methods; `skip_refused` leaves out methods that do not fit the model."""
     if isinstance(reader, Forecaster):
         raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
     subject = _Subject(read(reader, source, target))
