@@ -188,7 +188,7 @@ def threads(request: pytest.FixtureRequest) -> None:
 def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all threads share the smallest work of decoding, even if other processes occupy their cores."""
     threads_module = pytest.importorskip(
-        "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
+        "transduce.kernels.cpu.jit.compiler", reason="llvmlite is not installed", exc_type=ImportError
     )
     monkeypatch.setattr(threads_module, "_THREAD_WORK", 1)
     monkeypatch.setattr(threads_module, "_MIN_SHARE", 0.0)

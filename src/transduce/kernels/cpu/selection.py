@@ -8,13 +8,19 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import exponential
-from transduce.kernels.cpu.jit.compiler import CompiledKernel, compile_kernels, find_integer_tile, kernel, new_builder
-from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, Fields, KernelBuilder, Value
-from transduce.kernels.cpu.jit.threads import useful_threads
+from transduce.kernels.cpu.jit.compiler import (
+    CompiledKernel,
+    compile_kernels,
+    find_integer_tile,
+    kernel,
+    new_builder,
+    useful_threads,
+)
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
 from transduce.kernels.cpu.logits import LogitsRow, block_size, emit_argmax
 
 _ELEMENT_WORK = 16  # cost of a logit's exponential in multiply-adds
@@ -545,3 +551,193 @@ def _choose(
     nobody, never = k.int64(0), k.float32(_NEVER)
     with k.loop(k.load_variable(live_counter, nobody), beam_size) as number:
         live.put(number, nobody, nobody, never, never)
+
+
+# --- sampling: temperature, top-k, top-p and min-p, as search.greedy.draw does ---
+# Legend: N sentences at first, B of them still decoded, W samples of each, V vocabulary size, T greatest number of
+# steps.
+
+
+class DrawArguments(NamedTuple):
+    """Arguments of the kernel function `draw`: addresses, unless stated otherwise."""
+
+    uniform: Any
+    """Random numbers in [0, 1) by index in the input batch, step and sample, float32 (N, T, W)."""
+    steps: Any
+    """The number of steps T in `uniform`."""
+    indices: Any
+    """Each sentence's index in the input batch, int64 (B,)."""
+    inverse_temperature: Any
+    """The bits of a float32."""
+    top_k: Any
+    """The number of most likely tokens that may be drawn; V: all."""
+    top_p: Any
+    """The bits of a float32; tokens behind those with this probability in total are not drawn."""
+    min_p: Any
+    """The bits of a float32; tokens with less than this share of the greatest probability are not drawn."""
+    is_truncated: Any
+    """1 if top_k, top_p or min_p excludes tokens, else 0."""
+    probabilities: Any
+    """Scratch space for the greatest probabilities of a row, float32 (threads, V)."""
+    logits: Any
+    """Scratch space for the logits of the same tokens, float32 (threads, V)."""
+    tokens: Any
+    """Scratch space for these tokens, int64 (threads, V)."""
+
+
+def emit_draw(k: KernelBuilder) -> None:
+    """Emit `draw(select, draw, thread, threads)`, which draws a token for each sample of each sentence.
+
+    The arguments are pointers to `logits.SelectArguments` and `DrawArguments`. The results are the live candidates of
+    `select`, W for each sentence. The total of a sample that has ended is -inf, and its tokens are end symbols.
+    """
+    with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
+        select = Fields(k, select_pointer, SelectArguments._fields)
+        args = SelectArguments(*(select.get(name) for name in SelectArguments._fields))
+        draw = Fields(k, draw_pointer, DrawArguments._fields)
+        first, last = k.thread_range(k.build.sdiv(args.rows, args.beams), thread, threads)
+        with k.loop(first, last) as sentence, k.loop(0, args.beams) as beam:
+            row = k.add(k.mul(sentence, args.beams), beam)
+            # At the first step all samples of a sentence draw from the only row.
+            is_first = k.build.icmp_signed("<", args.beams, args.beam_size)
+            count = k.build.select(is_first, args.beam_size, k.int64(1))
+            is_over = k.build.fcmp_ordered("==", select.element("scores", row), k.float32(_NEVER))
+            with k.build.if_else(is_over) as (then, otherwise):
+                with then:
+                    place = k.add(k.mul(sentence, args.beam_size), beam)
+                    _put(select, place, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
+                with otherwise:
+                    _draw_from_row(_Row(k, args, select, draw, thread), sentence, (row, beam), count)
+
+
+class _Row:
+    """The pointers that drawing from one row of logits needs."""
+
+    def __init__(self, k: KernelBuilder, args: SelectArguments, select: Fields, draw: Fields, thread: Value) -> None:
+        self.k = k
+        self.args = args
+        self.select = select
+        self.draw = draw
+        start = k.mul(thread, args.vocabulary_size)
+        self.probabilities, self.logits = (draw.at(name, start) for name in ("probabilities", "logits"))
+        self.tokens = draw.at("tokens", start, I64)
+        scratch = k.element_pointer(k.pointer(args.scratch), k.mul(thread, args.scratch_per_thread))
+        self.maxima = scratch
+
+
+def _draw_from_row(place: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
+    """Emit the drawing of `count` samples of a sentence from the row of a hypothesis, (row, number of the sample)."""
+    k, args, draw, (row, beam) = place.k, place.args, place.draw, numbers
+    pointer = k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride))
+    line = LogitsRow(k, pointer, args.vocabulary_size, place.maxima)
+    rules = Rules(k, args, sentence, row)
+    choice = rules.apply(line)
+    sorted_row = _SortedRow(place, line)
+    total = k.variable(ir.Constant(F64, 1.0))
+    is_forced = k.build.icmp_signed(">=", choice.forced, k.int64(0))
+    with k.when(k.build.and_(k.is_nonzero(draw.get("is_truncated")), k.build.not_(is_forced))):
+        k.store(sorted_row.take_permitted(), total)
+    score = place.select.element("scores", row)
+    with k.loop(0, count) as number:
+        sample = k.add(beam, number)
+        token, value = k.variable(choice.forced), k.variable(choice.forced_value)
+        with k.when(k.build.not_(is_forced)):
+            step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.length)
+            uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
+            index = sorted_row.find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
+            k.store(k.load(k.element_pointer(place.tokens, index, I64), I64), token)
+            k.store(k.build.fsub(k.load(k.element_pointer(place.logits, index)), choice.normalizer), value)
+        drawn, log_probability = k.load_variable(token, sample), k.load_variable(value, score)
+        ends = k.build.icmp_signed("==", drawn, args.eos_id)
+        new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
+        parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
+        _put(
+            place.select,
+            k.add(k.mul(sentence, args.beam_size), sample),
+            (parent, drawn, log_probability, new_total),
+        )
+
+
+def _put(select: Fields, place: Value, values: tuple[Value, Value, Value, Value]) -> None:
+    """Store a sample's parent, token, log-probability and total as a live candidate."""
+    for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
+        kind = I64 if name in ("parents", "tokens") else F32
+        select.k.store(value, select.at(f"live_{name}", place, kind))
+
+
+class _SortedRow:
+    """The tokens of a row in the order of their probability, of which as many are taken as a draw needs."""
+
+    def __init__(self, place: _Row, line: LogitsRow) -> None:
+        """Emit the computation of the softmax's denominator from a row of logits, whose maxima are known."""
+        k = place.k
+        self.k, self.place, self.line = k, place, line
+        self.factor = k.float_from_bits(place.draw.get("inverse_temperature"))
+        self.greatest = line.greatest()[0]
+        self.denominator = line.sum_of_exponentials(self.greatest, self.factor)
+        self.taken = k.variable(k.int64(0))
+
+    def _take(self) -> Value:
+        """Append the next likely token to the taken ones, and return its probability."""
+        k, place = self.k, self.place
+        value, index = self.line.take_greatest()
+        scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
+        power = k.build.extract_element(exponential(k, scaled), ir.Constant(I32, 0))
+        probability = k.build.fdiv(power, self.denominator)
+        taken = k.load_variable(self.taken, index)
+        k.store(probability, k.element_pointer(place.probabilities, taken))
+        k.store(value, k.element_pointer(place.logits, taken))
+        k.store(index, k.element_pointer(place.tokens, taken, I64))
+        k.store(k.add(taken, 1), self.taken)
+        return probability
+
+    def take_permitted(self) -> Value:
+        """Take the tokens that top-k, top-p and min-p permit, and return the sum of their probabilities (float64)."""
+        k, draw = self.k, self.place.draw
+        top_p, min_p = (k.float_from_bits(draw.get(name)) for name in ("top_p", "min_p"))
+        total = k.variable(k.build.fpext(self._take(), F64))  # the first token is always permitted
+        least = k.build.fmul(min_p, k.load(self.place.probabilities))
+        with k.do_while() as done:
+            sum_so_far = k.build.load(total, typ=F64)
+            is_full = k.build.fcmp_ordered(">=", k.build.fptrunc(sum_so_far, F32), top_p)
+            is_enough = k.build.icmp_signed(">=", k.load_variable(self.taken, k.int64(0)), draw.get("top_k"))
+            stops = k.variable(k.build.or_(is_full, is_enough))
+            with k.when(k.build.not_(k.load_variable(stops, is_full))):
+                probability = self._take()
+                is_likely = k.build.and_(
+                    k.build.fcmp_ordered(">=", probability, least),
+                    k.build.fcmp_ordered(">", probability, k.float32(0.0)),
+                )
+                k.store(k.build.not_(is_likely), stops)
+                with k.build.if_else(is_likely) as (then, otherwise):
+                    with then:
+                        k.store(k.build.fadd(sum_so_far, k.build.fpext(probability, F64)), total)
+                    with otherwise:
+                        k.store(k.add(k.load_variable(self.taken, k.int64(0)), -1), self.taken)
+            done(k.load_variable(stops, is_full))
+        return k.build.load(total, typ=F64)
+
+    def find(self, bound: Value) -> Value:
+        """Return the index of the first token with which the cumulative probability exceeds a bound (float64)."""
+        k, draw = self.k, self.place.draw
+        limit = k.build.select(
+            k.is_nonzero(draw.get("is_truncated")),
+            k.load_variable(self.taken, k.int64(0)),
+            self.place.args.vocabulary_size,
+        )
+        total, index = k.variable(ir.Constant(F64, 0.0)), k.variable(k.int64(0))
+        found = k.variable(k.int64(0))
+        with k.do_while() as done:
+            current = k.load_variable(index, limit)
+            with k.when(k.build.icmp_signed(">=", current, k.load_variable(self.taken, limit))):
+                self._take()
+            probability = k.load(k.element_pointer(self.place.probabilities, current))
+            new_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(probability, F64))
+            k.store(new_total, total)
+            k.store(k.add(current, 1), index)
+            # Rounding may keep the sum of all probabilities below the bound: the last possible token is drawn then.
+            is_possible = k.build.fcmp_ordered(">", probability, k.float32(0.0))
+            k.store(k.build.select(is_possible, current, k.load_variable(found, current)), found)
+            stops = k.build.or_(k.build.fcmp_ordered(">", new_total, bound), k.build.not_(is_possible))
+            done(k.build.or_(stops, k.build.icmp_signed(">=", k.add(current, 1), limit)))
+        return k.load_variable(found, limit)
