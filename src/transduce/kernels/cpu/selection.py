@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
 from transduce.kernels.cpu.decode_rows import exponential

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.gemm.packing import (
