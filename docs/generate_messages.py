@@ -42,7 +42,7 @@ MESSAGE_CALLS = {"localized", "add_argument_group", "TransduceError", "ArgumentT
 _WORDS = re.compile(r"[A-Za-z`}),:;.'\d] +(?:[a-zA-Z`({]|--)[a-zA-Z`]*")
 _CODE = re.compile(
     r"^(?:[<\[(\\^]|import \w+$|from \w+ import|def |SELECT)|</|\(\?|\[\^|^https?:|=\{|\\d|\\s"
-    r"|(?:width|background|default-src|#)\b|---|^\S+\{[^}]*\}\S*$"
+    r"|^(?:width|background|default-src|#|body\{)|---|^\S+\{[^}]*\}\S*$"
 )
 _LONGEST_PHRASE = 20  # words of a text without a field or a mark
 _MOST_FORMS = 8  # of one text with conditional parts

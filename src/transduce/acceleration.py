@@ -193,7 +193,7 @@ except ModuleNotFoundError as missing:
 
 
 def search_reductions() -> "NativeReductions | None":
-    """Return compiled reductions over the vocabulary for the search package; None if this processor has none."""
+    """Return the compiled top-k and log-sum-exp over logits that search uses; None if kernels are not available."""
     if not has_kernels():
         return None
     from transduce.kernels.cpu.selection import NativeReductions

@@ -24,7 +24,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its path, or replaces the file there, once the `with` block ends without an exception.
+    """Open a file for writing that appears at its path, or replaces the file there, once the `with` block succeeds.
 
     Devices, pipes and symbolic links are written to directly.
     """
@@ -124,7 +124,7 @@ def atomic_folder(folder: str | Path, mark: str, description: str) -> Iterator[P
 
     Args:
         folder: the final name; an existing folder that contains ``mark`` is replaced.
-        mark: a file or folder inside that identifies folders of this kind.
+        mark: name of a file or folder that every folder of this kind contains.
         description: a description of such a folder for messages: "a prepared corpus".
 
     Raises:

@@ -45,7 +45,7 @@ PUBLIC_NAMES = {
 
 
 class RenamedWarning(DeprecationWarning):
-    """A warning that a name is used which is renamed and will be removed."""
+    """A warning that the user's code, command or settings use an old name, which will be removed."""
 
 
 def warn_renamed(old: str, new: str, *, stacklevel: int = 3) -> None:

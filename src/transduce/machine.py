@@ -86,9 +86,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fork:
-    """A record of whether this process was forked from one whose compute threads were running.
+    """A record of whether this process was forked from one that ran compute threads.
 
-    The child has none of these threads, and OpenMP would wait for them without end (GCC's bug 52303).
+    A forked process has none of its parent's threads, and OpenMP would wait for them forever (GCC's bug 52303).
     """
 
     had_threads = False
@@ -171,7 +171,7 @@ def _has_avx512_bf16() -> bool:
 
 
 def _openmp_threads() -> int | None:
-    """Return $OMP_NUM_THREADS; None if it is not set, or if torchrun has set it to its default of 1."""
+    """Return $OMP_NUM_THREADS; None without a positive number, or under torchrun, which sets the number to 1."""
     value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(value) if value.isdecimal() and int(value) and "TORCHELASTIC_RUN_ID" not in os.environ else None
 

@@ -16,9 +16,9 @@ _PACKAGES = Path(__file__).resolve().parents[1]
 
 
 def module_command(name: str) -> list[str]:
-    """Return the start of a command line that runs a module.
+    """Return the start of a command line that runs a Python module: `python -P -m NAME`.
 
-    The option -P keeps modules of the current folder from being imported.
+    The option -P keeps Python from importing modules of the current folder.
     """
     return [sys.executable, "-P", "-m", name]
 
@@ -45,8 +45,8 @@ def set_library_defaults() -> None:
     """Set environment variables to better defaults for OpenMP and oneDNN, unless the user has set these variables.
 
     * Threads that wait for one another spin for microseconds, not milliseconds, before they sleep. With OpenMP's
-      default, training next to another busy process takes ten times as long as its share of the cores explains;
-      with this setting, about twice.
+      default, training next to another busy process takes ten times as long as expected from its share of the cores;
+      with this setting, about twice as long.
     * oneDNN caches at most 64 compiled primitives, one for each shape. Batches have ever new shapes, so the default
       cache of 1,024 primitives fills up with a gigabyte and more that is never used again.
 
@@ -95,8 +95,7 @@ def release_library(name: str) -> None:
     """Release the resident memory of a loaded shared library that is not needed for now (Linux only).
 
     Read-only pages are dropped and read from the file again on the next access. Pages that the process has written,
-    such as relocated addresses, cannot be read again and stay resident. `Anonymous` counts such pages even if a forked
-    process shares them.
+    such as relocated addresses, cannot be read again and stay resident. `/proc/self/smaps` counts them as `Anonymous`.
 
     Args:
         name: prefix of the library's file name.

@@ -38,7 +38,7 @@ def select_catalog(language: str) -> None:
 def localized(text: str) -> str:
     """Return a message in the user's language, or unchanged if the language is English or the catalog lacks it.
 
-    White space around the message stays. If a text is no message as a whole, its lines or parts may be messages.
+    White space around the message stays. If the catalog lacks the whole text, its lines and parts are looked up.
     """
     if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
         return text
@@ -46,7 +46,7 @@ def localized(text: str) -> str:
 
 
 def column(text: str, width: int, *, right: bool = False) -> str:
-    """Return a message in the user's language, padded with spaces to a width in terminal columns."""
+    """Return a message in the user's language, padded to a width in terminal columns; `right` aligns it right."""
     shown = localized(text)
     spaces = " " * (width - columns_of(shown))
     return spaces + shown if right else shown + spaces
@@ -66,14 +66,14 @@ NUMBER = "n"
 
 
 class Template(NamedTuple):
-    """A message with fields: the fixed parts around them, their names and the translation."""
+    """A message with fields: its fixed parts, the names of the fields between them, and the translation."""
 
     parts: tuple[str, ...]
     names: tuple[str, ...]
     translation: str
 
     def fields(self, text: str) -> dict[str, str] | None:
-        """Return the fields of a text that this template describes; None if the template does not describe it."""
+        """Match a text against the template, and return its fields by name; None if the text does not match."""
         first, *middle, last = self.parts
         end = len(text) - len(last)
         if not (text.startswith(first) and text.endswith(last)) or end < len(first):
@@ -103,7 +103,7 @@ def parse_template(text: str, translation: str) -> Template:
 
 
 class Catalog:
-    """The messages of one language: texts without fields by their text, and templates, those with most text first."""
+    """A catalog of the translations into one language: of fixed texts, and of templates, the longest first."""
 
     def __init__(self, translations: Mapping[str, str]) -> None:
         self._texts: dict[str, str] = {}
@@ -117,7 +117,7 @@ class Catalog:
         self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
 
     def translate(self, text: str) -> str:
-        """Return the translation of a message, of its lines or parts, or the text itself."""
+        """Return the translation of a message, or else the text with those lines or parts translated that can be."""
         core = text.strip()
         found = self.find(core)
         if found is not None:
@@ -128,7 +128,7 @@ class Catalog:
         return text
 
     def find(self, text: str) -> str | None:
-        """Return the translation of a message, or None if there is none."""
+        """Return the translation of a whole message; None if neither a fixed text nor a template matches it."""
         if text in self._texts:
             return self._texts[text]
         matches = [(template, fields) for template in self._templates if (fields := template.fields(text)) is not None]
@@ -141,10 +141,10 @@ class Catalog:
         return min(found, key=lambda each: sum(letter.isascii() and letter.isalpha() for letter in each), default=None)
 
     def _is_plausible(self, template: Template, text: str, fields: Mapping[str, str]) -> bool:
-        """Return whether a text has the form of a template for more than a chance.
+        """Return whether a text that matches a template, with these fields, does so not only by chance.
 
-        A template of one line describes one line. A field that the translation leaves out is an ending or a word, such
-        as "s" or "has". The fields of a template with few letters are short, or messages themselves.
+        A template of one line matches only one line. A field that the translation leaves out must be an ending or a
+        word, such as "s" or "has". In a template with few letters, fields must be short or translated themselves.
         """
         fixed = "".join(template.parts)
         left_out = [value for name, value in fields.items() if f"{{{name}" not in template.translation]
@@ -157,7 +157,7 @@ class Catalog:
         return all(len(value.split()) <= _MOST_WORDS for value in self._untranslated(template, fields).values())
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return the fields that are repeated as they are, because they are no messages."""
+        """Return the fields that the translation repeats unchanged, because they are not messages themselves."""
         return {
             name: value
             for name, value in fields.items()
@@ -165,7 +165,7 @@ class Catalog:
         }
 
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
-        """Return a translation with its fields; `{name!t}` is a field that is a message itself."""
+        """Return a translation with its fields filled in; `{name!t}` is a field that is translated, too."""
         from string import Formatter
 
         result = ""

@@ -27,7 +27,7 @@ def set_ui_language(language: str) -> None:
 
 
 def language_of_environment(environment: Mapping[str, str]) -> str:
-    """Return the language that the environment sets, in the order of POSIX; TRANSDUCE_LANGUAGE precedes the locale."""
+    """Return the language of messages by $TRANSDUCE_LANGUAGE, or else by the locale variables in POSIX order."""
     for name in ("TRANSDUCE_LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
         if environment.get(name):
             code = environment[name].replace("-", "_").partition("_")[0].partition(".")[0].lower()

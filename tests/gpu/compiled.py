@@ -63,7 +63,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         norms.add_and_norm: ([*[kind] * 6, *WHOLE * 2, "fp32"], {"CENTERED": False, **row}),
         rows.drop: (
             [*[kind] * 3, "*i64", *WHOLE * 2, "fp32"],
-            {"HAS_RESIDUAL": True, "SEED_IS_PLACE": True, "EIGHTS": 256},
+            {"HAS_RESIDUAL": True, "SEED_IS_ADDRESS": True, "EIGHTS": 256},
         ),
         rows.sum_rows: ([*[kind] * 3, FP32, *WHOLE * 3], {"MASKED": True, "ROWS": 32, "BLOCK": 128}),
         rows.add_rows: ([FP32, "*i64", kind, "fp32", *WHOLE * 2], {"BLOCK": 1024}),
@@ -74,7 +74,7 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
     }
     places, numbers = ["*i64"] * 2, "*i32"
     for count, width in ((1, 1), (8, 4)):
-        sizes = {"COUNT": count, "LANES": count, "CHUNKS": 256, "ROOM": 512, "BLOCK": 16384}
+        sizes = {"COUNT": count, "LANES": count, "CHUNKS": 256, "MAX_CHUNKS": 512, "BLOCK": 16384}
         types = [FP32, FP32, numbers, FP32, numbers, FP32, FP32, *places, *WHOLE * 4]
         yield (
             f"find_best {count}",
@@ -89,7 +89,10 @@ def compile_all() -> Iterator[tuple[str, int, int]]:
         [FP32, numbers, FP32, numbers, numbers, "*i64", *[numbers] * 5, "*i64", *WHOLE * 2],
         {"BLOCK": 32},
     )
-    others[embedding.embed] = (["*i64", BF16, BF16, "*i64", BF16, "fp32", *WHOLE * 2], {"PLACED": True, "BLOCK": 512})
+    others[embedding.embed] = (
+        ["*i64", BF16, BF16, "*i64", BF16, "fp32", *WHOLE * 2],
+        {"ADDS_POSITION": True, "BLOCK": 512},
+    )
     for program, (types, constants) in others.items():
         yield program.fn.__name__, shared_bytes(program, types, constants), 48 << 10
 

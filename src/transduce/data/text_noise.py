@@ -257,16 +257,16 @@ def noise_tokens(noise: NoiseSettings) -> tuple[str, ...]:
 
 
 def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: np.random.Generator) -> Noised:
-    """Corrupt a text.
+    """Corrupt a random part of a text's tokens.
 
     Args:
         ids: the text's token ids.
         noise: the kind and amount of noise.
-        marks: token ids of `special_tokens_of(noise)`.
+        marks: token ids of `noise_tokens(noise)`.
         generator: random generator.
 
     Returns:
-        The corrupted text and the target.
+        The corrupted text, and the tokens to reconstruct: all of the text, or with `spans` only the removed ones.
     """
     # Rounded at random, so that the expected share is exact for short texts, too.
     taken = min(len(ids), int(noise_share(noise) * len(ids) + generator.random()))
@@ -282,7 +282,7 @@ def add_noise(ids: Ids, noise: NoiseSettings, marks: Sequence[int], generator: n
 
 
 def _poisson(taken: int, mean: float, generator: np.random.Generator) -> list[int]:
-    """Return Poisson-distributed span lengths, as in BART, that sum to `taken`; some are 0."""
+    """Draw Poisson-distributed span lengths with this mean, as in BART, that sum to `taken`; some are 0."""
     lengths: list[int] = []
     while sum(lengths) < taken:
         lengths.append(min(int(generator.poisson(mean)), taken - sum(lengths)))
@@ -299,7 +299,10 @@ def _partition(taken: int, mean: float, max_parts: int, generator: np.random.Gen
 
 
 def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator) -> list[tuple[int, int]]:
-    """Return random positions (start, end) of spans with these lengths, such that no two spans touch."""
+    """Draw positions (start, end) in a text of spans with these lengths, such that no two spans touch.
+
+    If too few tokens remain between the spans, the last spans are merged.
+    """
     rest = num_tokens - sum(lengths)
     # Each span is put into its own gap between the remaining tokens; without enough gaps, the last spans are merged.
     gaps = np.sort(generator.permutation(rest + 1)[: len(lengths)]).tolist()
@@ -312,7 +315,10 @@ def _spread(num_tokens: int, lengths: list[int], generator: np.random.Generator)
 
 
 def _spans(ids: Ids, spans: list[tuple[int, int]], marks: Sequence[int]) -> Noised:
-    """Return the text with a sentinel in place of each span, and the target: the spans, each after its sentinel."""
+    """Replace each span (start, end) of a text by one of the sentinels `marks`; the target is the removed spans.
+
+    In the target, each span follows its sentinel, and one more sentinel ends it.
+    """
     source: list[Ids | list[int]] = []
     target: list[Ids | list[int]] = []
     position = 0

@@ -74,7 +74,10 @@ _VERB_WEIGHTS = tuple(accumulate(4 + min(len(verb.objects.split()), 10) for verb
 
 
 def activities(verbs: str, nouns: str = "") -> tuple[Activity, ...]:
-    """Return the pairs of verb and object noun that have one of the Chinese verbs and, if set, one of the nouns."""
+    """Return the activities (verb, object noun) with one of these Chinese verbs, separated by spaces, and nouns.
+
+    If `nouns` is empty, every noun is allowed.
+    """
     chosen = [(verb, noun) for verb, noun in ACTIVITIES if verb.source in verbs.split()]
     return tuple((verb, noun) for verb, noun in chosen if not nouns or noun.source in nouns.split())
 
@@ -185,7 +188,7 @@ def an_activity(random: Random, frame: Frame | Question) -> Activity:
 
 
 def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nominal) -> Phrase:
-    """Return a random object phrase, such as apples, or if the frame permits, three apples or this apple."""
+    """Return a random object phrase of a noun: apples, or, if the frame permits, three apples or this apple."""
     kind = random.random()
     if noun.measure and frame.some and kind < 0.35:
         return some(random, noun).object
@@ -210,7 +213,7 @@ def _at_a_place(random: Random, action: Action) -> Action:
 
 
 def _in_company(random: Random, subject: Nominal, action: Action) -> Action:
-    """Return the action with a random companion (和 汤姆 一起), unless it involves two people already."""
+    """Return the action with a random companion (和 汤姆 一起), unless the action involves two people already."""
     if subject.plural or action.verb in HELPING_VERBS:
         return action
     companion = somebody(random, subject)

@@ -123,13 +123,19 @@ class Nominal(msgspec.Struct, frozen=True):
     agreement: int
     plural: bool = False
     referents: frozenset[str] = frozenset()
-    """The people meant, to avoid sentences such as "Tom knows Tom" or "I know us"."""
+    """The people that the phrase refers to, which avoids sentences such as "Tom knows Tom" or "I know us"."""
     owners: frozenset[str] = frozenset()
     """The owners of the person or thing."""
 
 
 def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal:
-    """Return words for a thing as a noun phrase (`Nominal`), whose subject and object forms are equal."""
+    """Return a noun phrase for a thing: words whose subject and object forms are equal.
+
+    Args:
+        words: the phrase in both languages.
+        agreement: `FIRST`, `THIRD` or `OTHER`, which selects the verb form after the phrase as subject.
+        owner: the name of the owner, who then counts as a person that the phrase refers to.
+    """
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
 
@@ -310,7 +316,7 @@ def some(random: Random, noun: Noun) -> Nominal:
 
 
 def definite(random: Random, noun: Noun, but: Nominal = WHO) -> Nominal:
-    """Return a random definite noun phrase, such as 这本书 or 我的书, whose owner is none of the people in `but`."""
+    """Return a random definite noun phrase, such as 这本书 or 我的书; a person in `but` as owner is replaced by 他."""
     if noun.source not in NOT_OWNED and random.random() < 0.4:
         owner = random.choice(OWNERS)
         return owned(noun, "他" if owner in but.referents else owner)
@@ -334,7 +340,7 @@ FINITE: Forms = (BASE, THIRD_PERSON, BASE)
 
 
 class Action(msgspec.Struct, frozen=True):
-    """An action of a sentence: a verb with its object, without time, subject and negation."""
+    """An action of a sentence in both languages: a verb with its object, without time, subject and negation."""
 
     verb: Verb
     object: Phrase = NOTHING
@@ -344,44 +350,61 @@ class Action(msgspec.Struct, frozen=True):
     """With whom; it precedes `place` in Chinese and follows it in English."""
 
     def phrase(self, form: int, aspect: str = "", helper: str = "") -> Phrase:
-        """Return the action with its verb in a form; aspect (了, 过) and helper (have) are placed at the verb."""
+        """Return the action as a phrase.
+
+        Args:
+            form: index of the verb's English form, such as `PAST`.
+            aspect: Chinese particle after the verb: 了, 过, or none.
+            helper: English auxiliary before the verb, such as have.
+        """
         return swap(self.company, swap(self.place, verb_phrase(self.verb, form, aspect, helper) + self.object))
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """A tense and form of statements, such as habitual, negated or future, which turns an action into a sentence."""
+    """A tense and form of statements, such as habitual, negated or future, which turns an action into a sentence.
+
+    Triples are for the subjects "I", "he" and "they".
+    """
 
     marker: str = ""
+    """Chinese words before the verb that express the frame, such as 不 or 经常; empty: none."""
     english: tuple[str, str, str] = ("", "", "")
-    """English for the marker, by the subject's agreement."""
+    """English words for the marker."""
     links: str = ""
-    """Alignment of the marker and its English, as in `phrase`."""
+    """Alignment of the marker and its English words, as in `phrase`."""
     forms: Forms = (BASE, BASE, BASE)
+    """Index of the verb's English form."""
     aspect: str = ""
+    """Chinese particle after the verb: 了, 过, or none."""
     helper: tuple[str, str, str] = ("", "", "")
+    """English auxiliary before the verb, such as "have"."""
     after: Phrase = NOTHING
+    """Words after the object, such as "before"."""
     times: Times = ()
-    """Times that fit."""
+    """Times that the frame can be combined with."""
     timed: bool = False
     """Whether a time is required."""
     some: bool = False
-    """Whether objects with a number fit (three apples)."""
+    """Whether an object may have a number (three apples)."""
     definite: bool = False
-    """Whether definite objects fit (this apple)."""
+    """Whether an object may be definite (this apple)."""
     adjuncts: bool = True
-    """Whether a place or a companion fits."""
+    """Whether a place or a companion may be added."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A tense and form of questions, which turns an action into a sentence; English puts `front` before the subject."""
+    """A tense and form of questions, which turns an action into a sentence; fields are as in `Frame`."""
 
     front: tuple[str, str, str]
+    """English auxiliary before the subject, such as "did", for the subjects "I", "he" and "they"."""
     marker: str = ""
     by_particle: bool = True
-    """If true, `front` translates 吗 (did) and `rest` the marker (want to); if false, `front` translates the marker
-    (can).
+    """If true, `front` translates 吗 (did), and `rest` translates the marker (want to).
+
+    If false, `front` translates the marker (can).
     """
     rest: str = ""
+    """English words between subject and verb, such as "want to"."""
     form: int = BASE
     aspect: str = ""
     helper: str = ""
@@ -486,7 +509,7 @@ KNOWS_HOW_ONE = Question(marker="会", front=_same("can"), by_particle=False)
 
 @cache
 def verb_phrase(verb: Verb, form: int, aspect: str = "", helper: str = "") -> Phrase:
-    """Return a phrase such as 吃 了 / ate, 吃 过 / have eaten."""
+    """Return a verb in a form as a phrase in both languages, such as 吃 了 / ate, 吃 过 / have eaten."""
     return phrase(f"{verb.source} {aspect}", f"{helper} {verb.form(form)}")
 
 
@@ -499,14 +522,14 @@ def declarative(subject: Nominal, frame: Frame, action: Action, time: Phrase = N
 
 
 def at_time(subject: Phrase, predicate: Phrase, time: Phrase, early: bool) -> Phrase:
-    """Join a subject and a predicate with a time, which may be NOTHING, and return the phrase."""
+    """Join a subject, a predicate and a time, which is last in English and before the subject in Chinese if `early`."""
     if early:
         return swap(time, subject + predicate)
     return subject + swap(time, predicate)
 
 
 def whether(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True) -> Phrase:
-    """Return a yes/no question about an action."""
+    """Return a yes/no question in both languages, such as 你昨天吃了苹果吗 / did you eat apples yesterday."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -519,7 +542,7 @@ def whether(subject: Nominal, question: Question, action: Action, time: Phrase =
 def what(
     word: Phrase, subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING, early: bool = True
 ) -> Phrase:
-    """Return a question about the object of an action; `word` asks for it, such as 什么 / what."""
+    """Return a question about the object of an action, such as 你吃什么 / what do you eat; `word` is 什么 / what."""
     does = action.phrase(question.form, question.aspect, question.helper)
     front = question.front[subject.agreement]
     if question.by_particle:
@@ -540,7 +563,7 @@ def why(
 
 
 def where(subject: Nominal, question: Question, action: Action, time: Phrase = NOTHING) -> Phrase:
-    """Return a question that asks where an action takes place."""
+    """Return a question in both languages that asks where an action takes place: 你在哪里吃饭 / where do you eat."""
     front = phrase("在 哪里", "where") + phrase("", question.front[subject.agreement])
     wanted = subject.subject + phrase(question.marker, question.rest)
     does = action.phrase(question.form, question.aspect, question.helper)

@@ -595,7 +595,7 @@ class AlignedPair(msgspec.Struct, frozen=True):
 
 
 class DemoCorpus(msgspec.Struct, frozen=True):
-    """Training, dev and test pairs, and the combinations that occur in no training sentence."""
+    """Training, dev and test pairs, and the word combinations that occur in no training sentence."""
 
     train: tuple[AlignedPair, ...]
     dev: tuple[AlignedPair, ...]
@@ -604,12 +604,12 @@ class DemoCorpus(msgspec.Struct, frozen=True):
 
 
 def pair_of(words: Phrase) -> AlignedPair:
-    """Return the pair of Chinese and English sentences that a complete phrase holds, with its word alignment."""
+    """Convert the phrase of a whole sentence into an aligned pair of a Chinese and an English sentence."""
     return AlignedPair(words.source, words.target, tuple(sorted(words.links)))
 
 
 def combinations(words: tuple[str, ...]) -> list[Combination]:
-    """Return the triples of a Chinese sentence's predicate and two different participants, in any roles."""
+    """Return all triples (predicate, participant, other participant) of words of a Chinese sentence, in any roles."""
     predicates = sorted(PREDICATES.intersection(words))
     participants = sorted(PARTICIPANTS.intersection(words))
     return [(predicate, *two) for predicate in predicates for two in subsets(participants, 2)]
@@ -663,7 +663,7 @@ class _Split:
         part.append(pair_of(words))
 
     def _held_out(self, words: tuple[str, ...]) -> list[Combination]:
-        """Return the combinations of a sentence that training must not contain."""
+        """Return the word combinations of a Chinese sentence that no training sentence may contain."""
         candidates = combinations(words)
         for combination in candidates:
             if combination not in self.held_out:
@@ -689,11 +689,11 @@ class _Split:
 
 
 def _predicate_pairs(candidates: list[Combination]) -> set[tuple[str, str]]:
-    """Return pairs of a sentence's predicate and each of its participants."""
+    """Return the pairs (predicate, participant) that occur in combinations (predicate, participant, participant)."""
     return {(predicate, word) for predicate, *words in candidates for word in words}
 
 
 def _chance(combination: Combination, seed: int) -> float:
-    """Return a pseudo-random number in [0, 1) that depends only on the words and the seed."""
+    """Return a pseudo-random number in [0, 1) that depends only on the combination's words and the seed."""
     digest = blake2b(f"{seed} {' '.join(combination)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32

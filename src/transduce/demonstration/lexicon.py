@@ -22,15 +22,16 @@ class Verb(NamedTuple):
 
     source: str
     english: str
-    """Five English forms in the order of the indices below: "eat eats ate eaten eating"; a word after "+" follows each
-    form.
+    """Five English forms in the order of `BASE` to `GERUND`: "eat eats ate eaten eating".
+
+    A word after "+" follows each form: "listen listens listened listened listening + to".
     """
     objects: str = ""
     """Nouns that the verb takes."""
     places: str = ""
-    """Places where it is done."""
+    """Places where the activity is done."""
     habitual: bool = True
-    """Whether it can be done regularly: one buys bread every day, but not cars."""
+    """Whether the activity can be done regularly: one buys bread every day, but not cars."""
 
     def form(self, index: int) -> str:
         """Return one of the verb's five English forms with its particle: "listened to"."""
@@ -49,13 +50,13 @@ class Adjective(NamedTuple):
     comparative: str
     nouns: str = ""
     generic: bool = False
-    """Whether it can describe a kind (apples are cheap), not only an individual (this book is new)."""
+    """Whether the adjective can describe a kind (apples are cheap), not only an individual (this book is new)."""
     attributive: str = ""
     """The form before a noun: 新书 ("新"), 便宜的书 ("便宜 的"); empty if not used there."""
 
 
 class Place(NamedTuple):
-    """A place with its English as a location and as a destination, which is empty if 去 does not fit."""
+    """A place: its Chinese name, and English as a location (at school) and after "go to" (school; empty: not used)."""
 
     source: str
     where: str

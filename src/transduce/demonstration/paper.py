@@ -35,10 +35,10 @@ Say = Callable[[str], None]
 
 
 class Variation(NamedTuple):
-    """A row of Table 3: what differs from the base model, and the paper's figures on newstest2013."""
+    """A row of the paper's Table 3: settings that differ from the base model, and the scores on newstest2013."""
 
     factors: Mapping[str, float]
-    """The sizes that differ, as multiples of the base model's, so that rows apply to base models of any size."""
+    """The sizes that differ, as multiples of the base model's, so that a row applies to base models of any size."""
     settings: Mapping[str, Any]
     """The other settings that differ."""
     perplexity: float
@@ -186,7 +186,7 @@ def settings_of(name: str, base: Mapping[str, Any], *, steps: int, warmup_steps:
 
 
 def _scores(folder: Path) -> tuple[float, float, str]:
-    """Return the perplexity and the BLEU of the best validation of a run, with BLEU's signature."""
+    """Return a run's lowest perplexity on the dev set, the BLEU of its best model there, and BLEU's signature."""
     score = json.loads((folder / "dev_score.json").read_text("utf-8"))["bleu"]
     events = map(json.loads, (folder / "metrics.jsonl").read_text("utf-8").splitlines())
     perplexity = min(float(event["perplexity"]) for event in events if event["event"] == "validation")
@@ -390,7 +390,7 @@ _Figure = tuple[tuple[WordLines, ...], tuple[tuple[str | int | float, ...], ...]
 
 
 def _only(heads: Weights, row: int) -> Any:
-    """Return the attention of heads, (H, words, words), with that of all words but one set to zero."""
+    """Return attention weights of H heads, (H, words, words), with all rows but one set to zero."""
     alone = np.zeros_like(heads)
     alone[:, row] = heads[:, row]
     return alone
@@ -452,7 +452,14 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
 
 
 def _described(number: int, weights: Any, offsets: Any, difference: float) -> tuple[str | float, ...]:
-    """Return where a head's attention goes on average: shares by direction, and the distance in words."""
+    """Return a table row on a head's attention: its shares by direction and its mean distance in words.
+
+    Args:
+        number: the head's index.
+        weights: its attention, (words, words).
+        offsets: the index of the attending word minus that of the word attended to, (words, words).
+        difference: the difference from the other head in the table, which the row repeats.
+    """
     parts = (weights * mask for mask in (offsets == 0, offsets > 0, offsets < 0))
     shares = [float(part.sum(axis=-1).mean()) for part in parts]
     distance = float((weights * np.abs(offsets)).sum() / max(float(weights.sum()), 1e-12))

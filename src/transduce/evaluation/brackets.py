@@ -136,7 +136,7 @@ def score_trees(
 
 
 def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSettings) -> tuple[BracketCounts, int]:
-    """Return the counts of one sentence and its length in words."""
+    """Compare the two trees of a sentence; return its counts, and its length in words with punctuation."""
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)
     if gold is None:
@@ -163,9 +163,14 @@ def _kept(tree: Tree, settings: BracketSettings) -> list[bool]:
 
 
 def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Counter[Bracket]":
-    """Return all brackets of a tree: label, first word, and the word after the last; `kept` excludes punctuation.
+    """Return how often each bracket (label, first word, word after the last) occurs in a tree.
 
-    A label that occurs twice over the same words counts twice. Constituents of punctuation only do not count.
+    Constituents of punctuation only do not count.
+
+    Args:
+        tree: the tree.
+        kept: for each word, whether it is kept; words of punctuation are removed before brackets are numbered.
+        settings: the labels that do not count, and those that count as equal.
     """
     names = {other: label for label, other in settings.equal_labels}
     collected: Counter[Bracket] = Counter()
@@ -179,7 +184,7 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
 
 
 def _collect(tree: Tree, start: int, kept: Iterator[bool], collected: "Counter[Bracket]") -> int:
-    """Add the brackets of a tree whose first word has an index; return the index of the word after the tree."""
+    """Add the brackets of a tree, whose first word has the index `start`; return the index after its last word."""
     if tree.word is not None:
         return start + next(kept)
     stop = start

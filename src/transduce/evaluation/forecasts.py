@@ -16,7 +16,7 @@ _UNLIKE, _NEARLY, _MIN_CORRELATION = 0.5, 0.9, 0.1
 
 
 class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean errors of one series, in its own unit."""
+    """Mean errors of the forecasts of one series and of its seasonal baseline, in the unit of the series."""
 
     mean_absolute: float
     root_mean_square: float
@@ -86,7 +86,7 @@ def find_season(values: Numbers, max_season: int) -> int:
 
 
 def _without_line(values: Numbers) -> Numbers:
-    """Return each series without its best-fitting straight line, (N, C)."""
+    """Subtract the best-fitting straight line from each series, (N, C)."""
     time = np.arange(len(values)) - (len(values) - 1) / 2.0
     centered = values - values.mean(axis=0)
     slopes = time @ centered / max(1.0, float(time @ time))
@@ -110,7 +110,7 @@ def _autocorrelation(values: Numbers, max_season: int) -> Numbers:
 def score_forecasts(
     past: Numbers, actual: Numbers, forecasts: Numbers, *, names: Sequence[str], season: int
 ) -> ForecastReport:
-    """Score forecasts against the actual values.
+    """Score forecasts against the actual values and against the seasonal baseline.
 
     Args:
         past: the known points, (B, S, C); at least a season.
@@ -142,7 +142,7 @@ def score_forecasts(
 
 
 def _errors(forecasts: Numbers, actual: Numbers) -> tuple[Numbers, Numbers]:
-    """Return mean absolute and root mean square errors, (C,) each."""
+    """Return the mean absolute and the root mean square error of each series, (C,), from (B, T, C) values."""
     differences = forecasts - actual
     return np.abs(differences).mean(axis=(0, 1)), np.sqrt((differences**2).mean(axis=(0, 1)))
 

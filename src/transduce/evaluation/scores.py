@@ -259,7 +259,7 @@ def score(
 
 
 def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] | None = None) -> tuple[BLEU, CHRF]:
-    """Create sacreBLEU's metrics with its standard settings; references passed here are shared by several systems."""
+    """Create sacreBLEU's BLEU and chrF with standard settings; `references` are processed once for several systems."""
     cached = None if references is None else [references]
     # `force` silences its log about tokenized text, which `find_warnings` replaces.
     bleu = BLEU(tokenize=tokenizer, lowercase=lowercase, force=True, references=cached)
@@ -276,10 +276,13 @@ def mean_words_per_line(lines: Sequence[str], target_language: str | None, token
 
 
 def aligned_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Return named groups of lines as they would be stored in files.
+    """Return lists of lines without inner line feeds, after checking that all lists are equally long.
+
+    Args:
+        lines: the lists by names such as "hypotheses", which error messages use.
 
     Raises:
-        TransduceError: the groups differ in length, or are empty.
+        TransduceError: the lists differ in length or are empty, or one is a single text.
     """
     for name, group in lines.items():
         if isinstance(group, str):
@@ -536,10 +539,7 @@ class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TagCounts(NamedTuple):
-    """Counts of right words and spans in a sentence, from which accuracy and span F1 are computed.
-
-    The counts of several sentences can be added up.
-    """
+    """Counts of words and spans in a sentence, whose sums over sentences determine accuracy and span F1."""
 
     words: int
     right: int
@@ -612,7 +612,7 @@ def score_tags(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]
 
 
 class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of F1 over all texts, in percent."""
+    """ROUGE-1, ROUGE-2 and ROUGE-L of summaries: F1 scores averaged over all texts, in percent."""
 
     texts: int
     rouge_1: float
@@ -624,7 +624,7 @@ class RougeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rouge(hypotheses: Sequence[str], references: Sequence[str]) -> RougeReport:
-    """Score summaries against references.
+    """Score summaries against one reference each by ROUGE (Lin 2004).
 
     Raises:
         TransduceError: the numbers of texts differ, or there are none.
@@ -650,7 +650,7 @@ def _overlap(one: Sequence[str], other: Sequence[str], size: int) -> float:
 
 
 def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return the length of the longest common subsequence of words."""
+    """Return the length of the longest common subsequence of two lists of words."""
     row = [0] * (len(other) + 1)
     for word in one:
         before, row = row, [0]
@@ -676,20 +676,20 @@ _OTHER_TOKENIZERS = ("13a", "intl", "char", "none")
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """The BLEU score of a model under one other metric or search setting."""
+    """A BLEU score of a model with one setting of the metric or of the search changed; `way` describes the change."""
 
     way: str
     bleu: Score
 
 
 class Variants(msgspec.Struct, frozen=True, kw_only=True):
-    """A BLEU score, with the scores under other metric settings and other search settings."""
+    """A BLEU score of a model, with its scores under other settings of the metric and of the search."""
 
     scored: ScoreReport
     counted: tuple[Variant, ...]
-    """The same translations counted in other ways."""
+    """BLEU of the same translations with other settings of the metric."""
     searched: tuple[Variant, ...]
-    """Translations of the same model with other search settings, counted like the score."""
+    """BLEU of the model's translations with other search settings; the metric's settings are those of `scored`."""
 
     def __str__(self) -> str:
         lines = [str(self.scored)]
@@ -741,7 +741,7 @@ def count_variants(
 
 
 def _count_variant(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, lowercase: bool) -> Variant:
-    """Compute the BLEU score of hypotheses and references with one setting of the metric."""
+    """Compute the BLEU of `lines`, hypotheses and references, with a tokenizer; `way` describes the settings."""
     hypotheses, references = lines
     bleu, _ = make_metrics(tokenizer, lowercase=lowercase)
     value = bleu.corpus_score(hypotheses, [references]).score

@@ -35,9 +35,17 @@ CHRF_BETA_SQUARED = 4
 
 
 def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int) -> Floats:
-    """Return the score differences B - A on R test sets drawn with replacement (Koehn 2004).
+    """Return the score differences B - A on random test sets of N sentences drawn with replacement (Koehn 2004).
 
-    Counts are (N, K) for each system; the result is (R,).
+    Args:
+        counts_a: K counts of each sentence of system A, (N, K), whose sums determine its score.
+        counts_b: those of system B, (N, K).
+        formula: computes scores (R,) from sums of counts (R, K).
+        resamples: the number R of test sets.
+        seed: the random seed.
+
+    Returns:
+        The differences, (R,).
     """
     generator = np.random.default_rng(seed)
     sentences, width = counts_a.shape
@@ -53,9 +61,9 @@ def bootstrap_differences(counts_a: Floats, counts_b: Floats, formula: Formula, 
 def randomization_differences(
     counts_a: Floats, counts_b: Floats, formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
-    """Return the score differences after the two translations of each line are exchanged at random.
+    """Return the score differences B - A, (R,), when the two translations of each line are exchanged at random.
 
-    Approximate randomization (Riezler and Maxwell 2005). Shapes are those of `bootstrap_differences`.
+    This is approximate randomization (Riezler and Maxwell 2005). The arguments are those of `bootstrap_differences`.
     """
     generator = np.random.default_rng(seed)
     sentences = len(counts_a)
@@ -106,8 +114,8 @@ def permutation_p_value(values_a: Sequence[float], values_b: Sequence[float], *,
     """Return the p value of the difference between the means of two groups of runs, by a permutation test.
 
     The p value is the share of all divisions of the runs into groups of these sizes whose means differ at least as
-    much, in either direction. The test assumes nothing about the distribution (Fisher 1935). The smallest possible
-    value is that of `min_p_value`.
+    much, in either direction. If there are more than 20,000 divisions, that many are drawn at random. The test assumes
+    nothing about the distribution (Fisher 1935).
     """
     values = np.array([*values_a, *values_b])
     size, total = len(values_a), len(values)
@@ -131,8 +139,9 @@ def min_p_value(runs_a: int, runs_b: int) -> float:
 
 
 def bleu_from_counts(counts: Floats) -> Floats:
-    """Compute BLEU (R,) from (R, 10): lengths of hypothesis and reference, matches of 4 orders, n-grams of 4 orders.
+    """Compute BLEU, (R,), from the summed counts of R test sets, (R, 10).
 
+    The 10 counts are the lengths of hypothesis and reference, the matches of 4 n-gram orders, and the n-grams of 4.
     The smoothing is sacreBLEU's default ("exp").
     """
     length, reference_length = counts[:, 0], counts[:, 1]
@@ -147,8 +156,9 @@ def bleu_from_counts(counts: Floats) -> Floats:
 
 
 def chrf_from_counts(counts: Floats) -> Floats:
-    """Compute chrF (R,) from (R, 18): for each of 6 orders, n-grams of hypothesis and reference, and matches.
+    """Compute chrF, (R,), from the summed counts of R test sets, (R, 18).
 
+    The 18 counts are, for each of 6 n-gram orders, the n-grams of the hypothesis, those of the reference, and matches.
     An order that one side lacks is excluded from the means, as in sacreBLEU.
     """
     hypothesis, reference, matches = counts[:, 0::3], counts[:, 1::3], counts[:, 2::3]
@@ -162,7 +172,7 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Yield groups of resamples that fit into memory; the size of groups does not affect the random draws."""
+    """Yield the sizes of groups of resamples that fit into memory; the sizes do not affect the random draws."""
     # numpy draws 32 bits from one random number and discards unused ones after each call.
     max_rows = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
     for start in range(0, resamples, max_rows):
@@ -264,7 +274,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(NamedTuple):
-    """The translations of two systems, with the settings of the tests."""
+    """The translations by two systems of the same lines, with the settings of the significance tests."""
 
     lines_a: list[str]
     lines_b: list[str]
@@ -322,7 +332,7 @@ def compare(
 
 
 def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Trial) -> MetricComparison:
-    """Run both tests of one metric, which must have been created with the references."""
+    """Run the bootstrap and the randomization test of one metric; `metric` must already hold the references."""
     counts_a, counts_b = count_sentences(metric, trial.lines_a), count_sentences(metric, trial.lines_b)
     value_a, value_b = (float(formula(counts.sum(axis=0)[None])[0]) for counts in (counts_a, counts_b))
     difference = value_b - value_a
@@ -349,7 +359,7 @@ def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Tr
 
 
 def count_sentences(metric: Metric, lines: Sequence[str]) -> Floats:
-    """Return sacreBLEU's counts of each line (N, K); their sum over all lines determines the score."""
+    """Return the counts that sacreBLEU takes of each line, (N, K), whose sums over all lines determine the score."""
     return np.array(metric._extract_corpus_statistics(lines, None), dtype=np.float64)
 
 
@@ -380,7 +390,7 @@ def standard_error(contributions: Sequence[float]) -> float | None:
 
 
 def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
-    """Return the verdict in one sentence; `p` is that of approximate randomization."""
+    """Describe in one sentence whether a difference B - A is significant; `p` is by approximate randomization."""
     name_a, name_b = trial.names
     if abs(difference) < ROUNDING:
         return f"{name_a} and {name_b} have the same {metric}: there is no difference to explain (p = {p:.3f})."

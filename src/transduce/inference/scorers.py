@@ -23,7 +23,10 @@ from transduce.text.vocabulary import Vocabulary
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp if this processor has them; later calls do nothing."""
+    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them.
+
+    Later calls do nothing.
+    """
     if (reductions := search_reductions()) is not None:
         use_kernels(reductions)
 
@@ -33,7 +36,7 @@ def install_search_kernels() -> None:
 
 
 class TransformerScorer:
-    """Implements `search.scorer.Scorer` for a batch of encoded sentences, and `AttentiveScorer` with `attentive=True`.
+    """Implements `search.scorer.Scorer` for a batch of source sentences, and `AttentiveScorer` with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
     """
@@ -41,7 +44,7 @@ class TransformerScorer:
     def __init__(
         self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
     ) -> None:
-        """Encode source token ids (B, S).
+        """Encode source token ids (B, S) with the model, and prepare its first decoding step.
 
         Args:
             model: the model.
@@ -87,7 +90,7 @@ class TransformerScorer:
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
+        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.state.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
@@ -104,7 +107,7 @@ class TransformerScorer:
 
 
 class ContinuingScorer:
-    """A scorer for a decoder-only model and prompts of at least one token each. Implements `search.scorer.Scorer`."""
+    """Implements `search.scorer.Scorer` for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
@@ -149,13 +152,13 @@ class ContinuingScorer:
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:
-        """Run one decoding step of the model: tokens (N, 1) to logits (N, 1, V)."""
+        """Run one decoding step of the model for N texts: newest tokens (N, 1) to logits (N, 1, V)."""
         # Some states also compute the vocabulary projection.
         step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace text w of each prompt b by its former text parents[b, w], (B, W)."""
+        """Let text w of prompt b continue text parents[b, w], (B, W), by reordering the cached states."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         rows = (first + parents).flatten()
         self.width = parents.shape[1]
@@ -172,7 +175,10 @@ class ContinuingScorer:
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode the texts into a new decoding state; texts beyond the context are cut to its last half."""
+        """Encode all texts anew, and return the decoding state.
+
+        If one is longer than the context, all are cut to their last tokens, half as many as the context has.
+        """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))
@@ -200,13 +206,13 @@ _TRIED_BATCHES = (1, 2, 5, 17)
 _TRIED_STEPS = 10
 
 SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
-"""A function that searches one batch of token ids and returns the hypotheses of each sentence."""
+"""A function that searches for translations of one batch of token ids and returns each sentence's hypotheses."""
 
 
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
 ) -> "TransformerScorer | BatchInvariantScorer":
-    """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
+    """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
 
     The arguments are those of `TransformerScorer`.
     """
@@ -215,10 +221,13 @@ def batch_invariant_scorer(
 
 
 class BatchInvariantScorer:
-    """A `TransformerScorer` that fills small batches with copies of a sentence, so that every batch has enough rows."""
+    """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
+
+    Every batch thereby has enough rows for batch-invariant matrix multiplication.
+    """
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
-        """Wrap a scorer that has encoded source_ids (B, S) and has not run a step yet."""
+        """Wrap a scorer that has encoded the source token ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)
         self.filled = self.sentences
@@ -226,7 +235,7 @@ class BatchInvariantScorer:
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
+        """Append the newest tokens (B, W), and return the logits of the next token of the real sentences, (B, W, V)."""
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
     def attention(self) -> Tensor:
@@ -234,7 +243,7 @@ class BatchInvariantScorer:
         return self.inner.attention()[: self.sentences]
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
+        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.inner.reorder(self._fill(parents))
         self.width = parents.shape[1]
 
@@ -244,26 +253,26 @@ class BatchInvariantScorer:
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences with these indices, and add copies of the first one up to the minimum number of rows."""
+        """Keep the sentences at these batch indices, and fill the batch with copies of the first one."""
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return values (B, W) with rows appended for the copied sentences that fill the batch."""
+        """Return `values`, (B, W), with the first row repeated for the copied sentences that fill the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
 def padded_length(length: int) -> int:
-    """Return the padded length of a source with this many tokens."""
+    """Return the length to which a source of this many tokens is padded: the next multiple of 16."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 class BatchInvarianceCheck:
-    """A test, run once per process and kind of search, of whether results are equal in batches of any size."""
+    """A check that search results do not depend on the batch size; it runs once for each kind of search."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
-        """Create the check.
+        """Create the check for one translator, without running a search yet.
 
         Args:
             search_ids: searches one batch of sentences.
@@ -319,7 +328,7 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
 
 
 def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
-    """Return the common padded length of all sources in a batch-invariant batch."""
+    """Return the length to which all sources of a batch-invariant batch are padded, which must be the same."""
     lengths = {padded_length(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Lay out a model's weights for inference kernels: prepacked models, and inference copies that follow their model.
 
-An inference copy computes the same function as its model, which stays unchanged. It takes as much additional memory as
-the prepacked matrices, and shares all other float32 tensors.
+An inference copy computes the same function as its model, which stays unchanged. The copy takes as much additional
+memory as the prepacked matrices, and shares all other float32 tensors.
 """
 
 import copy
@@ -32,9 +32,10 @@ from transduce.model.transformer import Decoder, Encoder, Transformer
 
 
 LinearUse = Literal["layer", "memory", "vocabulary"]
-"""The use of a linear layer, on which its precision depends.
+"""The use of a linear layer, which determines its precision.
 
-Errors in the cross-attention keys and values affect every step, and those in the output projection the chosen token.
+`memory` computes the keys and values of cross-attention, whose errors affect every step. `vocabulary` is the output
+projection, whose errors change the chosen token. `layer` is any other linear layer.
 """
 
 
@@ -59,12 +60,17 @@ class CachedAttention(MultiHeadAttention):
         self.output = _prepack_linear(attention.output, make)
         self.cache_dtype = torch.float32
 
-    def _choose_cache_dtype(self, product: nn.Module, *, has_rotary: bool) -> None:
-        """Choose float32 for the cache if the projection is exact or its keys are rotated by position, else float16."""
-        self.cache_dtype = torch.float16 if getattr(product, "is_rounded", False) and not has_rotary else torch.float32
+    def _choose_cache_dtype(self, projection: nn.Module, *, has_rotary: bool) -> None:
+        """Set the cache dtype: float16 if the projection rounds anyway and there is no rotary embedding, else float32.
+
+        `projection` computes the keys and values.
+        """
+        self.cache_dtype = (
+            torch.float16 if getattr(projection, "is_rounded", False) and not has_rotary else torch.float32
+        )
 
     def round_to_cache_dtype(self, projected: Tensor) -> Tensor:
-        """Clamp keys and values to the range of the cache's dtype, and round them to it."""
+        """Return keys and values rounded (and clamped) to the KV cache's dtype, but stored in their own dtype."""
         if self.cache_dtype == torch.float32:
             return projected
         greatest = torch.finfo(self.cache_dtype).max
@@ -107,7 +113,7 @@ class PrepackedCrossAttention(CachedAttention):
 
 
 class PrepackedModel(VocabularyModel):
-    """A model whose linear layers are prepacked."""
+    """A model whose linear layers have prepacked weights, in the order in which the inference kernels read them."""
 
     prepacked_output: nn.Module
 
@@ -187,7 +193,7 @@ def prepack(model: InferenceModel, make: MakeLinear) -> AnyPrepacked:
 
     Args:
         model: in float32.
-        make: makes a prepacked linear module.
+        make: the function that makes each prepacked linear layer.
 
     Raises:
         TransduceError: the model has a component that is not in `PREPACKABLE`.
@@ -240,8 +246,8 @@ class PackedModel:
         """Find the prepacked layers of a model.
 
         Args:
-            model: the model, on the meta device if its weights are yet to come.
-            originals: the parameters and buffers of the model that it was made of, by name.
+            model: the prepacked model, on the meta device if its weights are yet to come.
+            originals: the parameters and buffers, by name, of the model that it was made of.
         """
         self.model = model
         self._layers: dict[str, Any] = {name: part for name, part in model.named_modules() if hasattr(part, "layout")}

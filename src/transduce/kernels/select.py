@@ -79,7 +79,7 @@ def why_no_kernels(threads: int) -> str | None:
 
 
 def why_triton_fails(device: str) -> str | None:
-    """Return why Triton does not work on a device, as a phrase for a message; None if it works."""
+    """Run a Triton kernel on a device; return why it fails, as a phrase for a message; None if its result is right."""
     # The kernels are imported only for the trial, once everything else is present.
     from transduce.kernels.cuda.rows import add_and_norm
 
@@ -112,7 +112,7 @@ def why_no_triton(device: str) -> str | None:
 
 
 def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lambda: None) -> _Quantizable:
-    """Return a model with 8-bit weights, of a prepacked subclass, made from a float32 model that is used up.
+    """Return a model with prepacked 8-bit weights, made from a float32 model, which must not be used afterwards.
 
     Args:
         model: in float32, on a CPU, or on the meta device to find out which layers the result has.
@@ -136,7 +136,7 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
 def outline_quantized(model: nn.Module) -> PackedModel | None:
     """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized here.
 
-    `model` is on the meta device and is used up.
+    `model` is on the meta device, and must not be used afterwards.
     """
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     try:
@@ -164,7 +164,7 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
-    """Return a device's training backend: this package's kernels for "native"; None, plain PyTorch, for "torch"."""
+    """Return a device's training backend: this package's kernels for "native"; None (plain PyTorch) for "torch"."""
     if name == "torch":
         return None
     if device != "cpu":
@@ -186,7 +186,7 @@ def compiled_state(state: DecodingState) -> "NativeState | None":
 
 
 def find_batch_search(state: DecodingState, bounds: SearchBounds) -> BatchSearch | None:
-    """Return the compiled search for a state that has run no step, or None if there is none."""
+    """Return a search on CPU or GPU kernels that starts from a state before its first step; None if there is none."""
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import NativePromptState, NativeState
 
@@ -211,9 +211,9 @@ class Selection(NamedTuple):
 
 
 def select_decoder(model: nn.Module) -> Selection:
-    """Return which backend decodes, or encodes with, a model as it is now.
+    """Return which backend decodes a model (or encodes with it, if it is encoder-only), and why a faster one does not.
 
-    Hooks and replaced modules take effect at the next call.
+    The answer may change when a hook is added to the model or a module is replaced.
     """
     on_gpu = next(model.parameters()).device.type == "cuda"
     backend, reason = ("triton", _why_not_triton(model)) if on_gpu else ("compiled", _why_not_compiled(model))
@@ -241,7 +241,7 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
 
     Args:
         model: the model, in evaluation mode.
-        ids: token ids, padded at the right.
+        ids: token ids, padded at the right, (B, S).
         token_types: the segment of each token, (B, S), for models that have token types.
 
     Returns:
@@ -260,7 +260,7 @@ def encode_fast(model: Encoder, ids: Tensor, token_types: Tensor | None = None) 
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-    """Process prompt_ids (B, P) of lengths (B,), and return the fastest decoding state that supports the model."""
+    """Run a decoder-only model on prompts (B, P) of lengths (B,); return the fastest decoding state that fits."""
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
         from transduce.kernels.cpu.decoding.state import NativePromptState
@@ -289,7 +289,7 @@ def _why_not_compiled(model: nn.Module) -> str | None:
 
 
 def _why_not_packed(model: nn.Module) -> str | None:
-    """Return a clause that says why kernels cannot use a model's weights after prepacking, or None if they can."""
+    """Return a clause that says why a model cannot have a prepacked copy for compiled kernels, or None if it can."""
     if isinstance(graph := graph_of(model), Unsupported):
         return f"{graph.reason}, which the compiled decoder does not know"
     device = next(model.parameters()).device.type
@@ -346,7 +346,8 @@ def make_inference_copy(model: nn.Module, dtype: torch.dtype) -> None:
 
     Args:
         model: in float32; it is converted to `dtype`.
-        dtype: float32, or bfloat16, in which the GEMMs round inputs and weights; the rest stays in float32.
+        dtype: float32 or bfloat16. With bfloat16, the copy's GEMMs round inputs and weights; all else in the copy stays
+            in float32.
     """
     inference_copy = _make_copy(model, dtype)
     model.to(dtype)
@@ -390,7 +391,7 @@ def _find_linear_maker(model: InferenceModel, dtype: torch.dtype) -> MakeLinear 
 
 @cache
 def _max_copy_bytes() -> int:
-    """Return the size of the greatest inference copy, in bytes."""
+    """Return the maximum size of an inference copy in bytes, a fixed share of the usable memory."""
     return usable_memory() // _COPY_SHARE
 
 

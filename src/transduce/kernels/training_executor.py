@@ -32,7 +32,7 @@ _GATE_NAMES = {function: name for name, function in GATES.items()}
 
 
 def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
+    """Call a model component, `component(*args, **kwargs)`, computing it with the backend's kernels if possible."""
     found = _kernel_of(component)
     if found is None:
         return nn.Module.__call__(component, *args, **kwargs)
@@ -68,7 +68,6 @@ def _kernel_of(component: nn.Module) -> Callable[..., Any] | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks."""
     own = vars(module)
     return bool(
         own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
@@ -76,7 +75,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Return whether a kernel may compute a module without calling it: its class is known and it has no hooks."""
+    """Return whether a module is of one of these classes and has no hooks, so that a kernel may compute it instead."""
     if _has_hooks(module) or _kernel_of(module) is None:
         return False
     return type(module) in kinds or known_class(module) in kinds
@@ -108,7 +107,7 @@ def _rms_norm(kernels: TrainingKernels, module: RMSNorm, x: Tensor) -> Tensor:
 
 
 def _dropout(kernels: TrainingKernels, module: Dropout, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Compute dropout and add the residual, if any, with the training backend's kernel if possible."""
+    """Compute residual + dropout(x) with the training backend's kernel if it supports the tensor, else with PyTorch."""
     if not module.drops or not kernels.supports_rows(x):
         return Dropout.forward(module, x, residual)
     return kernels.dropout_add(residual, x, module.drop_of_256)
@@ -124,7 +123,7 @@ def _embedding(
 
 
 def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> Tensor:
-    """Compute a feed-forward network, with its activation fused into the kernel of the first linear layer."""
+    """Compute a feed-forward network, fusing its activation into the kernel of the first linear layer if possible."""
     name, inner = _ACTIVATION_NAMES.get(module.activation), module.inner
     if name not in kernels.linear_activations or not _is_bare(inner, Linear):
         return _activated(kernels, module, x, name)
@@ -136,12 +135,12 @@ def _feed_forward(kernels: TrainingKernels, module: FeedForward, x: Tensor) -> T
 
 
 def _gated_feed_forward(kernels: TrainingKernels, module: GatedFeedForward, x: Tensor) -> Tensor:
-    """Compute a gated feed-forward network, with its gate and the product in one kernel."""
+    """Compute a gated feed-forward network, with activation(gate) · value in one kernel if the backend has one."""
     return _activated(kernels, module, x, _GATE_NAMES.get(module.gate))
 
 
 def _activated(kernels: TrainingKernels, module: FeedForward | GatedFeedForward, x: Tensor, name: str | None) -> Tensor:
-    """Compute a feed-forward network with a kernel for its activation `name`, if the backend has one."""
+    """Compute a feed-forward network, with a kernel for its activation, called `name`, if the backend has one."""
     outer = module.outer  # without a width of its own if its weights are packed for inference
     if name is None or not _is_bare(outer, Linear) or not kernels.supports_activation(name, x, outer.in_features):
         return type(module).forward(module, x)  # type: ignore[arg-type]
@@ -155,7 +154,7 @@ def _residual(
     sublayer: Callable[[Tensor], Tensor],
     present: Tensor | None = None,
 ) -> Tensor:
-    """Compute a residual connection with pre-norm; the backward pass adds both branches' gradients in one kernel."""
+    """Compute a residual connection; with pre-norm, one kernel adds both branches' gradients in the backward pass."""
     norm = module.norm_before
     if not _is_bare(norm, LayerNorm, RMSNorm) or norm.eps is None or not kernels.supports_rows(x):
         return Residual.forward(module, x, sublayer, present)
@@ -179,15 +178,15 @@ class KeyLengths(NamedTuple):
     lengths: Tensor | None
     """The number of keys in each sentence, int64, (B,); None: the look-ahead mask."""
     bias: Tensor | None = None
-    """What is added to the scores of all sentences, (H, Q, L)."""
+    """Biases that are added to the attention scores of every sentence, (heads, queries, keys); None: none."""
 
 
 def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
-    """Return an attention mask as key lengths; None if the mask hides more than padding or future positions.
+    """Return an attention mask in the form that kernels support; None if more than padding or the future is masked.
 
     Args:
-        x: the input whose positions attend (queries), (B, Q, D).
-        memory: the input that is attended to (keys and values), (B, S, D); None: x.
+        x: the input whose positions attend (queries), (sentences, queries, D).
+        memory: the input that is attended to (keys and values), (sentences, source length, D); None: x.
         mask: the mask that a layer was called with.
     """
     if isinstance(mask, BiasedMask):
@@ -205,7 +204,10 @@ def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths
 
 
 def options_of(attention: MultiHeadAttention) -> AttentionOptions | None:
-    """Return the options of soft dot-product attention whose heads have one width; None for other attention."""
+    """Return the kernel options (shared heads, scale, dropout) of an attention module; None if kernels do not fit it.
+
+    Kernels compute soft attention with dot-product scores, whose queries, keys and values have one head width.
+    """
     dropout, score, scale = attention.dropout, attention.score, None
     if not isinstance(dropout, Dropout) or _kernel_of(dropout) is None or attention.d_k != attention.d_v:
         return None
@@ -229,7 +231,7 @@ def _attention(
     weights_out: list[Tensor] | None = None,
     position_effect: PositionEffect = NO_POSITION_EFFECT,
 ) -> Tensor:
-    """Compute attention by a kernel that reads queries, keys and values from the joint projection's output."""
+    """Compute multi-head attention with a kernel on the joint projection's output if possible, else with PyTorch."""
     attend: Callable[[Tensor, Tensor | None], Tensor] | None = None
     if isinstance(mask, PackedMask):
         attend = partial(_packed_attend, kernels, mask, module.num_heads)
@@ -250,7 +252,7 @@ def _attention(
 def _packed_attend(
     kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
 ) -> Tensor:
-    """Compute attention of a batch whose sentences are concatenated without padding (a packed batch)."""
+    """Compute attention on the projections of a packed batch, whose sentences are concatenated without padding."""
     assert kernels.packed is not None
     return kernels.packed.attend(projected, memory, mask, num_heads)
 
@@ -263,7 +265,7 @@ def _padded_attend(
     mask: object,
     position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """Return a function that computes attention of projected tensors by a kernel; None if no kernel supports it."""
+    """Return a function that computes a padded batch's attention from its projections with a kernel, or None."""
     others, rotation, options = x if memory is None else memory, position_effect.rotation, options_of(module)
     if options is None or not kernels.supports_attention(x, others.shape[1], module.d_k):
         return None
@@ -315,7 +317,7 @@ def _decoder_layer(
 
 
 def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
-    """Return whether a layer's call requests only its output, and only masks affect its attention."""
+    """Return whether a layer's call uses no cache, weight output, trace, rotary embedding or hooks."""
     asks = any(options.get(name) is not None for name in ("cache", "weights_out", "trace"))
     return not asks and options.get("position_effect", NO_POSITION_EFFECT).rotation is None and not _has_hooks(layer)
 
@@ -323,7 +325,7 @@ def _is_plain_call(layer: nn.Module, options: dict[str, Any]) -> bool:
 class LayerPart(NamedTuple):
     """A sub-layer (attention or feed-forward network) in the form that whole-layer kernels compute.
 
-    It has a norm, two linear layers, dropout, and in between attention or an activation.
+    A sub-layer has a norm, two linear layers, dropout, and in between attention or an activation.
     """
 
     sublayer: Sublayer
@@ -375,12 +377,12 @@ class LayerPart(NamedTuple):
         return _rate_of(cast("nn.Module", self.sublayer.module.dropout))
 
     def parameters(self) -> list[Tensor | None]:
-        """Return weight and bias of the norm and of both linear layers; None where there is no bias."""
+        """Return the weights and biases of the norm and of both linear layers; None for a bias that does not exist."""
         return [getattr(module, name, None) for module in (self.norm, *self.linears) for name in ("weight", "bias")]
 
 
 def _rate_of(dropout: nn.Module) -> int:
-    """Return a dropout's rate in 256ths, 0 in evaluation; the layer graph knows the module."""
+    """Return a `Dropout` module's rate in 256ths; 0 in evaluation mode."""
     assert isinstance(dropout, Dropout)
     return dropout.drop_of_256 if dropout.drops else 0
 
@@ -394,8 +396,8 @@ def parts_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> lis
         supported: the operations that the kernels compute, apart from dropout inside of a sub-layer.
 
     Returns:
-        None if the layer graph has other operations than those of the table, or a gradient is not collected by
-        `model/backend.py:add_gradients_to`.
+        The sub-layers; None if the layer has an operation that is not in `supported`, or a parameter whose gradient is
+        not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph
@@ -417,7 +419,10 @@ def is_known(model: nn.Module) -> bool:
 
 
 def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """Return the output of a Transformer's decoder for a packed batch, (1, N, D); requires a training backend."""
+    """Return a Transformer decoder's output for a batch without padding, (1, target tokens, D).
+
+    A training backend must be in use, since only its kernels compute attention of packed batches.
+    """
     assert isinstance(model, Transformer)
     source, target = batch.source_packing, batch.target_packing
     x = model.source_embedding(batch.source, model.source_weight, source.positions, end=source.max_length)  # (1, M, D)
@@ -441,7 +446,7 @@ class _Kernel(NamedTuple):
     compute: Callable[..., Any]
     replaces: Callable[..., Any]
     methods: frozenset[str]
-    """The names of the methods that our classes define; an instance attribute of such a name is an override."""
+    """The names of the class's methods. A module with an attribute of its own of such a name runs its own `forward`."""
 
 
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {

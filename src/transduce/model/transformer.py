@@ -46,7 +46,7 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D); `mask` hides padding, if any."""
+        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D); `mask` hides padding."""
         self_mask, position_effect = self.encoder_positions(x, mask)
         weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
@@ -65,7 +65,10 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D), for embedded inputs; mask None: look-ahead mask."""
+        """Return the output of the decoder's last layer for embedded inputs x, (B, T, D) to (B, T, D).
+
+        Without a `mask`, self-attention has the look-ahead mask.
+        """
         self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
@@ -97,28 +100,28 @@ class DecodingState(Protocol):
     """The state of a batch of sentences between two decoding steps."""
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
+        """Return the last layer's output for the newest token of W hypotheses per sentence: (B, W) to (B, W, D).
 
         At the first step there is one hypothesis for each sentence, and its token is the start symbol.
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        """Let hypothesis w of sentence b continue from the state of its hypothesis parents[b, w], (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the states of the sentences at these batch indices, in this order."""
 
 
 class Ancestry:
-    """A record of which cached positions belong to the past of each beam hypothesis."""
+    """A record of the cached positions that belong to the past of each beam hypothesis."""
 
     def __init__(self, present: Tensor) -> None:
-        """Create the ancestry of one hypothesis per sentence; `present` (B, L) marks the existing cached positions."""
+        """Record one hypothesis per sentence; `present`, (B, L), is True at the cached positions that exist."""
         self.ancestors = present[:, None]  # (B, W, L)
         self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
-        """Append a cached position per hypothesis (W); return the attention mask, or None if no position is hidden."""
+        """Append one cached position for each of W hypotheses, and return the attention mask; None: all is visible."""
         batch, _, length = self.ancestors.shape
         self.sees_all = self.sees_all and width == 1
         itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device)
@@ -129,11 +132,11 @@ class Ancestry:
         return ancestry_mask(self.ancestors)
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        """Let hypothesis w of sentence b continue from the past of its hypothesis parents[b, w], (B, W)."""
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the records of the sentences at these batch indices, in this order."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
@@ -141,7 +144,7 @@ class MemoryDecoder(Protocol):
     """An interface with the methods of `Transformer` that `MemoryState` uses."""
 
     def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
-        """Return the memory (B, S, D) and the mask that hides its padding."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
 
     def decode(
         self,
@@ -155,17 +158,17 @@ class MemoryDecoder(Protocol):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D)."""
+        """Return the output of the decoder's last layer, (B, T, D), for token ids (B, T)."""
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache."""
 
 
 class MemoryState(DecodingState):
-    """The decoding state of an encoder and decoder with attention."""
+    """The decoding state of an encoder-decoder Transformer: the encoder's output, the KV cache and the hypotheses."""
 
     def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (B, S)."""
+        """Create a decoding state: encode the source token ids (B, S) with `model`."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
@@ -235,12 +238,12 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the output of the decoder's last layer by teacher forcing, (B, T, D), before the output projection."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
-        """Return the memory (B, S, D) and the mask that hides its padding."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.batch_norm_positions(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
@@ -284,13 +287,15 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return self.finish(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
-        """Encode sentences (B, S) and return a state that decodes them step by step."""
+        """Encode sentences (B, S), and return a decoding state that translates them step by step."""
         return MemoryState(self, source_ids)
 
 
 @contextmanager
 def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
-    """Check the type and shape of `forward`'s arguments; ids outside the vocabulary are reported if a lookup fails.
+    """Check the token ids of a model's `forward`, in the body of a `with` statement that computes it.
+
+    Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Raises:
         TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
@@ -326,7 +331,7 @@ def _check_range(ids: Tensor, size: int, name: str) -> None:
 
 
 class MaskedLanguageHead(nn.Module):
-    """The layer that BERT puts before the output projection: linear, the model's activation, LayerNorm."""
+    """BERT's layers before the output projection: a linear layer, the model's activation, and LayerNorm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -336,7 +341,7 @@ class MaskedLanguageHead(nn.Module):
         self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply the head (linear layer, activation, LayerNorm): (…, D) to (…, D)."""
+        """Apply linear layer, activation and LayerNorm to the states of masked positions: (…, D) to (…, D)."""
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 
@@ -368,7 +373,7 @@ class Encoder(VocabularyModel):
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
     ) -> tuple[Tensor, AttentionMask]:
-        """Return a state for each token, (B, S, D), and the mask that hides padding."""
+        """Return a state for each token, (B, S, D), and the attention mask that hides padding."""
         mask = padding_mask(ids, self.config.pad_id)
         present = self.batch_norm_positions(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
@@ -379,7 +384,7 @@ class Encoder(VocabularyModel):
         return normalize(self.norm, x, present), mask
 
     def hidden(self, states: Tensor) -> Tensor:
-        """Return the input of the output projection for any selection of states: (…, D) to (…, D).
+        """Return the input of the output projection for any of the encoder's states: (…, D) to (…, D).
 
         A masked language model needs the states of masked positions only.
         """
@@ -396,7 +401,7 @@ class Encoder(VocabularyModel):
         return torch.tanh(self.pooler(states[:, 0]))
 
     def classify(self, states: Tensor) -> Tensor:
-        """Return the logits of the classes, computed from the pooled first state: (B, S, D) to (B, C).
+        """Return the logits of the C classes, computed from the pooled first state: (B, S, D) to (B, C).
 
         Raises:
             TransduceError: the model has no classes of texts.
@@ -406,7 +411,7 @@ class Encoder(VocabularyModel):
         return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]
 
     def label_tokens(self, states: Tensor) -> Tensor:
-        """Return the logits of each token's labels, computed from its state: (B, S, D) to (B, S, C).
+        """Return the logits of C labels for each token, computed from its state: (B, S, D) to (B, S, C).
 
         Raises:
             TransduceError: the model has no labels of tokens.
@@ -472,7 +477,7 @@ class Decoder(VocabularyModel):
         return DecoderCache(self.config.num_decoder_layers)
 
     def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
-        """Read prompts (B, P), padded at the right, and return a state that continues them step by step.
+        """Read prompts (B, P), padded at the right, and return a decoding state that continues them step by step.
 
         A prompt has at least one token; an empty prompt is the start symbol. In a model whose padding id is the end
         symbol too, `lengths`, (B,), must give the lengths of the prompts.
@@ -481,7 +486,7 @@ class Decoder(VocabularyModel):
 
 
 class PromptState(DecodingState):
-    """A decoding state with prompts of different lengths in the cache, and hypotheses that continue them."""
+    """A decoding state of a decoder-only model: a cache with prompts of different lengths and their continuations."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
         """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass."""
@@ -499,7 +504,7 @@ class PromptState(DecodingState):
         self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D).
+        """Return the last layer's output for the newest token of W hypotheses per prompt, (B, W) to (B, W, D).
 
         The first step returns the output after the prompt's last token, and ignores its argument.
         """

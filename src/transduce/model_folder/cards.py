@@ -1,4 +1,4 @@
-"""Describe what a folder's model was trained for: its task, and the time series of a forecaster."""
+"""Describe a folder's model: the task that it was trained for, and the time series of a forecaster."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from transduce.text.text_settings import FILE_NAME as LINES_FILE
 
 TASK_CARD = "task.json"
 Pooling = Literal["mean", "first", "max"]
-"""The mean or the maximum of the states of all tokens, or the state of the first token."""
+"""A way to make one vector of all token states: their mean, their maximum, or the state of the first token."""
 POOLINGS = ("mean", "first", "max")
 """The values of `Pooling`."""
 
@@ -28,7 +28,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The task that a model was trained for, as stored in task.json."""
 
     kind: Literal["masked-language-model", "classification", "tagging", "parsing", "time-series", "embedding"]
-    """The task."""
+    """The name of the task."""
     labels: tuple[str, ...] = ()
     """Names of the classes, or of the tags of words, in the model's order."""
     length: int = 512
@@ -36,7 +36,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     pooling: Pooling | None = None
     """How an embedding model makes one vector of a text's states; only embedding models have it."""
     normalizes: bool = False
-    """Whether an embedding model divides each vector by its norm."""
+    """True if an embedding model divides each vector by its norm."""
 
     def text(self) -> str:
         """Return the card as JSON text."""
@@ -44,16 +44,16 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the class names of the task card among a folder's documents; empty without one."""
+    """Return the class names in the task card of a model folder; empty if `documents`, its text files, have no card."""
     card = documents.get(TASK_CARD)
     return () if card is None else msgspec.json.decode(card, type=TaskCard).labels
 
 
 def kept_documents(folder: Path) -> dict[str, str]:
-    """Return {file name: content} of what a model folder says of its model and no library of models keeps.
+    """Return the text files of a model folder, by name, that writing its model and tokenizer anew would lose.
 
-    The task card is one, which a Hugging Face folder may state otherwise; the others are the measurements of training
-    lines, which decide how texts are divided into sentences, and the profiles of languages.
+    These are the task card, the text settings measured on the training data, and the profiles of languages. A Hugging
+    Face folder has no card, and the model's heads determine the card.
     """
     card = find_task_card(folder)
     texts = {} if card is None else {TASK_CARD: card.text()}
@@ -64,7 +64,7 @@ def kept_documents(folder: Path) -> dict[str, str]:
 
 
 def find_task_card(folder: Path) -> TaskCard | None:
-    """Return the task card of a folder, or None; for a Hugging Face folder, the card follows from the model's heads.
+    """Return the task card of a folder, or None; for a Hugging Face folder, make the card from the model's heads.
 
     Raises:
         TransduceError: the card cannot be read.
@@ -88,7 +88,7 @@ _POOLINGS: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "first", "m
 
 
 def _sentence_transformer_card(folder: Path, length: int) -> TaskCard | None:
-    """Return the card of an embedding model of sentence-transformers; None if the folder holds no such model.
+    """Return the task card of an embedding model of sentence-transformers; None if the folder holds no such model.
 
     Args:
         folder: the folder.
@@ -141,7 +141,7 @@ def _setting(folder: Path, file: str, setting: str) -> Any:
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:
-    """Refuse the folder of a parser where a translator is expected.
+    """Raise an error if one of the folders holds a parser, because a translator is expected.
 
     Raises:
         TransduceError: a folder holds a parser.
@@ -155,7 +155,7 @@ def refuse_parsers(folders: Sequence[Path]) -> None:
 
 
 def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
-    """Return the task card of a folder whose model was trained for the given task.
+    """Return the task card of a folder whose model must have been trained for the task `kind`.
 
     Args:
         folder: the model folder.
@@ -197,7 +197,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     season: int
     """Season length in points, detected in the training data; 1: no season."""
     scale: SeriesScale
-    """Mean and standard deviation of each series."""
+    """Mean and standard deviation by which each series is normalized."""
 
     def __post_init__(self) -> None:
         if len(self.columns) != len(self.scale.means) or not self.columns:

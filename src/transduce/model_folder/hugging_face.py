@@ -104,20 +104,20 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
 
 
 class HuggingFaceHeads(NamedTuple):
-    """The output heads of a Hugging Face encoder, by its weights and configuration."""
+    """The output heads of a Hugging Face encoder, found from its weights and configuration."""
 
     masked_language: bool
     """True if the model predicts masked tokens."""
     labels: tuple[str, ...]
-    """Names of the classes of texts or of the labels of tokens; empty for other models."""
+    """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
     length: int
     """Maximum number of tokens, from the position table."""
     labels_tokens: bool = False
-    """True if the labels are those of tokens."""
+    """True if the labels are predicted for each token, False if for the whole text."""
 
 
 def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
-    """Return the heads of a Hugging Face encoder; None for a model of another kind.
+    """Return the output heads of a Hugging Face encoder; None if the folder's model is no encoder.
 
     Raises:
         TransduceError: the model cannot be imported, or its weights are missing.
@@ -134,7 +134,7 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
-    """Convert a checked `config.json` to transduce's settings."""
+    """Return the fields of `ModelConfig` that a checked `config.json` of Hugging Face corresponds to."""
     return FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
 
 
@@ -144,7 +144,7 @@ def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return the class names of `id2label`; if they do not fit, the names that transformers shows ("LABEL_0", …)."""
+    """Return the class names of `id2label`; if two are equal, the names that transformers shows ("LABEL_0", …)."""
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}
     names = tuple(str(labels.get(str(number), f"LABEL_{number}")) for number in range(classes))
@@ -152,7 +152,7 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def hugging_face_context(folder: Path) -> int | None:
-    """Return the context length in tokens of a Hugging Face language model; None if the folder does not specify it.
+    """Return the maximum number of positions of a Hugging Face language model; None if its folder does not specify it.
 
     Raises:
         TransduceError: the configuration cannot be read.
@@ -176,7 +176,7 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse the folder of a PEFT adapter, which holds no whole model.
+    """Raise an error if a folder holds only a PEFT adapter, and no whole model.
 
     Raises:
         TransduceError: the folder holds an adapter and no model.
@@ -234,7 +234,7 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return all token ids that end a text in a folder's configuration, the main one first."""
+    """Return the token ids that `eos_token_id` lists in a configuration, without duplicates and in its order."""
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
@@ -259,7 +259,7 @@ def _text(value: Any) -> str | None:
 
 
 def _mapped_files(folder: Path) -> list[MappedTensors]:
-    """Map the safetensors file of a folder, or all files that its index lists."""
+    """Map the safetensors file of a folder, or all files that its index lists, and return the mapped files."""
     if (folder / _WEIGHTS).is_file():
         names = [_WEIGHTS]
     elif (folder / _INDEX).is_file():
@@ -275,7 +275,7 @@ def _mapped_files(folder: Path) -> list[MappedTensors]:
 
 
 def _stored_tensors(folder: Path, files: Sequence[MappedTensors]) -> StoredTensors:
-    """Return the tensors of mapped files, read on access."""
+    """Return the tensors of mapped files by name; a tensor is read only when it is accessed."""
     return StoredTensors({name: partial(file.tensor, name) for file in files for name in file.entries}, str(folder))
 
 

@@ -26,7 +26,7 @@ _Model = TypeVar("_Model", bound=Model)
 
 
 def check_precision(precision: str) -> None:
-    """Refuse an unknown precision.
+    """Raise an error unless a precision is known.
 
     Raises:
         TransduceError: the precision is not "auto", "fp32", "bf16" or "int8".
@@ -51,7 +51,7 @@ def convert_to_precision(
     The model is converted in place, except for "int8". `files` are those that the model's weights are mapped from.
 
     Raises:
-        TransduceError: `precision` is "int8" and the model or the device does not support it.
+        TransduceError: the model or the device does not support the precision.
     """
     if precision == "int8":
         return cast(
@@ -210,7 +210,9 @@ def read_at_precision(
 
 
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
-    """Return a model that translates between these languages; None keeps a side's default.
+    """Return the content of a model folder, set to translate from the language `source` to the language `target`.
+
+    None keeps the model's default.
 
     Raises:
         TransduceError: the model has no language tags, or lacks a tag for a language.
@@ -237,7 +239,7 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 
 
 def _with_direction(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
-    """Select the languages of a model that was trained on several language pairs, and return the model.
+    """Return the content of a folder of a multilingual model, set to translate from `source` to `target`.
 
     The pair may be new if the model knows the source language and the target language from other pairs.
     """
@@ -263,7 +265,7 @@ def _with_direction(content: ModelFolder[_Model], source: str | None, target: st
 
 
 def check_vocabularies(folders: Sequence[Path], contents: Sequence[ModelFolder[EncoderDecoder]]) -> None:
-    """Refuse models whose vocabularies or start tokens differ, which an ensemble cannot combine.
+    """Raise an error if models cannot form an ensemble because their vocabularies or start tokens differ.
 
     Raises:
         TransduceError: the vocabularies or the start tokens differ.

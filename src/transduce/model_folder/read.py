@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
-    """The contents of a model folder, such as the model, its tokenizer and its manifest."""
+    """A model with its tokenizer, manifest and mapped files, as read from a model folder."""
 
     model: M
     tokenizer: Tokenizer
@@ -109,7 +109,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: int
     """Maximum number of sentences of context."""
     sides: Literal["source", "both"]
-    """`both`: each translation is preceded by the translations of the context."""
+    """`source`: the encoder reads the context; `both`: the decoder also reads the translations of the context."""
 
 
 def context_text(record: ContextRecord) -> str:
@@ -142,7 +142,7 @@ def read_model_folder(folder: Path, *, packed: str | None = None) -> ModelFolder
 
 
 def read_encoder_decoder_folder(folder: Path, *, packed: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read the folder of a Transformer or recurrent model with encoder and decoder, and the pairs it translates."""
+    """Read the folder of an encoder-decoder, Transformer or recurrent, with the language pairs that it translates."""
     content: ModelFolder[EncoderDecoder]
     content = _read_kind(folder, packed, "a model with an encoder and a decoder", Transformer, Recurrent)
     return msgspec.structs.replace(content, directions=read_directions(folder))
@@ -159,7 +159,7 @@ def read_encoder_folder(folder: Path, *, packed: str | None = None) -> ModelFold
 
 
 def _read_kind(folder: Path, packed: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
-    """Read a model folder whose model is of one of these classes, which `needed` describes in a message.
+    """Read a model folder whose model must be of one of the classes `kinds`; messages call such a model `needed`.
 
     Raises:
         TransduceError: the model is of another kind, or the folder cannot be read.
@@ -269,7 +269,7 @@ def read_series_model(folder: Path) -> SeriesTransformer:
 
 
 class _Own(NamedTuple, Generic[Built]):
-    """A model with its manifest and mapped files, as read from a folder that this package wrote."""
+    """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it."""
 
     model: Built
     manifest: Manifest
@@ -281,7 +281,7 @@ class _Own(NamedTuple, Generic[Built]):
 def _read_own(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, packed: str | None = None
 ) -> _Own[Built]:
-    """Read the model and manifest of a folder that this package wrote."""
+    """Read the model and manifest of a folder that this package wrote, with prepacked weights if the cache has them."""
     if was_saved_by_transformers(folder):
         raise TransduceError(
             f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
@@ -303,7 +303,7 @@ def _read_own(
 def _read_prepacked(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
 ) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model whose prepacked layers are in a cache; return None if the cache lacks these layers.
+    """Read a model with prepacked layers from the cache; return None if the cache lacks these layers.
 
     Returns:
         The model, the file with its other weights, and the file with its prepacked layers.
@@ -325,7 +325,7 @@ def _read_prepacked(
 def _read_model(
     folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], verified: VerifiedFiles | None
 ) -> tuple[Built, MappedTensors]:
-    """Read a model, and return it with the file that its weights are mapped from."""
+    """Read the model of a folder; return the model and the mapped file with its weights."""
     model = _empty_model(folder, config, build)
     stored = model.state_dict()
     file = _map_weights(folder, stored)
@@ -341,7 +341,7 @@ def _read_model(
 
 
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
-    """Map the weights of a model whose parameters and stored buffers are outlined on the meta device."""
+    """Map the weights file of a folder; `outline` holds the model's parameters and stored buffers without data."""
     whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
     return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)
 
@@ -405,7 +405,7 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built]) -> Built:
-    """Build the model on the meta device, without memory for its weights."""
+    """Build the model of a configuration on the meta device, without memory for its weights."""
     try:
         with torch.device("meta"):
             return build(config)
@@ -414,7 +414,7 @@ def _empty_model(folder: Path, config: ModelConfig, build: Callable[[ModelConfig
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
-    """Read the tokenizer and check that its ids match the model's."""
+    """Read the tokenizer of a folder, and check that its vocabulary sizes and special ids match the model's."""
     for name in (TOKENIZER_CARD, *VOCABULARIES):
         if (folder / name).exists() or (folder / name).is_symlink():
             read_bounded(folder, name, MAX_VOCABULARY_BYTES)
@@ -424,7 +424,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig, place: str) -> None:
-    """Refuse a tokenizer whose ids do not match the model's; `place` names the folder in the error message.
+    """Raise an error if a tokenizer does not match a model; `place` names the folder in the error message.
 
     Raises:
         TransduceError: the vocabulary sizes or the ids of special tokens differ.
@@ -482,13 +482,13 @@ def _check_digests(folder: Path, manifest: Manifest, verified: VerifiedFiles) ->
 def _read_weights(
     file: MappedTensors, outline: Mapping[str, Tensor], config: ModelConfig, names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Return parameters and BatchNorm statistics of a model, mapped from a file that must hold nothing else.
+    """Return parameters and buffers of a model, mapped from a file that must hold exactly the model's weights.
 
     Args:
         file: the file.
         outline: the model's parameters and stored buffers, on the meta device.
         config: the model's configuration.
-        names: the names of those to return.
+        names: the names of the parameters and buffers to return.
     """
     path, present = file.path, set(file.entries)
     locations = stored_parameters(outline, config, present)
@@ -505,14 +505,14 @@ def _read_weights(
 
 
 def _shorten_list(names: list[str]) -> str:
-    """Format a list of names for a message; a long list is shortened."""
+    """Return the text of a list of names for a message; a long list is shortened."""
     return f"{names[:_MAX_SHOWN] or 'none'}" + (f" and {len(names) - _MAX_SHOWN} more" * (len(names) > _MAX_SHOWN))
 
 
 def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype) -> Tensor:
-    """Return a parameter or buffer of the model, joined from its stored parts.
+    """Return a parameter or buffer of the model, joined from the tensors that store its parts in a file.
 
-    Floating-point numbers come back as float32; others, such as a buffer of indices, with the model's `dtype`.
+    Floating-point numbers become float32; others, such as a buffer of indices, get the model's `dtype`.
     """
     dtype = torch.float32 if dtype.is_floating_point else dtype
     if location.layout == "rows" and (whole := file.rows(location.names)) is not None:

@@ -93,7 +93,7 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
 
 
 def read_toml(folder: Path, name: str) -> dict[str, Any]:
-    """Decode a TOML file of a folder.
+    """Decode a TOML file of a folder to a dict.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -121,7 +121,7 @@ class TensorHeader(NamedTuple):
     entries: dict[str, TensorEntry]
     """The entry of each tensor."""
     metadata: dict[str, str]
-    """Texts by name that the writer added."""
+    """Free texts by name, which the file's writer added."""
     content: bytes
     """The whole header as it is in the file; the tensors' data follow it."""
 

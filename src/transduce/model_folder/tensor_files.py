@@ -97,7 +97,7 @@ class MappedTensors:
         return self._view(*entry.data_offsets, entry.dtype, entry.shape)
 
     def rows(self, names: Iterable[str]) -> Tensor | None:
-        """Return adjacent tensors of the file as one mapped tensor, joined by rows; None if they are not adjacent."""
+        """Return one mapped tensor that joins tensors along their rows; None if they are not adjacent in the file."""
         first, *others = (self.entries[name] for name in names)
         end, rows = first.data_offsets[1], first.shape[0] if first.shape else 0
         for entry in others:

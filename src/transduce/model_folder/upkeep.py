@@ -1,4 +1,4 @@
-"""Look after model folders: verify every byte, and store quantized weights before the first use.
+"""Maintain model folders: verify every byte, and store quantized weights before the first use.
 
 Opening a folder verifies large files once for each of their versions (`weight_cache.py`), which notices every change by
 a program, but not a disk that returns other bytes than were written. `verify` reads everything again.
@@ -37,9 +37,9 @@ class VerifyReport(msgspec.Struct, frozen=True):
     tensors: int
     """Number of tensors, all of whose values are finite."""
     cached: tuple[str, ...]
-    """The files with quantized weights that are whole."""
+    """The files with quantized weights that are undamaged."""
     removed: tuple[str, ...]
-    """The files with quantized weights that were damaged; they are made again when they are needed."""
+    """The files with quantized weights that were damaged and removed; the next use creates them again."""
 
     def __str__(self) -> str:
         size = f"{self.files} files of {self.megabytes:,.1f} MB"
@@ -50,7 +50,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
 
 
 def verify(folder: str | Path) -> VerifyReport:
-    """Read every byte of a model folder, and compare it with the digests of when it was written.
+    """Read every byte of a model folder, and compare it with the SHA-256 digests in the folder's manifest.
 
     The folder's quantized weights are checked, too; a damaged file of them is removed.
 
@@ -58,7 +58,7 @@ def verify(folder: str | Path) -> VerifyReport:
         folder: a folder that `transduce train`, `transduce import` or `save` wrote.
 
     Returns:
-        What was checked.
+        A report of the files that were checked.
 
     Raises:
         TransduceError: a file is missing or damaged, or the folder has no manifest to compare it with.
@@ -106,7 +106,7 @@ def verify(folder: str | Path) -> VerifyReport:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether the data of a file with quantized weights have the digest in its header."""
+    """Return whether the data of a file with quantized weights match the digest in its header."""
     try:
         header = MappedTensors(path.parent, path.name, whole_numbers=None).header
         with path.open("rb") as file:
@@ -120,7 +120,7 @@ def _is_whole(path: Path) -> bool:
 
 
 class QuantizeReport(msgspec.Struct, frozen=True):
-    """A description of the quantized weights of a model folder."""
+    """A report of the file in which a model folder's quantized weights were stored."""
 
     folder: str
     """The model folder."""
@@ -144,7 +144,7 @@ def quantize_folder(folder: str | Path) -> QuantizeReport:
         folder: a folder that `transduce train`, `transduce import` or `save` wrote.
 
     Returns:
-        Where the weights are.
+        A report with the path and size of the file.
 
     Raises:
         TransduceError: the model or this machine does not support `int8`, or the file cannot be written.

@@ -1,6 +1,6 @@
-"""Keep what opening a large model computes: digests of files that were verified, and prepacked weights.
+"""Cache what opening a large model computes: digests of files that were verified, and prepacked weights.
 
-Both lie in the folder `.transduce` of a model folder, or in the user's cache if the model folder is read-only. They can
+Both are in the folder `.transduce` of a model folder, or in the user's cache if the model folder is read-only. They can
 be deleted at any time. Prepacked weights are in the layout of this processor's kernels and are mapped from disk, so
 that opening a model again reads hardly anything and processes share the memory.
 """
@@ -29,7 +29,7 @@ from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
 
 CACHE_FOLDER = ".transduce"
-"""The name of the cache in a model folder."""
+"""The name of the cache's folder inside a model folder."""
 _VARIABLE = "TRANSDUCE_CACHE"  # names the user's cache; empty: nothing is kept, in model folders either
 _RECORDS = "verified_files.json"
 _SMALL_BYTES = 32 << 20  # smaller files are read and quantized again faster than anybody notices
@@ -57,7 +57,7 @@ def cache_folders(folder: Path) -> list[Path]:
 
 
 def _is_of_another_user(folder: Path) -> bool:
-    """Return whether a folder exists and belongs to another user, whose files could be anything."""
+    """Return whether a folder exists and belongs to another user, whose files cannot be trusted."""
     try:
         return hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()
     except OSError:
@@ -90,12 +90,12 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
     sha256: str
     """The digest of its content."""
     recorded_ns: int
-    """The time at which reading began, in nanoseconds."""
+    """The time at which the file began to be read, in nanoseconds."""
     is_finite: bool = False
-    """True if all weights in it are finite numbers."""
+    """True if all weights in the file are known to be finite numbers."""
 
     def holds_for(self, version: FileVersion) -> bool:
-        """Return whether a file of this version certainly has the recorded content.
+        """Return whether a file with this size, these times and this inode certainly has the recorded content.
 
         A file that changed just before it was read could have changed again at the same time.
         """
@@ -104,14 +104,14 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
 
 
 class VerifiedFiles:
-    """The digests of a model folder's files, computed once for each version of a large file."""
+    """The cached digests of a model folder's files; a large file is read again only when it has changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @cached_property
     def _records(self) -> dict[str, _VerifiedFile]:
-        """The latest record of each file."""
+        """The latest record of each file, by the file's name."""
         records: dict[str, _VerifiedFile] = {}
         for place in cache_folders(self._folder):
             with contextlib.suppress(TransduceError, OSError):
@@ -122,7 +122,7 @@ class VerifiedFiles:
         return records
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of a file of the folder, from the records if this version of the file is in them.
+        """Return the SHA-256 of a file of the folder, from the cache if the file has not changed since it was read.
 
         Raises:
             OSError: the file cannot be read.
@@ -141,7 +141,9 @@ class VerifiedFiles:
         return digest
 
     def has_data(self, path: Path, start: int, sha256: str) -> bool:
-        """Return whether the bytes of a file from `start` have a digest; a large version of a file is read only once.
+        """Return whether the bytes of a file from `start` on have this SHA-256.
+
+        A large file is read only once until it changes.
 
         Raises:
             OSError: the file cannot be read.
@@ -160,19 +162,19 @@ class VerifiedFiles:
         return is_whole
 
     def is_finite(self, path: Path, version: FileVersion) -> bool:
-        """Return whether all weights of a version of a file are known to be finite."""
+        """Return whether all weights in this version of a large file are recorded as finite."""
         known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
         return known is not None and known.holds_for(version) and known.is_finite
 
     def record_finite(self, path: Path, version: FileVersion) -> None:
-        """Record that all weights of a version of a file are finite."""
+        """Record that all weights in this version of a large file are finite."""
         known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
         if known is not None and known.version == version and not known.is_finite:
             self._records[path.name] = msgspec.structs.replace(known, is_finite=True)
             self._write()
 
     def _write(self) -> None:
-        """Write the records to the first folder that can be written to, if any."""
+        """Write the records to the first cache folder that can be written to, if any."""
         for place in cache_folders(self._folder):
             with contextlib.suppress(OSError), _new_file(place, self._folder) as partial:
                 partial.write_bytes(msgspec.json.encode(self._records))
@@ -221,7 +223,7 @@ class PrepackedCache:
         return f"{self._precision}-{packed.layout}.safetensors"
 
     def _map(self, place: Path, packed: PackedModel) -> MappedTensors | None:
-        """Map the prepacked weights in a cache folder; None if there is no file, or it was made from another model."""
+        """Map the prepacked weights in a cache folder; None if they are missing, damaged or of another model."""
         name, outline = self._name(packed), packed.tensors()
         if not (place / name).is_file():
             return None
@@ -234,7 +236,7 @@ class PrepackedCache:
         return file if whole else None
 
     def _metadata(self, data: str) -> dict[str, str]:
-        """Return the header's metadata for a cache file; `data` is the digest of the file's tensor data."""
+        """Return the metadata in the header of a cache file; `data` is the digest of the file's tensor data."""
         return {"format": _FORMAT, "source": self._source, "data": data}
 
     def store(self, packed: PackedModel, *, always: bool = False) -> Path | None:
@@ -276,7 +278,7 @@ class PrepackedCache:
         return None
 
     def _write(self, place: Path, name: str, tensors: Mapping[str, Tensor], size: int) -> Path:
-        """Write prepacked weights to a folder, and return the file."""
+        """Write prepacked weights to a cache folder, and return the file."""
         with _new_file(place, self._folder) as partial:
             if shutil.disk_usage(place).free < size + _SPARE_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is nearly full", str(place))
@@ -301,12 +303,12 @@ _GREATEST_BLEU_DIFFERENCE = 0.1
 
 
 class Int8Comparison(msgspec.Struct, frozen=True):
-    """A comparison of the translations by 8-bit weights with those in float32, for one kind of search."""
+    """A comparison of translations with 8-bit weights and in float32, for one kind of search."""
 
     beam_size: int
     """Number of beam hypotheses; 1: greedy search."""
     samples: bool
-    """True if tokens were drawn, with the same random numbers in both precisions."""
+    """True if tokens were drawn at random, with the same random numbers in both precisions."""
     equal: int
     """Number of sentences with the same translation in both precisions."""
     bleu_difference: float | None = None
@@ -324,7 +326,7 @@ class Int8Comparison(msgspec.Struct, frozen=True):
 
 
 class Int8Proof(msgspec.Struct, frozen=True):
-    """A measurement of how often certain 8-bit weights translate as float32 does."""
+    """A measurement of how often a model with certain 8-bit weights translates as it does in float32."""
 
     data: str
     """The SHA-256 of the 8-bit weights."""
@@ -335,11 +337,14 @@ class Int8Proof(msgspec.Struct, frozen=True):
     sentences: int
     """Number of sentences that were translated."""
     comparisons: tuple[Int8Comparison, ...]
-    """Greedy search, and the search of the folder's own settings if that is another one."""
+    """The comparisons for greedy search, and for the search in the folder's own settings if that is another one."""
 
     @property
     def holds(self) -> bool:
-        """Return whether there are enough sentences, and in every search enough are equal and BLEU differs little."""
+        """Return whether the measurement suffices to use the 8-bit weights by default.
+
+        It needs enough sentences and, for each kind of search, enough equal translations and nearly the same BLEU.
+        """
         return self.sentences >= _LEAST_SENTENCES and all(
             each.equal >= _LEAST_EQUAL * self.sentences
             and abs(each.bleu_difference or 0.0) <= _GREATEST_BLEU_DIFFERENCE
@@ -357,12 +362,12 @@ class Int8Proof(msgspec.Struct, frozen=True):
 
 
 def has_proofs(folder: Path) -> bool:
-    """Return whether the cache of a model folder has a proof, even one of other weights or for another processor."""
+    """Return whether the cache of a model folder has an `Int8Proof`, even of other weights or for another processor."""
     return any(next(place.glob(f"*{_PROOF_SUFFIX}"), None) for place in cache_folders(folder))
 
 
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
-    """Return the proof for a file with 8-bit weights; None if there is none for these weights and this version."""
+    """Return the `Int8Proof` of a file with 8-bit weights; None if there is none for these weights and this version."""
     path = prepacked.path.with_suffix(_PROOF_SUFFIX)
     with contextlib.suppress(TransduceError, OSError):
         proof = read_json(path.parent, path.name, Int8Proof)
@@ -372,7 +377,7 @@ def read_proof(prepacked: MappedTensors) -> Int8Proof | None:
 
 
 def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[Int8Comparison]) -> Int8Proof:
-    """Store a proof beside a file with 8-bit weights, and return the proof.
+    """Store an `Int8Proof` beside a file with 8-bit weights, and return the proof.
 
     Args:
         prepacked: the file with the weights.
@@ -388,9 +393,9 @@ def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[
 
 
 def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
-    """Return the digests of 8-bit weights and of their original, and the version of this package.
+    """Return the digests of a file's 8-bit weights and of their original weights, and the version of this package.
 
-    The file's name depends on the instruction set.
+    The instruction set is part of the file's name instead.
     """
     metadata = prepacked.header.metadata
     return metadata.get("data", ""), metadata.get("source", ""), version("transduce")

@@ -1,4 +1,4 @@
-"""Write model folders, also of models that your own training loop trained or changed (`transduce.save`)."""
+"""Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -53,7 +53,7 @@ def has_original_tokenizer(folder: Path) -> bool:
 
 
 def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
-    """Read the files of a Hugging Face tokenizer, and generation_config.json, as bytes by name.
+    """Read the tokenizer files of a Hugging Face folder, and its generation_config.json, as bytes by name.
 
     Args:
         folder: the folder with the files.
@@ -75,7 +75,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
 
 def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a tokenizer's files to a model's folder; an existing `generation_config.json` is replaced."""
+    """Write the files of `read_original_tokenizer` to a model's folder, and replace existing files of these names."""
     for name, content in files.items():
         write_file(folder / name, content)
 
@@ -161,7 +161,7 @@ def _write_tokenizer(
 
 
 def _known_digests(folder: Path) -> list[str]:
-    """Return all digests that the manifest lists for the weights; several if an earlier write was interrupted."""
+    """Return all digests that the manifest of a folder lists for the weights; several if a write was interrupted."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])
     except (OSError, msgspec.MsgspecError):

@@ -35,25 +35,25 @@ class Coverage:
         self._penalties: list[list[float]] | None = None  # computed from `sums` on demand
 
     def add_step(self) -> None:
-        """Add the newest decoding step's attention weights to the sums over the steps."""
+        """Add the attention weights of the newest decoding step to the sums of each hypothesis."""
         newest = self.scorer.attention()
         self.sums = newest if self.sums is None else self.sums + newest
         self._penalties = None
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]; parents is (B, W)."""
+        """Copy each hypothesis's sums from its parent: hypothesis w of sentence b continues parents[b, w], (B, W)."""
         if self.sums is not None:
             self.sums = self.sums.gather(1, parents[..., None].expand(-1, -1, self.sums.shape[-1]))
             self._penalties = None
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, and remove the others from the batch."""
+        """Keep only the sums of the sentences at these batch indices."""
         if self.sums is not None:
             self.sums = self.sums.index_select(0, rows)
             self._penalties = None
 
     def penalty(self, row: int, beam: int) -> float:
-        """Return the coverage penalty to add to a hypothesis's score, in nats, at most 0."""
+        """Return the coverage penalty, at most 0 nats, of hypothesis `beam` of the sentence at batch index `row`."""
         if self.sums is None:
             return 0.0
         if self._penalties is None:  # one transfer for all, since each one stalls a GPU
@@ -161,7 +161,11 @@ class BeamSearch:
         self.finished: list[list[list[Hypothesis]]] = [[[] for _ in range(beam.groups)] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """Run one step: extend each live hypothesis by each token, collect ended ones, and keep the W best others."""
+        """Run one decoding step; `steps` is ignored.
+
+        Each live hypothesis is extended by each token. Continuations that end become finished hypotheses, and the W
+        best others stay live.
+        """
         logits = self.scorer.step(self.newest).float()
         normalizer = log_sum_exp(logits) if self.rules else None
         for rule in self.rules:
@@ -174,7 +178,10 @@ class BeamSearch:
         self._drop_finished_sentences()
 
     def hypotheses(self) -> Tensor:
-        """Return the live hypotheses, best first, followed by the best finished one, (B, W + 1, t)."""
+        """Return the tokens of the live hypotheses, best first, and of the best finished one, (B, W + 1, t).
+
+        A sentence without a finished hypothesis repeats its best live one.
+        """
         order = self.scores.argsort(dim=1, descending=True, stable=True)[..., None].expand(-1, -1, self.length)
         live = self.tokens.gather(1, order)
         last = live[:, 0].clone()
@@ -190,7 +197,7 @@ class BeamSearch:
         return self.tokens.shape[-1]
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch, and count their unfinished live hypotheses as results."""
+        """Remove sentences from the batch by index in the input, and count their live hypotheses as finished."""
         staying = []
         for row, sentence in enumerate(self.sentences):
             if sentence in sentences:
@@ -208,7 +215,7 @@ class BeamSearch:
         ]
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return the best finished hypotheses of all groups without duplicates, taken from the groups in turn.
+        """Return a sentence's `count` best finished hypotheses without duplicates, taken from its groups in turn.
 
         The group with the best hypothesis comes first.
         """
@@ -234,7 +241,7 @@ class BeamSearch:
             self.coverage.reorder(live.parents)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add candidates that end with the end symbol to the finished hypotheses of their groups."""
+        """Add the ended candidates that may be among the results to the finished hypotheses of their groups."""
         rows, numbers = self._may_be_returned(ended).nonzero().unbind(1)
         if not len(rows):
             return
@@ -250,7 +257,7 @@ class BeamSearch:
         self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return which of the ended candidates may be among the n best results, (B, n)."""
+        """Return a mask of the ended candidates that may be among the n best results, (B, n)."""
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
@@ -258,14 +265,14 @@ class BeamSearch:
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of a sentence at its maximum length to its finished hypotheses."""
+        """Add the live hypotheses of the sentence at batch index `row` to its finished hypotheses, as cut ones."""
         for beam in range(self.scores.shape[1]):
             if float(self.scores[row, beam]) > IMPOSSIBLE:
                 history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
                 self._finish(row, beam, beam // self.beam.group_size, history, ended=False)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps only the best."""
+        """Add a hypothesis to the finished ones of its group, which keeps only the `beam_size` best."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.sentences[row]][group]
         finished.append(make_hypothesis(*history, ended=ended, alpha=self.beam.alpha, penalty=penalty))
@@ -276,7 +283,7 @@ class BeamSearch:
             self._thresholds[row][group] = finished[self.beam.n_best - 1].score
 
     def _undecided(self) -> list[int]:
-        """Return the rows of sentences in which a live hypothesis can still enter the n best.
+        """Return the batch indices of sentences in which a live hypothesis can still enter the n best.
 
         Log-probabilities only fall, and coverage penalties are never positive. So a live hypothesis ends with at most
         its current sum divided by the largest length penalty it can reach.
@@ -286,7 +293,7 @@ class BeamSearch:
         return may_improve.any(dim=1).nonzero()[:, 0].tolist()  # type: ignore[no-any-return]
 
     def _drop_finished_sentences(self) -> None:
-        """Remove sentences whose n best are certain or that reached their maximum length."""
+        """Remove sentences from the batch whose n best are certain, or whose hypotheses have the maximum length."""
         undecided, full = self._undecided(), [limit <= self.length for limit in self.max_lengths]
         for row in undecided:
             if full[row]:
@@ -294,7 +301,7 @@ class BeamSearch:
         self._keep_sentences([row for row in undecided if not full[row]])
 
     def _keep_sentences(self, staying: list[int]) -> None:
-        """Remove all sentences from the batch except those at the given rows."""
+        """Remove all sentences from the batch except those at these batch indices."""
         if len(staying) == len(self.rows):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self.rows.device)
@@ -312,12 +319,21 @@ class BeamSearch:
 
 
 def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    """Return the sort key of finished hypotheses, best first."""
+    """Return a sort key that puts ended hypotheses before cut ones, and higher scores before lower ones."""
     return (not hypothesis.ended, -hypothesis.score)
 
 
 def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
-    """Append each new hypothesis's entry (B, W) to its parent's history (B, W, t), giving (B, W, t + 1)."""
+    """Append to each hypothesis's history its newest token or log-probability, (B, W).
+
+    Args:
+        history: the values of the hypotheses one step earlier, (B, W, t).
+        parents: the index of each hypothesis's parent among them, (B, W).
+        newest: the newest value of each hypothesis, (B, W).
+
+    Returns:
+        (B, W, t + 1).
+    """
     past = history.gather(1, parents[..., None].expand(-1, -1, history.shape[-1]))
     return torch.cat([past, newest[..., None]], dim=-1)
 
@@ -373,16 +389,16 @@ class GenerateSearch(BeamSearch):
         self._ended_now = [[0] * beam.groups for _ in self.rows]
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch, and count all of their live hypotheses as results."""
+        """Remove sentences from the batch by index in the input, and count all their live hypotheses as finished."""
         self._ended_now = [[0] * self.beam.groups for _ in self.rows]
         super().abandon(sentences)
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return the best hypotheses of all groups, whether they ended or reached the maximum length."""
+        """Return a sentence's `count` best finished hypotheses of all groups, ranked by score whether ended or cut."""
         return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its group, which keeps only the best."""
+        """Add a hypothesis to the finished ones of its group, which keeps as many of the best as the group is wide."""
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, beam)
         finished = self.finished[self.sentences[row]][group]
         finished.append(
@@ -392,7 +408,7 @@ class GenerateSearch(BeamSearch):
         del finished[self.beam.group_size :]
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add candidates that end with the end symbol to the finished hypotheses of their groups."""
+        """Add the ended candidates to the finished hypotheses of their groups, and count them by sentence and group."""
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -403,7 +419,7 @@ class GenerateSearch(BeamSearch):
         super()._keep_sentences(staying)
 
     def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of a sentence at its maximum length to its finished hypotheses.
+        """Add the live hypotheses of the sentence at batch index `row` to its finished hypotheses, as cut ones.
 
         These compete with the hypotheses that ended in the same step: only the W best of both count.
         """
@@ -415,7 +431,7 @@ class GenerateSearch(BeamSearch):
                 self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:
-        """Return the rows in which a live hypothesis may still improve on the finished ones."""
+        """Return the batch indices of sentences in which a live hypothesis may still enter the finished ones."""
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []
         for row, sentence in enumerate(self.sentences):
@@ -427,7 +443,7 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Return whether to wait for a live hypothesis whose score is at most `bound`."""
+        """Return whether a group may still gain a finished hypothesis with a score of at most `bound`."""
         if len(finished) < self.beam.group_size:
             return bound > IMPOSSIBLE
         return self.stop != "full" and bound > finished[-1].score

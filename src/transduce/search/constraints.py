@@ -21,7 +21,7 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class WordContinuations(NamedTuple):
-    """The tokens that continue a word or may be continued, in scripts with spaces.
+    """The tokens that continue a word, and the tokens after which a word may continue, in scripts with spaces.
 
     Search uses them to know whether a phrase ends at the end of a word.
     """
@@ -40,11 +40,11 @@ class Progress(NamedTuple):
     tail: tuple[int, ...]
     """The longest suffix of the hypothesis that is a prefix of an unmet phrase, or of one in `closing`."""
     closing: frozenset[int] = frozenset()
-    """The phrases that count as met unless the next token continues their last word."""
+    """The numbers of the phrases that count as met unless the next token continues their last word."""
 
 
 class PhraseMatcher:
-    """A matcher that tracks hypotheses of one sentence through its phrases, token by token."""
+    """A matcher that follows, token by token, how much of its sentence's required phrases a hypothesis contains."""
 
     def __init__(self, phrases: Sequence[Phrase], continuations: WordContinuations | None = None) -> None:
         self.phrases = list(dict.fromkeys(phrases))
@@ -54,7 +54,7 @@ class PhraseMatcher:
         self._missing: dict[Progress, int] = {}
 
     def next(self, progress: Progress, token: int) -> Progress:
-        """Return a hypothesis' progress through the phrases after one more token."""
+        """Return a hypothesis's progress through the phrases after it is extended by `token`."""
         cached = self._next.get((progress, token))
         if cached is None:
             cached = self._next[progress, token] = self._follow(progress, token)
@@ -84,7 +84,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that start a phrase which the hypothesis lacks, or continue one."""
+        """Return the tokens that start a phrase which the hypothesis lacks, or continue a phrase that it has begun."""
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}
@@ -94,7 +94,6 @@ class PhraseMatcher:
 
 
 def _is_proper_prefix(spelling: tuple[int, ...], tail: tuple[int, ...]) -> bool:
-    """Return whether `tail` is a proper prefix of `spelling`."""
     return len(tail) < len(spelling) and spelling[: len(tail)] == tail
 
 
@@ -102,7 +101,7 @@ class _Option(NamedTuple):
     """A candidate continuation of a hypothesis in a sentence with required phrases."""
 
     column: int
-    """The index of the candidate."""
+    """The index of the candidate among the candidates of its sentence."""
     total: float
     """Log-probability of the hypothesis including the candidate token."""
     ends: bool
@@ -112,7 +111,7 @@ class _Option(NamedTuple):
 class ConstrainedSelection(Selection):
     """A selection that keeps the best hypotheses for each number of phrase tokens still missing (grid beam search).
 
-    Sentences without phrases get the plain selection. The beam must have a slot for every number of missing tokens: one
+    Sentences without phrases use `BestSelection`. The beam must have a slot for every number of missing tokens: one
     more than a sentence's phrases have tokens.
     """
 
@@ -146,7 +145,10 @@ class ConstrainedSelection(Selection):
         return choice
 
     def _select(self, step: Step, sentence: int, choice: Choice) -> None:
-        """Replace the selected candidates of one sentence, and store the progress of its live hypotheses."""
+        """Replace the candidates in one sentence's `choice` by those that constrained search selects.
+
+        The progress of the new live hypotheses is stored.
+        """
         candidates = self._candidates(step, sentence, choice)
         options = list(self._options(candidates, sentence, step.tokens.shape[-1] + 1))
         stages: dict[int, list[_Option]] = {}
@@ -178,7 +180,10 @@ class ConstrainedSelection(Selection):
         return score_candidates(step, parents, tokens)
 
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
-        """Yield the candidates that leave enough tokens for all missing phrases and the end symbol."""
+        """Yield the candidates that leave enough tokens for all missing phrases and the end symbol.
+
+        `length` is the number of tokens of a hypothesis including the candidate.
+        """
         matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)
         for column, (parent, token, _, total) in enumerate(rows):
@@ -191,7 +196,7 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses of each stage (that lack equally many tokens of the phrases) stay in the beam.
+    """Return how many hypotheses stay in the beam, for each number of phrase tokens that they lack (their stage).
 
     Every stage gets an equal share, and the last one, which lacks no token, also the remainder. Slots that a stage
     does not fill go to other stages, those that lack least first.
@@ -212,12 +217,12 @@ def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int
 
 
 def _one_row(choice: Choice, row: int) -> Choice:
-    """Return views of one sentence's row of the selected candidates; writing to the views changes the selection."""
+    """Return views of the selected candidates of one sentence; writing to the views changes the whole selection."""
     return Choice(*(Candidates(*(values[row : row + 1] for values in each)) for each in choice))
 
 
 def _write(to: Candidates, candidates: Candidates, columns: list[int]) -> None:
-    """Write the selected candidates to the first slots of a beam; empty slots get a total of minus infinity."""
+    """Overwrite the first slots of `to` with the candidates at `columns`; empty slots get a total of minus infinity."""
     to.totals.fill_(IMPOSSIBLE)
     for source, target in zip(candidates, to, strict=True):
         target[0, : len(columns)] = source[0, columns]
@@ -232,7 +237,7 @@ _MAX_OPENED = 12
 
 
 class BracketToken(NamedTuple):
-    """The effects of a token of a linearized tree: it closes constituents, opens others, or writes a word."""
+    """The numbers of constituents that a token of a linearized parse tree closes and opens, and of words it tags."""
 
     closed: int = 0
     opened: int = 0
@@ -240,7 +245,7 @@ class BracketToken(NamedTuple):
 
 
 class BalancedBrackets(Rule):
-    """A rule that makes each hypothesis a tree over its sentence's words: brackets balance, and each word occurs once.
+    """A rule that makes each hypothesis a parse tree of its sentence: brackets balance, and each word occurs once.
 
     A word's own tokens come before the constituents that follow it. A sentence of one word may be that word alone. At
     the maximum length hypotheses can still be cut off.
@@ -279,7 +284,7 @@ class BalancedBrackets(Rule):
                 self.spelling_lengths[row, word_index] = len(word)
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Set the logits of tokens that cannot follow in a tree to minus infinity; ended hypotheses stay unchanged."""
+        """Set the logits of tokens that cannot continue a parse tree to minus infinity, except in ended hypotheses."""
         device = logits.device
         closes, opens, writes = self.kinds.to(device)  # (K,) each
         kind_of = self.kind_of.to(device)
@@ -308,7 +313,7 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, rows: Tensor) -> None:
-        """Set `allowed` (B, W, V) so that an incomplete word can continue only with its next token."""
+        """Restrict the mask `allowed` (B, W, V): an incomplete word can continue only with its next token."""
         device = allowed.device
         # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
         word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
@@ -320,6 +325,9 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents the newest tokens opened without writing a word between them, (B, W)."""
+    """Return how many constituents the final tokens of each hypothesis open, (B, W).
+
+    Only tokens after the last one that writes a word or opens no constituent count.
+    """
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

@@ -29,7 +29,7 @@ def greedy_search(
     alpha: float = 0.0,
     rules: Sequence[Rule] = (),
 ) -> list[list[Hypothesis]]:
-    """Return one hypothesis for each sentence.
+    """Return one hypothesis for each sentence, which takes the most probable token at every step.
 
     Args:
         scorer: the model, at the start of a batch of N sentences.
@@ -64,7 +64,10 @@ class GreedySearch:
         divisor: LengthPenalty = length_penalty,
         rules: Sequence[Rule] = (),
     ) -> None:
-        """Create a search with `width` hypotheses per sentence; `alpha` of the length penalty affects only scores."""
+        """Create a search with `width` hypotheses per sentence, whose next tokens `choose` selects.
+
+        The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores.
+        """
         sentences, device = len(bounds.max_lengths), bounds.max_lengths.device
         self.scorer = scorer
         self.choose = choose
@@ -83,7 +86,7 @@ class GreedySearch:
         self._results: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
     def advance(self, steps: int = 1) -> None:  # noqa: ARG002
-        """Extend every hypothesis by its next token."""
+        """Extend every hypothesis by its next token; `steps` is ignored."""
         logits = self.scorer.step(self.newest).float()  # (B, 1, V) at the first step, then (B, W, V)
         if logits.shape[1] != self.width:
             logits = logits.repeat(1, self.width, 1)
@@ -98,7 +101,7 @@ class GreedySearch:
         self._leave(self.ended.all(dim=-1) | (self.max_lengths <= self.tokens.shape[-1]))
 
     def _next(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each hypothesis' next token, chosen under the rules, and its log-probability without them."""
+        """Return each hypothesis's next token, chosen under the rules, and its log-probability without them."""
         if not self.rules and self.choose is take_argmax:
             values, tokens, normalizer = top_tokens_and_log_sum_exp(logits, 1)  # (B, W, 1) each
             return tokens[..., 0], (values - normalizer)[..., 0]
@@ -109,12 +112,12 @@ class GreedySearch:
         return newest, (logits.gather(-1, newest[..., None]) - normalizer)[..., 0]
 
     def hypotheses(self) -> Tensor:
-        """Return the hypotheses so far, padded with end symbols after their end, (B, W, t)."""
+        """Return the tokens of all hypotheses so far, padded with end symbols after their end, (B, W, t)."""
         ended = (self.tokens == self.eos_id).cummax(dim=-1).values
         return self.tokens.masked_fill(ended, self.eos_id)
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch, and count their unfinished hypotheses as results."""
+        """Remove sentences from the batch by index in the input, and count their unfinished hypotheses as results."""
         if sentences:
             self._leave(torch.isin(self.rows, torch.tensor(list(sentences), device=self.rows.device)))
 
@@ -187,7 +190,7 @@ _GROWTH = 16  # factor by which their number grows, up to all
 
 
 class Draw:
-    """A sampler of tokens; the log-probabilities that it reports are before temperature, top-k and top-p."""
+    """A sampler that draws each hypothesis's next token with the temperature, top-k, top-p and min-p of settings."""
 
     def __init__(
         self,
@@ -212,7 +215,7 @@ class Draw:
         self.generators = [torch.Generator().manual_seed(number) for number in numbers]
 
     def __call__(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """Draw the next tokens (B, W) from logits (B, W, V), with the sentences' indices in the batch, (B,)."""
+        """Draw the next tokens, (B, W), from logits (B, W, V); `rows` are the sentences' indices in the input, (B,)."""
         drawn = [torch.rand(self.samples, generator=self.generators[row]) for row in rows.tolist()]
         uniform = torch.stack(drawn).to(logits.device)
         sampling = self.sampling
@@ -220,7 +223,7 @@ class Draw:
         return draw(scaled, uniform, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
 
     def numbers(self, steps: int) -> Tensor:
-        """Return the random numbers of the next steps, by sentence, step and sample, float32 (N, steps, W).
+        """Return the random numbers of the next steps, float32 (N, steps, W), for N sentences and W samples of each.
 
         The generators stay as they are.
         """
@@ -230,12 +233,14 @@ class Draw:
 
 
 def _seed(seed: int, index: int) -> int:
-    """Return the random seed of one sentence; PyTorch's generator uses 32 bits."""
+    """Return the random seed of the sentence at this index; it has 32 bits, as PyTorch's generator uses no more."""
     return (seed * 0x9E3779B1 + index * 0x85EBCA6B) % 2**32
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """Return the token where the cumulative probability, in descending order, exceeds a uniform random number.
+    """Return for each hypothesis the token at which the cumulative probability exceeds a uniform random number.
+
+    Probabilities are summed in descending order.
 
     Args:
         logits: (B, W, V), divided by the temperature.
@@ -262,7 +267,14 @@ def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0,
 def _draw_among(
     probabilities: Tensor, uniform: Tensor, count: int, cuts: tuple[float, float], *, is_all: bool
 ) -> tuple[Tensor, Tensor]:
-    """Draw from the `count` most likely tokens of each row (N, V); `cuts` are top_p and min_p.
+    """Draw a token for each row of `probabilities`, (N, V), from its `count` most likely tokens.
+
+    Args:
+        probabilities: (N, V).
+        uniform: random numbers in [0, 1), (N,).
+        count: the number of most likely tokens to draw from.
+        cuts: the limits top_p and min_p.
+        is_all: True if no other token may be drawn.
 
     Returns:
         The tokens, (N,), and whether each draw is certain, that is, independent of the less likely tokens, (N,).

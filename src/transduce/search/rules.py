@@ -19,7 +19,7 @@ class Rule(Protocol):
     """An interface of objects that change the logits of a decoding step before selection."""
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Return new or changed logits.
+        """Return the logits as this rule changes them.
 
         Args:
             logits: (B, W, V), float32; may be changed in place.
@@ -71,7 +71,7 @@ class ExtraEndTokens(Rule):
         self.summed = summed
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:  # noqa: ARG002
-        """Give the end symbol the combined logit of all end symbols, and forbid the further ones."""
+        """Give the end symbol the combined logit of all tokens that end a hypothesis, and forbid the further ones."""
         ends = logits[..., [self.eos_id, *self.more_ids]]  # (B, W, ends)
         logits[..., self.more_ids] = _IMPOSSIBLE
         logits[..., self.eos_id] = ends.logsumexp(dim=-1) if self.summed else ends.amax(dim=-1)
@@ -98,7 +98,8 @@ class NoRepeatedNgrams(Rule):
 class RepetitionPenalty(Rule):
     """A rule that makes tokens less likely that occur in the prompt or in the output so far.
 
-    It changes the scores that it receives: log-probabilities in beam search, logits otherwise, as transformers does.
+    Like the transformers library, it changes log-probabilities in beam search, and logits in greedy search and
+    sampling.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class RepetitionPenalty(Rule):
         frequency: float = 0.0,
         presence: float = 0.0,
     ) -> None:
-        """Penalize tokens that occurred.
+        """Create the rule from the tokens before the output and the strengths of its three penalties.
 
         Args:
             before: tokens before each input sentence's output: the prompt, or the decoder's start symbol. Only
@@ -128,7 +129,7 @@ class RepetitionPenalty(Rule):
         """
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Apply the factor to the tokens that occurred, then subtract the penalties of tokens in the output."""
+        """Multiply or divide the scores of tokens that occurred by `repetition`, then subtract the other penalties."""
         offset = None if self.normalizer is None else self.normalizer()
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
@@ -185,8 +186,9 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     forbidden_ids: tuple[int, ...] = ()
     """Tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
-    """When a sentence is finished. `full`: once `beam_size` hypotheses have ended. `likely`: once also no live one is
-    better at its current length. `never`: once also none could be better at the maximum length.
+    """When the search for a sentence stops. `full`: once `beam_size` hypotheses have ended. `likely`: once, in
+    addition, no live hypothesis has a better score at its current length. `never`: once, in addition, no live
+    hypothesis could have a better score at the maximum length.
     """
     renormalize: bool = False
     """Renormalize probabilities over the tokens that rules permit: `renormalize_logits`, which OPUS models set."""
@@ -226,7 +228,7 @@ class ForcedToken(Rule):
         self.position = position
 
     def apply(self, logits: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
-        """At the position of the forced token, set its log-probability to 0 and forbid all others."""
+        """Forbid all other tokens if the next position is that of the forced token, whose log-probability becomes 0."""
         position = self.position[rows] if isinstance(self.position, Tensor) else torch.full_like(rows, self.position)
         is_here = position == tokens.shape[-1]  # (B,)
         if bool(is_here.any()):
@@ -245,7 +247,7 @@ class Renormalize(Rule):
 
 
 def generate_rules(settings: GenerateSettings, max_lengths: Tensor, tags: Sequence[int] = ()) -> list[Rule]:
-    """Return the rules of `generate` that apply after all other rules.
+    """Return the rules of Hugging Face's `generate` that apply after all other rules.
 
     Args:
         settings: forced and forbidden tokens.

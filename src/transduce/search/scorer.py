@@ -28,17 +28,17 @@ class Scorer(Protocol):
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by its parent, hypothesis parents[b, w]; parents is (B, W)."""
+        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Remove all sentences except those at these ascending rows (B',) from the batch."""
+        """Remove all sentences from the batch except those at these ascending batch indices, (B',)."""
 
 
 class AttentiveScorer(Protocol):
     """A scorer that reports its attention to the source."""
 
     def attention(self) -> Tensor:
-        """Return the attention of the newest step to each source token, float32 (B, W, S).
+        """Return the newest step's attention to each of the S source tokens, float32 (B, W, S).
 
         It is 1 where there is nothing to translate: at padding and the end symbol.
         """
@@ -63,10 +63,10 @@ class Observer(Protocol):
 
 @runtime_checkable
 class TextObserver(Observer, Protocol):
-    """An observer of a search that also follows the translations of texts with several sentences."""
+    """An observer that also receives the partial translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Observe the translation of a text of several sentences, or of one with layout, after a step.
+        """Receive the partial translation of a text that has several sentences, or whose layout is kept, after a step.
 
         Args:
             text: the index of the text.
@@ -147,14 +147,17 @@ class Search(Protocol):
         """Return the current hypotheses of each sentence as an `Observer` receives them, (B, W, t)."""
 
     def abandon(self, sentences: Collection[int]) -> None:
-        """Remove sentences from the batch with their current hypotheses; indices of finished sentences are ignored."""
+        """Remove sentences from the batch by index in the input, and count their current hypotheses as results.
+
+        Indices of finished sentences are ignored.
+        """
 
     def results(self) -> list[list[Hypothesis]]:
         """Return the hypotheses of each sentence, best first; empty lists for sentences still being decoded."""
 
 
 def run(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:
-    """Run a search to its end.
+    """Run a search until all sentences are finished or abandoned, and return the hypotheses of each sentence.
 
     Args:
         search: a search at its first step or later.

@@ -28,21 +28,21 @@ class Reductions(Protocol):
         """Return whether the compiled reductions support these logits."""
 
     def top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the `count` greatest logits of each row and their indices, best first."""
+        """Return each hypothesis's `count` greatest logits, best first, and their token ids, (B, W, count) each."""
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
-        """Return the log-sum-exp of each row, (B, W, 1)."""
+        """Return the log-sum-exp of each hypothesis's logits, (B, W, 1)."""
 
     def top_tokens_and_log_sum_exp(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the `count` greatest logits of each row, their indices, and the log-sum-exp."""
+        """Return each hypothesis's `count` greatest logits, their token ids, and the log-sum-exp of its logits."""
 
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[Quadruple, Quadruple]:
-        """Return the live and the ended candidates that `BestSelection` chooses, from at least 2 × beam_size tokens.
+        """Return the live and the ended candidates as `BestSelection` chooses them, for logits (B, W, V).
 
         Each result consists of parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
-        log-sum-exp of the logits is computed.
+        log-sum-exp of the logits is computed. V must be at least 2 × beam_size.
         """
 
 
@@ -59,7 +59,7 @@ def use_kernels(reductions: Reductions | None) -> Reductions | None:
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return the compiled reductions that find the `count` greatest logits; None if unsupported or not faster."""
+    """Return the compiled reductions in use, or None if they cannot find the `count` greatest of these logits."""
     kernels = _Kernels.reductions
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -82,7 +82,7 @@ def argmax_token(logits: Tensor) -> Tensor:
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` greatest logits of each row, best first, and their indices: (…, V) to two tensors (…, k).
+    """Return the `count` greatest logits of each row, best first, and their indices: (…, V) to two tensors (…, count).
 
     Only the `count` blocks with the greatest maxima, and the logits after the last complete block, can hold them.
     """
@@ -105,7 +105,7 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _has_blocks(logits: Tensor, count: int) -> bool:
-    """Return whether finding the top tokens block by block is faster than over the whole vocabulary."""
+    """Return whether finding the `count` greatest logits block by block is faster than over the whole vocabulary."""
     return logits.device.type == "cpu" and logits.shape[-1] >= max(_MIN_TOKENS, 4 * count * _BLOCK)
 
 
@@ -150,18 +150,21 @@ class Step:
 
     @property
     def normalizer(self) -> Tensor:
-        """The log-sum-exp, (B, W, 1); logits - normalizer are the model's log-probabilities."""
+        """The log-sum-exp of each hypothesis's logits before the rules, (B, W, 1).
+
+        Logits minus this number are the model's log-probabilities.
+        """
         if self.cached_log_sum_exp is None:
             self.cached_log_sum_exp = log_sum_exp(self.logits)
         return self.cached_log_sum_exp
 
     def of_sentence(self, row: int) -> "Step":
-        """Return this step's data for one sentence of the batch."""
+        """Return this step's data for the sentence at batch index `row`."""
         parts = (self.logits, self.scores, self.tokens, self.rows, self.normalizer)
         return Step(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, beams: slice) -> "Step":
-        """Return this step's data for a slice of each sentence's hypotheses."""
+        """Return this step's data for the hypotheses in the slice `beams` of each sentence."""
         return Step(self.logits[:, beams], self.scores[:, beams], self.tokens, self.rows, self.normalizer[:, beams])
 
 
@@ -192,7 +195,7 @@ class Choice(NamedTuple):
 
 
 class Selection(Protocol):
-    """An interface for choosing among all continuations of a step."""
+    """An interface of objects that choose among all continuations of a decoding step."""
 
     def select(self, step: Step) -> Choice:
         """Return the continuations that become hypotheses of the next step, and those that end in this step."""
@@ -218,7 +221,7 @@ class BestSelection(Selection):
 
 
 class DiverseSelection(Selection):
-    """A selection of groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
+    """A selection from groups that search separately and avoid each other's choices (Vijayakumar et al. 2016).
 
     A token costs `penalty` nats for each time that earlier groups chose it at the same position (Hamming diversity).
     The penalty affects only the selection; scores remain log-probabilities.
@@ -252,7 +255,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     """Return the best continuations of each sentence's hypotheses, best first.
 
     Args:
-        step: the hypotheses.
+        step: the hypotheses and the logits of their next tokens.
         count: the maximum number of continuations; there are fewer if not as many exist.
         costs: subtracted from each token's score for the selection only, broadcastable to (B, W, V).
     """
@@ -273,7 +276,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
 
 
 def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
-    """Return the candidates given by hypotheses and tokens, (B, n) each, with their scores."""
+    """Return candidates, with their log-probabilities, for parent hypotheses and appended tokens, (B, n) each."""
     flat = parents * step.logits.shape[-1] + tokens
     logits = step.logits.flatten(1).gather(1, flat)
     token_scores = logits - step.normalizer[..., 0].gather(1, parents)
@@ -281,7 +284,7 @@ def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
-    """Split candidates into those that end, if fewer than `beam_size` are better, and the best `beam_size` others."""
+    """Split sorted candidates into those among the `beam_size` best that end, and the `beam_size` best others."""
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)
     ended = candidates._replace(totals=candidates.totals.masked_fill(~counts, IMPOSSIBLE))
@@ -292,7 +295,7 @@ def split(candidates: Candidates, eos_id: int, beam_size: int) -> Choice:
 
 
 def _fill(candidates: Candidates, count: int) -> Candidates:
-    """Pad candidates to `count` per sentence with candidates of impossible score."""
+    """Pad the candidates of each sentence to `count` with candidates whose score is minus infinity."""
     missing = count - candidates.totals.shape[1]
     if missing <= 0:
         return candidates

@@ -56,7 +56,7 @@ def _check_ranges(settings: "SearchSettings") -> None:
 
 
 def _check_penalties(settings: "SearchSettings") -> None:
-    """Check the penalties of repeated tokens; with a beam, none may raise a probability above 1."""
+    """Check the ranges of the penalties of repeated tokens; beam search refuses negative ones."""
     if not 0.0 < settings.repetition_penalty <= _MAX_TOKEN_PENALTY:
         raise TransduceError(
             f"`repetition_penalty` must be greater than 0 and at most {_MAX_TOKEN_PENALTY}, but is "
@@ -121,31 +121,27 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     n_best: int = 1
     """Number of hypotheses returned, best first."""
     max_length_factor: float = 1.0
-    """The maximum length in tokens is source tokens × `max_length_factor` + `max_length_extra`, or more if a prefix or
+    """The maximum length in tokens is `max_length_factor` × source tokens + `max_length_extra`, or more if a prefix or
     `min_length` needs it.
     """
     max_length_extra: int = 50
-    """Added to source tokens × `max_length_factor` for the maximum length in tokens."""
+    """Number of tokens added to `max_length_factor` × source tokens for the maximum length."""
     max_length: int | None = None
-    """The maximum length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`.
-
-    """
+    """The maximum length in tokens, including the end symbol, instead of `max_length_factor` and `max_length_extra`."""
     min_length: int = 0
     """Minimum number of tokens before the end symbol."""
     no_repeated_ngrams: int = 0
     """No n-gram of this many tokens occurs twice in a translation; 0: no restriction."""
     repetition_penalty: float = 1.0
-    """Tokens of the prompt and the output so far become less likely if greater than 1 (Keskar et al. 2019): their
-    log-probabilities (in a beam) or positive logits are multiplied or divided by it. 1: no effect.
+    """If greater than 1, tokens of the prompt and the output so far become less likely (Keskar et al. 2019): negative
+    logits (log-probabilities in a beam) are multiplied by it, and others divided. 1: no effect.
     """
     frequency_penalty: float = 0.0
     """Subtracted from the logit of a token for each of its occurrences in the output so far, as in OpenAI's API."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token in the output so far, as in OpenAI's API."""
     coverage_penalty: float = 0.0
-    """Beta of the coverage penalty (Wu et al. 2016), which penalizes hypotheses that leave source tokens untranslated.
-
-    """
+    """Beta of the coverage penalty on hypotheses that leave source tokens untranslated (Wu et al. 2016)."""
     diverse_groups: int = 1
     """Number of groups of the beam, which avoid each other's choices (Vijayakumar et al. 2016)."""
     diversity_penalty: float = 0.5

@@ -132,7 +132,7 @@ class PreparationBar:
         self._bar.stop()
 
     def __call__(self, read: int) -> None:
-        """Show on the display how many pairs have been read."""
+        """Show that `read` pairs have been read so far, and how many per second."""
         text = f"{self._of(read)} pairs · {read / max(self._clock.elapsed_seconds, 1e-9):,.0f} pairs/s"
         self._bar.update(self._task, completed=read, text=text)
         if not self._console.is_terminal and self._clock.is_due():
@@ -207,7 +207,7 @@ class RunCorpus(Protocol):
 
 
 class DevGroups(NamedTuple):
-    """The groups that the sentences of a dev set belong to, each with a value for each sentence or empty."""
+    """The groupings of a dev set's sentences: each field has a value for each sentence, or is empty."""
 
     directions: Sequence[tuple[str, str]] = ()
     """The language pair of each sentence, in a run with several; sentences of a pair are adjacent."""
@@ -341,7 +341,7 @@ def open_corpus(folder: Path, settings: Settings, text: TaskText) -> TaskCorpus:
 def use_prepared_corpus(
     settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path, display: ProgressDisplay
 ) -> TaskCorpus:
-    """Use a corpus that `transduce prepare` wrote; only its tokenizer is copied to the run's folder.
+    """Open a corpus that `transduce prepare` wrote, for a new run; only its tokenizer is copied to the run's folder.
 
     Args:
         settings: the user's settings; files, filters and vocabulary must be those of the prepared corpus.
@@ -387,7 +387,7 @@ def use_prepared_corpus(
 
 
 def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
-    """Reopen a corpus of `transduce prepare` for a run that resumes.
+    """Open a corpus that `transduce prepare` wrote, for a run that resumes with it.
 
     Raises:
         TransduceError: the corpus is not the one that the run started with.
@@ -406,7 +406,7 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
 
 
 def _note_spaces(block: PairBlock, notes: LineNotes) -> None:
-    """Count the texts of a block whose spaces a vocabulary changes."""
+    """Count, in `notes`, a block's texts with the mark "▁" and its repeated spaces, which a vocabulary changes."""
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
         notes.space_marks += sum("\u2581" in text for text in texts.split("\n"))
@@ -441,7 +441,7 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
 
 
 def choose_workers(pairs: int) -> int:
-    """Choose the number of worker processes: one for each core with enough work; the result does not depend on it."""
+    """Choose the number of worker processes that prepare a corpus, by cores and pairs; results do not depend on it."""
     return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
 
 
@@ -495,7 +495,7 @@ def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettin
 
 
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
-    """Return the decodable pairs of a dev set, without blank lines that separate documents, and their groups."""
+    """Return a dev set's pairs and their groups, without undecodable pairs and blank lines between documents."""
     pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None
     boundaries = 0
@@ -519,14 +519,14 @@ def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
 
 
 def _prepare_dev(dev: CorpusFiles, tokenizer: Tokenizer, filters: FilterSettings, folder: Path) -> PreparedCorpus:
-    """Prepare the dev set; if several processes train, the first one prepares it before the others open it."""
+    """Tokenize and store the dev set in `folder`; with several processes, the first does so and the others open it."""
     if current_processes().is_first:
         return prepare(dev, tokenizer, filters, folder)
     return PreparedCorpus.open(folder, tokenizer)
 
 
 def _with_files(settings: Settings, files: CorpusFiles) -> Settings:
-    """Return a run's settings with the files of the prepared corpus, whose suffixes give the languages."""
+    """Return settings that name the original `files` of a prepared corpus, and languages by these files."""
     data = settings.data
     target = () if files.is_text_alone else files.target
     with_files = msgspec.structs.replace(

@@ -123,7 +123,7 @@ def make_experiment(content: Mapping[str, Any], location: str = "The experiment"
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return pairs of dotted name and value for all entries of nested tables."""
+    """Return the dotted name, starting with `prefix`, and the value of each setting in nested tables."""
     flat = []
     for name, value in table.items():
         flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
@@ -191,12 +191,15 @@ class ExperimentRun(msgspec.Struct, frozen=True, kw_only=True):
         return None if result.reason.startswith("SIG") else result
 
     def test_progress(self) -> bytes:
-        """Return the record of how far an interrupted translation of the test set is; empty without one."""
+        """Return the content of the file that records the progress of an interrupted translation of the test set.
+
+        The content is empty if there is no such file.
+        """
         path = self.output_path.with_name(f"{self.output_path.name}.progress")
         return path.read_bytes() if path.exists() else b""
 
     def remove_output(self) -> None:
-        """Delete the output of the test set, finished or not, with what describes it."""
+        """Delete the run's output of the test set, finished or not, with the files that describe it."""
         for suffix in ("", ".partial", ".progress"):  # the last two are files of an interrupted `translate`
             self.output_path.with_name(f"{self.output_path.name}{suffix}").unlink(missing_ok=True)
         self.tested_path.unlink(missing_ok=True)
@@ -273,7 +276,7 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
 
 
 def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun], device: str = "auto") -> list[str]:
-    """Return a sentence for each obstacle that keeps a variant from being trained or tested, without reading any text.
+    """Return a sentence for each reason that a variant cannot be trained or tested, without reading any text.
 
     Args:
         experiment: the experiment.
@@ -300,7 +303,7 @@ def find_problems(experiment: ExperimentSettings, runs: Sequence[ExperimentRun],
 
 
 def _missing_files(settings: Settings) -> list[tuple[str, str]]:
-    """Return the setting and the path of each file and folder that settings name and that does not exist."""
+    """Return (setting, path) of each file or folder that the settings name but that does not exist."""
     data, named = settings.data, list[tuple[str, str]]()
     for name in (
         *("source", "target", "dev_source", "dev_target"),
@@ -407,7 +410,7 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
 
 @contextmanager
 def _terminating_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM interrupt the main thread like Ctrl-C while the context is open."""
+    """Return a context in which SIGTERM interrupts the main thread as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -463,7 +466,10 @@ class _Runner:
             self._say(f"{label}: done, step {result.step:,}")
 
     def _test(self, run: ExperimentRun, test: TestSettings, label: str) -> bool:
-        """Write a run's output of the test set, unless it is there for this text and model; return whether it is."""
+        """Write a run's output of the test set, unless it exists for this text and model; return whether it exists now.
+
+        `label` names the run in messages.
+        """
         command, options = _test_command(run, test)
         # Without one of these files, the command fails and names it.
         if Path(test.source).is_file() and (run.folder / MANIFEST).is_file():
@@ -483,7 +489,10 @@ class _Runner:
         return succeeds
 
     def _execute(self, run: ExperimentRun, arguments: Sequence[str], label: str) -> bool:
-        """Run a transduce command in a process of its own, and return whether it succeeded."""
+        """Run a `transduce` command with these arguments in a new process, and return whether it succeeded.
+
+        `label` names the run in messages.
+        """
         plugins = [option for path in self._experiment.plugins for option in ("--plugin", path)]
         computing = ["--device", self._options.device, "--threads", str(self._threads)]
         computing += ["--precision", self._options.precision]

@@ -344,7 +344,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 class _CheckedRequest(NamedTuple):
-    """The settings, task kind and files of a valid `PrepareRequest`."""
+    """The settings, task kind and files of a `PrepareRequest` that was found valid."""
 
     settings: Settings
     kind: TextKind
@@ -384,24 +384,24 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 
 @contextmanager
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
-    """Provide the text as files of lines, which exist while the context is open."""
+    """Yield the task's text; converted files of it exist, in a folder inside `partial`, while the context is open."""
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
         text = task.kind.read_text(task.settings, Path(folder), overwrite=True)
         yield text if task.holds_out else msgspec.structs.replace(text, hold_out=None)
 
 
 def _learn(text: TaskText, size: CorpusSize, settings: Settings, folder: Path, display: ProgressDisplay) -> Tokenizer:
-    account = ChoiceLog()
+    choice_log = ChoiceLog()
     tokenizer, _ = learn_tokenizer(
         text.files,
         size,
         settings,
-        lambda size: resolve_tokenizer(settings, size, account),
+        lambda size: resolve_tokenizer(settings, size, choice_log),
         folder,
         display,
         marks=text.marks,
     )
-    for line in account.lines:
+    for line in choice_log.lines:
         display.show(f"  {line.name}  {localized(line.value)}  {localized(line.reason)}")
     return tokenizer
 

@@ -206,7 +206,7 @@ def train_with_monolingual(request: RunRequest) -> TrainResult | None:
 
 
 def _check_monolingual(settings: Settings, request: RunRequest) -> None:
-    """Refuse settings with which back-translation is not possible."""
+    """Refuse a run whose settings ask for back-translation of monolingual text but do not allow it."""
     data = settings.data
     check_translated(
         settings,
@@ -226,9 +226,10 @@ def _check_monolingual(settings: Settings, request: RunRequest) -> None:
 
 
 def _reverse_request(request: RunRequest, settings: Settings) -> RunRequest:
-    """Return the request of the reverse model: swapped pairs, with the same tokenizer settings and seed.
+    """Return the training request of the reverse model, which translates targets into sources.
 
-    It gets a share of the time; all other settings are default.
+    The sides of the pairs are swapped. The model gets half of the steps or a share of the time, and the tokenizer
+    settings, filters and seed of the run. Its other settings are default.
     """
     data, steps = settings.data, settings.training.steps
     languages = None if data.languages is None else list(data.languages[::-1])
@@ -272,7 +273,7 @@ def _minutes(settings: Settings, share: float) -> float | None:
 
 
 def _back_translation_files(request: RunRequest, data: DataSettings) -> list[TranslatedFile]:
-    """Return the file for the translation of each text, named after the source language."""
+    """Pair each monolingual text with the file for its back-translation, whose suffix is the source language."""
     language = (data.languages or (language_of(data.source[0]), None))[0] or "source"
     folder = request.out / REVERSE_FOLDER
     return [
@@ -282,7 +283,7 @@ def _back_translation_files(request: RunRequest, data: DataSettings) -> list[Tra
 
 
 def _with_translations(request: RunRequest, settings: Settings) -> dict[str, Any]:
-    """Return the final model's settings: the corpus is the original pairs and the back-translated pairs."""
+    """Return the settings of the final model, whose corpus has the original and the back-translated pairs."""
     data, translated = settings.data, [str(file.path) for file in _back_translation_files(request, settings.data)]
     content = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["monolingual"]
@@ -316,7 +317,7 @@ def train_with_teacher(request: RunRequest) -> TrainResult | None:
         TransduceError: the teacher cannot translate the text, or training fails as in `train_run`.
     """
     settings = make_settings(request.settings)
-    _check(settings, request)
+    _check_distillation(settings, request)
     if request.resume and (request.out / SETTINGS_FILE).exists():
         return train_run(_training_request(request, None))
     return train_run(_translate_with_teacher(request, settings.data))
@@ -327,7 +328,7 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
     refuse_to_overwrite(request.out, resume=request.resume)
     _refuse_to_restart(request)
     translator = open_translator(data.distill_from, device=request.device, threads=request.threads)
-    files = _files(request, data, translator.target_language)
+    files = _teacher_files(request, data, translator.target_language)
     training_request = _training_request(request, [str(file.path) for file in files])
     preflight_run(training_request)
     (request.out / TEACHER_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -335,8 +336,8 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
     return training_request
 
 
-def _check(settings: Settings, request: RunRequest) -> None:
-    """Refuse settings with which a teacher cannot translate the sources before training (distillation)."""
+def _check_distillation(settings: Settings, request: RunRequest) -> None:
+    """Refuse a run whose settings name a teacher that cannot translate the sources before training."""
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
     check_translated(settings, "distill_from", by_hand)
@@ -360,8 +361,11 @@ def _check(settings: Settings, request: RunRequest) -> None:
         )
 
 
-def _files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
-    """Return the file for the translation of each text, named after the target language."""
+def _teacher_files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
+    """Pair each source file with the file for the teacher's translation, whose suffix is the target language.
+
+    If the settings name no languages, `written`, the teacher's target language, is the suffix.
+    """
     language = data.languages[1] if data.languages else written or "target"
     return [
         TranslatedFile(text, request.out / TEACHER_FOLDER / f"taught-{number}.{language}")
@@ -378,7 +382,7 @@ def _refuse_to_restart(request: RunRequest) -> None:
 
 
 def _training_request(request: RunRequest, taught: list[str] | None) -> RunRequest:
-    """Return the request of the training run: without the teacher, and with the translated files if there are any."""
+    """Return the request without the teacher; the teacher's translations `taught`, if any, are the target files."""
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["distill_from"]
     if taught is not None:

@@ -59,7 +59,7 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return the settings of several corpora with the converted files in place of the original ones."""
+    """Return data settings in which converted files, in order, replace the files of all corpora."""
     files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
     corpora = tuple(
         msgspec.structs.replace(
@@ -79,7 +79,15 @@ def _are_languages(names: tuple[str, str]) -> bool:
 
 
 def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
-    """Convert a file of pairs to JSON lines if necessary, and return the path to read the pairs from."""
+    """Convert a table of pairs, or standard input, to JSON lines in `out`, and return the path to read pairs from.
+
+    Args:
+        path: the file; a file that needs no conversion is returned as it is.
+        out: the file to write.
+        data: names the format and the columns.
+        found: receives the names of the columns of source and target, if they are searched for.
+        overwrite: write `out` even if it exists.
+    """
     if path == STANDARD_INPUT:
         path = _store_standard_input(out, data.format) if overwrite else path
     more = {"weight": data.weight_column, "document": data.document_column}
@@ -101,7 +109,7 @@ def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, st
 
 
 def _store_standard_input(out: Path, format: Format) -> str:
-    """Store standard input in a file, so that it can be read several times; return the path, which shows the format."""
+    """Copy standard input to a file beside `out`, and return its path, whose suffix is the format of the pairs."""
     line = sys.stdin.buffer.readline()
     if not line:
         raise TransduceError("Standard input is empty, but a corpus needs at least one pair: write pairs to it.")
@@ -160,7 +168,7 @@ def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) 
 
 
 def _read_objects(pairs: Any, data: DataSettings, name: str, found: list[tuple[str, str]]) -> Iterator[PairRow]:
-    """Return the pairs of Python objects, and append the names of their columns to `found`."""
+    """Yield the pairs of Python objects; `found` receives the names of the columns of source and target."""
     # The pairs of a dev set have no weights.
     weight = None if name == "`dev_pairs`" else data.weight_column
     return read_objects(pairs, Columns(data.columns, data.languages, found.append, weight, data.document_column), name)
@@ -194,7 +202,7 @@ class _TextFile(msgspec.Struct, frozen=True):
     """The properties of a text file at the start of a run, by which later changes are detected."""
 
     path: str
-    """The path."""
+    """The path as the run's settings name it."""
     size: int
     """Size in bytes."""
     modified_at: int
@@ -248,10 +256,10 @@ class StoredTextFiles:
 
         Args:
             settings: the run's settings.
-            needs_dev: whether the files of the dev set must be there.
+            needs_dev: whether the files of the dev set must exist.
 
         Raises:
-            TransduceError: a file of the dev set, which is read again, is not there any more.
+            TransduceError: a file of the dev set, which is read again, does not exist any more.
         """
         data = settings.data
         paths = {name: tuple(map(self._located, getattr(data, name))) for name in _NAMES}
@@ -266,7 +274,13 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of text files that were moved, for the next time that the run resumes."""
+        """Update the stored paths of a run's text files that were moved, for the next time that the run resumes.
+
+        Args:
+            old: settings with the paths at the start.
+            new: settings with the paths now, in the same order.
+            folder: the run's folder.
+        """
         moved = dict[str, str]()
         for name in _NAMES:
             moved |= dict(zip(getattr(old, name), getattr(new, name), strict=True))
@@ -290,9 +304,9 @@ class StoredTextFiles:
         return state.absolute if elsewhere and not self.is_same(path, path) else path
 
     def changes(self, data: DataSettings) -> Iterator[str]:
-        """Yield a line for each file of these settings whose content has changed since the run started.
+        """Yield a notice for each text file whose content has changed since the run started.
 
-        Files that do not exist, and runs that stored no properties, give no line.
+        Files that do not exist, and runs that stored no properties of their files, give no notice.
         """
         for path in dict.fromkeys((*data.source, *data.target, *data.dev_source, *data.dev_target)):
             file = self._files.get(path)
@@ -306,7 +320,7 @@ class StoredTextFiles:
             )
 
     def changed_training_files(self, data: DataSettings) -> list[str]:
-        """Return the files whose content has changed since the run started, without the dev set that `data` names."""
+        """Return the training files, those not in the dev set of `data`, whose content has changed since the start."""
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
         return [path for path, file in self._files.items() if path not in dev and _has_changed(file)]
 
@@ -331,7 +345,10 @@ def _file_state(path: str, *, is_dev: bool = False) -> _TextFile:
 
 
 def _has_changed(file: _TextFile) -> bool:
-    """Return whether a file exists, but with another size or time and content than at the run's start."""
+    """Return whether a file exists, and its content differs from that at the run's start.
+
+    The content is read only if the size or the modification time differs.
+    """
     if not Path(file.path).exists():
         return False
     status = Path(file.path).stat()

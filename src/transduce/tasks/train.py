@@ -54,7 +54,7 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
 
 
 def with_runs(request: RunRequest) -> RunRequest:
-    """Return a run in which `data.mix` and corpora of other runs are replaced by the text files of these runs.
+    """Return a request in which `data.mix` and corpora of other runs are replaced by the text files of these runs.
 
     Raises:
         TransduceError: a folder holds no run that was trained on files, or its text has several language pairs.
@@ -98,7 +98,7 @@ def _mixed_run(text: str) -> dict[str, Any]:
 
 
 def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table of a corpus with the training files of the run that it names, if it names one."""
+    """Return a table of `data.corpora`; if the table names a run, this run's training files replace the name."""
     if "run" not in table:
         return table
     folder = Path(table["run"])
@@ -127,7 +127,7 @@ def _with_text_of_run(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_to_skip_stage(request: RunRequest) -> None:
-    """Refuse to resume a run whose earlier stage, such as back-translation, is unfinished."""
+    """Refuse to resume a run with its own training while an earlier stage, such as back-translation, is unfinished."""
     for name, option in _STAGES.items():
         if request.resume and (request.out / name).is_dir() and not (request.out / SETTINGS_FILE).exists():
             raise TransduceError(
@@ -294,10 +294,10 @@ def _checked_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
 
 @contextmanager
 def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterator[RunRequest]:
-    """Write pairs of Python objects to the run's folder, and yield the run that reads them there.
+    """Write pairs of Python objects to files in the run's folder, and yield a request that names these files.
 
-    A run that could not start leaves none of these files, and a dry run leaves nothing. Of a run that exists already,
-    the files stay, and the objects must be equal to them.
+    The files are removed if the run could not start, and after a dry run. If the run exists already, nothing is
+    written, and the objects must be equal to the files.
 
     Raises:
         TransduceError: the folder holds another run, or the objects differ from those that the run started with.
@@ -322,7 +322,7 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, stored: DataSettings | None) -> None:
-    """Write each collection of pairs to a file, and name the files in the settings `content`.
+    """Write pairs of Python objects, by "source" or "dev_source", to files, and name the files in `content`.
 
     If the run exists already, with `stored` settings of its text, nothing is written, and other pairs are refused.
     """

@@ -38,7 +38,16 @@ def learn_tokenizer(
     *,
     marks: tuple[str, ...] = (),
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Learn a vocabulary from the corpus, or from a sample of a large one, and save it; or save one of the user's own.
+    """Learn a vocabulary from the corpus (a sample, if it is large), or open the user's own, and save it in `folder`.
+
+    Args:
+        files: the training text.
+        size: the size of the corpus.
+        settings: the user's settings.
+        choose: chooses the tokenizer's settings from the size of the corpus.
+        folder: the folder that receives the tokenizer's files.
+        display: shows notices.
+        marks: special tokens that the task needs.
 
     Returns:
         The tokenizer and its settings.
@@ -91,7 +100,7 @@ def learn_tokenizer(
 def _adopt_vocabulary(
     specified: VocabularySettings, marks: tuple[str, ...], files: CorpusFiles, folder: Path, display: ProgressDisplay
 ) -> tuple[Tokenizer, TokenizerSettings]:
-    """Use and save the user's own vocabulary, with the special tokens and symbols that it lacks."""
+    """Open the user's own vocabulary, add the special tokens (`marks`) and symbols that it lacks, and save it."""
     if specified.text:
         raise TransduceError(
             "`tokenizer.text` is for a vocabulary that is learned, but `tokenizer.vocabulary` names one: leave one of "
@@ -119,7 +128,7 @@ def _adopt_vocabulary(
 
 
 def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> Tokenizer:
-    """Learn a vocabulary of whole words, of both sides together or of each."""
+    """Learn vocabularies of whole words, one of both sides or one of each; `read` yields all pairs at each call."""
     for name, value in (("byte_fallback", settings.byte_fallback), ("nfc", settings.nfc)):
         if value:
             raise TransduceError(
@@ -140,10 +149,10 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
 def extend_base_tokenizer(
     tokenizer: Tokenizer, settings: Settings, marks: tuple[str, ...], display: ProgressDisplay
 ) -> Tokenizer:
-    """Return the base model's tokenizer, with the user's symbols that it lacks.
+    """Return the base model's tokenizer, extended by the symbols that the user's settings name and that it lacks.
 
     Raises:
-        TransduceError: the vocabulary lacks a token that the task needs.
+        TransduceError: the vocabulary lacks a special token that the task needs (`marks`).
     """
     extended = extend_tokenizer(tokenizer, settings.tokenizer.symbols)
     lacking = [mark for mark in marks if not extended.target.has_special_token(mark)]
@@ -162,7 +171,7 @@ def extend_base_tokenizer(
 
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
-    """Yield the text that a vocabulary is learned from: the corpus with its noise, and the files of further text."""
+    """Yield the text that a vocabulary is learned from: the corpus with noise, and the lines of the files `more`."""
     alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):
         if noise.is_active:

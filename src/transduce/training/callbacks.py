@@ -86,8 +86,8 @@ class Callback:
 class Tracker(Callback):
     """A base class of callbacks that log numbers to an experiment tracker.
 
-    A tracker that fails later than at the start, because its server is away for example, is reported once and then left
-    out: tracking never ends a run.
+    A tracker that fails after the start, for example because its server is down, is reported once and then ignored, so
+    tracking never ends a run.
     """
 
     package: str

@@ -262,7 +262,7 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
 
 
 def _begin(partial: Path) -> None:
-    """Create an empty folder to write a checkpoint to."""
+    """Create an empty partial folder for a checkpoint, in place of one that an interrupted save left."""
     _remove_leftovers(partial.parent)
     partial.mkdir(parents=True)
 
@@ -282,7 +282,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_sound(path: Path) -> bool:
-    """Return whether an undamaged checkpoint exists at a path; only a damaged checkpoint may be replaced."""
+    """Return whether the checkpoint at a path exists and matches its manifest."""
     try:
         load_checkpoint(path)
     except TransduceError:
@@ -300,7 +300,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
 
 
 def _complete(folder: Path, final: Path, state: RunState) -> None:
-    """Complete a checkpoint: write the state and all digests, flush the files, and rename the folder."""
+    """Write a checkpoint's state and the digests of its files, flush them, and rename `folder` to `final`."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for tensors in folder.glob("*.safetensors"):
@@ -392,7 +392,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verified_files(path: Path, kind: str | None = None) -> list[str]:
-    """Verify the files of a checkpoint, or those of one kind of tensors, and return the names of the tensor files.
+    """Compare a checkpoint's files with its manifest, and return the names of the tensor files.
+
+    Args:
+        path: the checkpoint's folder.
+        kind: verify and return only the files of this kind of tensors; None: all files.
 
     Raises:
         TransduceError: a file is not what was written.

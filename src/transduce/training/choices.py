@@ -168,9 +168,9 @@ def choose_vocabulary_size(size: CorpusSize) -> Choice[int]:
 def choose_batch_tokens(epoch_tokens: int, device: str) -> Choice[int]:
     """Choose the target tokens per step: 2,048 on a CPU, and the paper's 25,000 on a GPU (section 5.1).
 
-    A CPU has little time: with the same arithmetic, half as many steps of twice the size gave 41.5 BLEU instead of
-    42.8 after two epochs, and smaller ones keep several threads waiting (docs/results.md). If an epoch would have
-    fewer than 50 steps, a step has fewer tokens, but at least 512.
+    A CPU takes few steps in acceptable time. In the same two epochs, half as many steps of twice the size gave 41.5
+    BLEU instead of 42.8, and smaller steps leave threads idle (docs/results.md). If an epoch would have fewer than 50
+    steps, a step has fewer tokens, but at least 512.
     """
     if not device.startswith("cuda"):
         return _fewer_for_small_corpora(epoch_tokens, Choice(2_048, "many small steps learn fastest on a CPU"))
@@ -199,7 +199,7 @@ def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice
 
 
 def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[int]:
-    """Reduce a number of tokens per step such that an epoch has at least 50 steps, to no fewer than 512 tokens."""
+    """Reduce the `usual` tokens per step such that an epoch has at least 50 steps, to no fewer than 512 tokens."""
     limit = max(512, epoch_tokens // 50)
     if limit >= usual.value:
         return usual
@@ -262,10 +262,10 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
 
 
 def choose_label_smoothing(kind: str, smoothing: float) -> Choice[float]:
-    """Return the label smoothing of a task with its reason.
+    """Choose the label smoothing of a task: its default value `smoothing`.
 
-    It is the paper's 0.1 (section 5.4) where one text is written from another: translation, denoising, parsing. It is
-    0 for language models, masked or not, for classification and for time series.
+    That is the paper's 0.1 (section 5.4) for tasks that generate one text from another: translation, denoising and
+    parsing. It is 0 for language models, masked or not, for classification and for time series.
     """
     return Choice(smoothing, f"usual for `task.kind` {kind}")
 
@@ -455,7 +455,7 @@ class ChoiceLog:
         self._specified_reason, self._preset_reasons = user_reason, preset_reasons or {}
 
     def record(self, name: str, specified: Any, choice: Choice[Any] | None) -> Any:
-        """Return the user's or the preset's value, or else the chosen one, and log it with its reason."""
+        """Log a setting's value with its reason, and return the value: the specified one, or else the choice."""
         if specified is not None:
             reason = self._preset_reasons.get(name, self._specified_reason)
             self.lines.append(LogEntry(name, _shown(specified), reason))

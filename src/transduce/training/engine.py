@@ -76,7 +76,7 @@ def make_optimizer(
 
 
 class StepTotals(NamedTuple):
-    """Sums over the micro-batches of a step, first of this process and then of all processes."""
+    """Sums over the micro-batches of a step, in this process (`add`) or in all processes (`sum_over`)."""
 
     tokens: int = 0
     divisor: float = 0.0
@@ -87,7 +87,7 @@ class StepTotals(NamedTuple):
     """The number of processes that were asked to stop."""
 
     def add(self, loss: Loss) -> "StepTotals":
-        """Return these totals of a step plus the loss sums of one more micro-batch."""
+        """Return these totals plus the sums of one more micro-batch."""
         return StepTotals(
             self.tokens + loss.tokens,
             self.divisor + loss.divisor,
@@ -96,7 +96,7 @@ class StepTotals(NamedTuple):
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Return the totals summed over all processes of the run, equal in each process."""
+        """Sum these totals over all processes; `stop`: a signal asked this process to stop the run."""
         if processes.count == 1:
             return self._replace(stop=int(stop))
         tokens, divisor, total, likelihood, stops = processes.sum([*self[:-1], float(stop)])

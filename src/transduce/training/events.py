@@ -103,7 +103,7 @@ class TensorBoardWriter:
 
 
 def _open_new_file(folder: Path, started_at: float) -> BinaryIO:
-    """Open a new file whose name sorts after older ones, since TensorBoard reads files in order of their names."""
+    """Open a new event file whose name sorts after older ones, since TensorBoard reads files in order of names."""
     number = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,9 +212,9 @@ class Durations(msgspec.Struct, frozen=True, kw_only=True):
     """The durations of the parts of a run in seconds, which a probe measured or a forecast assumes."""
 
     first_step: float
-    """The largest batch and the first step, which compile kernels."""
+    """The trial of the largest batches and the first step, which compile kernels."""
     step: float
-    """The mean of later steps."""
+    """A step after the first one, on average."""
     validation: float
     """A validation of a trained model."""
     keep: float = 0.0
@@ -303,13 +303,13 @@ class EventLog:
 
 
 class _NoLog:
-    """A log that discards events, for all processes but the first."""
+    """A log that discards all events, for every process but the first."""
 
     def write(self, event: Event) -> None:
-        """Discard an event, since this process writes no log."""
+        """Discard an event."""
 
     def close(self) -> None:
-        """Do nothing, since this log has no file."""
+        """Do nothing, since no file is open."""
 
 
 Log = EventLog | _NoLog
@@ -350,7 +350,7 @@ class _RobustStandardError(io.TextIOBase):
         return cast("TextIO", sys.stderr.rich_proxied_file) if isinstance(sys.stderr, FileProxy) else sys.stderr
 
     def write(self, text: str) -> int:
-        """Write text as far as standard error accepts it."""
+        """Write text to standard error; text is lost if standard error is closed or fails."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.write(text)
         return len(text)
@@ -514,7 +514,7 @@ class StepSums(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         self.norms += norm
 
     def text(self) -> str:
-        """Return the mean loss and the speed so far as text for the progress bar."""
+        """Return the mean loss and the speed since the last report, as text for the progress bar."""
         if not self.learnt_tokens:
             return ""
         return f"loss {self.total / self.learnt_tokens:.3f} · {self._tokens_per_second():,.0f} tokens/s"
@@ -548,7 +548,7 @@ _COLORS = {"training": "#888888", "dev": "#c44e52"}
 
 
 class _Messages(io.TextIOBase):
-    """A writable text stream that passes each complete line to a function."""
+    """A writable text stream that passes each complete line to the function `show`."""
 
     def __init__(self, receive: Callable[[str], None]) -> None:
         self._receive, self._partial = receive, ""
@@ -611,7 +611,7 @@ class NotebookDisplay(ProgressDisplay):
         self._render(is_urgent=self._progress is not None)
 
     def _render(self, *, is_urgent: bool = True) -> None:
-        """Show the run's current state in the notebook, at most twice a second unless it is urgent."""
+        """Show the run's current state in the notebook; unless `is_urgent`, at most twice a second."""
         now = time.monotonic()
         if not is_urgent and now - self._shown_at < _SECONDS_BETWEEN_SHOWING:
             return
@@ -631,7 +631,7 @@ class NotebookDisplay(ProgressDisplay):
 
 
 def _live_output() -> Callable[[str], None]:
-    """Return a function that replaces the content of one output of the cell that is executed."""
+    """Return a function that shows HTML in the notebook cell being executed, in place of what it showed before."""
     display: Any = importlib.import_module("IPython.display")
     handle: Any = None
 

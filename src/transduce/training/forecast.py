@@ -129,8 +129,8 @@ class _LearningCurves:
     def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
         """Return the forecast of a run's final BLEU.
 
-        The interval is that of the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"): it has
-        the errors of fits without a corpus, on that corpus, and the differences between these fits.
+        The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). It covers
+        the forecasts of fits that each leave out one corpus, plus and minus their errors on that corpus.
         """
         features, here = _features(earlier, point, steps), _position(point, steps)
         distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
@@ -150,7 +150,7 @@ class _LearningCurves:
 
 
 def earlier_point(points: Sequence[CurvePoint], step: int) -> CurvePoint | None:
-    """Return the validation that is nearest to half of a step on a logarithmic scale; None if none is earlier."""
+    """Return the validation before `step` that is nearest to `step` / 2 on a logarithmic scale; None without one."""
     before = [point for point in points if point.step < step]
     return min(before, key=lambda point: abs(math.log(2 * point.step / step)), default=None)
 
@@ -168,7 +168,10 @@ def _examples(run: RecordedRun) -> list[_Example]:
 
 
 def _features(earlier: CurvePoint, point: CurvePoint, steps: int) -> NDArray[np.float64]:
-    """Return the features: the doublings of the steps still to come, and by how much chrF rose in the last one."""
+    """Return the regression's features: 1, log2(steps / current step), and the rise of logit chrF per doubling so far.
+
+    The rise is measured from `earlier` to `point`.
+    """
     doublings = math.log2(steps / point.step)
     rise = (_logit(point.chrf) - _logit(earlier.chrf)) / math.log2(point.step / earlier.step)
     return np.array([1.0, doublings, rise])
@@ -190,7 +193,7 @@ def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
 
 
 def _logit(bleu: float) -> float:
-    """Map a score from 0 to 100 to a scale on which equal steps are about equally hard; 0 and 100 stay finite."""
+    """Map a score from 0 to 100 to log-odds, on which equal steps are about equally hard; 0 and 100 stay finite."""
     return math.log((bleu + _OFFSET) / (100.0 + _OFFSET - bleu))
 
 
@@ -205,11 +208,11 @@ _VALIDATION_BYTES, _EVALUATION_BYTES = 6, 4
 _VALIDATION_SHARE = 0.08
 
 PROBE_SECONDS = 8.0
-"""The time of the steps that a dry run takes to measure the machine's rate."""
+"""The time in seconds of the steps that a dry run takes to measure the machine's speed."""
 PROBE_LIMIT = 60.0
 """The time in seconds that a dry run takes for all its steps and validations."""
 SCORE_PROBE_SECONDS = 40.0
-"""The time of the steps from which a score is forecast; the validation after them takes some more seconds."""
+"""The time in seconds of the steps from which a score is forecast; the validation after them takes more time."""
 SCORE_PROBE_LIMIT = 120.0
 """The time in seconds for all steps and validations if a score is forecast."""
 PROBE_STEPS = 40
@@ -301,7 +304,7 @@ def forecast_run(
 
 
 def _due(step: int, steps: int, every: int | None) -> int:
-    """Return how many validations, or checkpoints, are due between `step` and the last step, which always has one."""
+    """Return how many validations (or checkpoints) follow `step` in a run, of which the last step always has one."""
     every = every or default_interval(steps)
     return math.ceil(steps / every) - step // every
 
@@ -309,8 +312,8 @@ def _due(step: int, steps: int, every: int | None) -> int:
 def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunForecast:
     """Return a forecast with the final score on the dev set, from two validations during the probe.
 
-    It stays without a score if the validations translated nothing or if the probe took too few steps. No run was
-    recorded for target languages that are written without spaces, so they have no score either.
+    The score stays None if the validations translated nothing, if the probe took too few steps, or if the target
+    language is written without spaces, as no such run was recorded.
     """
     points = [
         CurvePoint(event.step, event.loss, event.bleu, event.chrf)

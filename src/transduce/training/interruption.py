@@ -51,8 +51,10 @@ class Interruption:
     def abandonable(self, *, by_itself: bool = False) -> Iterator[None]:
         """Return a context for work that leaves no trace until it is complete; a signal aborts this work at once.
 
+        With several processes that all take part in the work, a signal does not abort it.
+
         Args:
-            by_itself: this process does the work without the others and tells them the result.
+            by_itself: this process does the work without the others and sends them the result.
 
         Raises:
             AbandonedError: a signal arrived before or during the work.
@@ -108,7 +110,7 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
 
 @contextmanager
 def explain_out_of_memory(sentence: str) -> Iterator[None]:
-    """Raise a `TransduceError` with a message if the body of `with` runs out of memory.
+    """Raise a `TransduceError` with the message `sentence` if the body of `with` runs out of memory.
 
     Raises:
         TransduceError: memory ran out.
@@ -146,7 +148,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Report a failed write in the body of `with` instead of raising it, so that the run continues."""
+    """Pass a message to `say` instead of raising an error if a write in the body of `with` fails; `what` names it."""
     try:
         yield
     except TransduceError as error:

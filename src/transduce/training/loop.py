@@ -106,12 +106,12 @@ class DropoutMonitor:
                 module.train()
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if the loss is lower without it, and return a message that says why; None: dropout stays.
+        """Disable dropout if the loss is higher without it, and return a message with the reason; None: dropout stays.
 
         Args:
             step: the last step.
             sums: the totals of that step, with dropout.
-            without: the negative log-likelihood of the same batches without dropout.
+            without: the summed negative log-likelihood of the same batches without dropout.
         """
         if not 0.0 < sums.likelihood * _HARM < without < math.inf:
             return None
@@ -127,7 +127,7 @@ class DropoutMonitor:
 
 
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and checks of a run that do not change what it learns; the caller sets them for corpus and machine."""
+    """Inputs of checks that do not change what a run learns; the caller sets them for its corpus and machine."""
 
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, tried before the first step."""
@@ -401,7 +401,10 @@ class Trainer:
         return durations, events
 
     def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
-        """Return the duration of a step by that of its micro-batches if a probe's steps exceed the limit, else None."""
+        """Estimate the duration of a step from single micro-batches, if a probe's steps would exceed the limit.
+
+        Return the estimate in seconds, after a step of one micro-batch; or None, before any step, if steps are fast.
+        """
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels
             started_at = time.monotonic()
@@ -465,13 +468,13 @@ class Trainer:
         return "finished"
 
     def _notify(self, name: str, event: Any) -> None:
-        """Call a method of each callback in the first process; note the callback if it asks to stop the run."""
+        """Call the method `name` of each callback in the first process; store the first callback that stops the run."""
         for callback in self.callbacks if self.processes.is_first else ():
             if getattr(callback, name)(event) is True:
                 self._stopped_by = self._stopped_by or f"stopped by {type(callback).__name__}"
 
     def _shared_stop(self) -> str | None:
-        """Return why callbacks stop the run, in every process; None: they do not."""
+        """Share with all processes, and return, why a callback stops the run; None if no callback does."""
         if not self.callbacks or self.processes.count == 1:
             return self._stopped_by
         return self.processes.share(self._stopped_by or "", str) or None
@@ -543,7 +546,7 @@ class Trainer:
         return self.loss(batch)
 
     def _note_skip(self, skipped: SkippedStep) -> None:
-        """Report why a training step was skipped, and write its batch and the cause to a file."""
+        """Print why a training step was skipped, and write its batch and the cause to a file."""
         first, origin = skipped.suspects[0], Origin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
@@ -638,7 +641,7 @@ class Trainer:
             self._clock.add_validation(time.monotonic() - started_at)
 
     def _averaged_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights of the model to keep: with `average_checkpoints`, their mean with earlier checkpoints."""
+        """Return the weights to keep; with `average_checkpoints`, their mean with those of earlier checkpoints."""
         weights = self.optimizer.weights_to_keep()
         if not self.settings.average_checkpoints or not self.processes.is_first:
             return weights
@@ -649,7 +652,7 @@ class Trainer:
         return mean
 
     def _averaged_steps(self, last: int, number: int) -> list[int]:
-        """Return the newest regular steps of checkpoints up to `last`; a signal's checkpoint is not regular."""
+        """Return the last `number` multiples, up to the step `last`, of the number of steps between checkpoints."""
         every = self.settings.save_every or (default_interval(self.steps) if self.steps is not None else None)
         return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
 

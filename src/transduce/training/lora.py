@@ -68,7 +68,7 @@ def choose_lora_alpha(rank: int) -> Choice[float]:
 
 
 class LowRankUpdate(nn.Module):
-    """A parametrization that maps W to W + (alpha / R) · up · down; `up` is initially 0, so W is unchanged."""
+    """A parametrization of a weight W as W + (alpha / R) · up · down; `up` is initially 0, so W is unchanged."""
 
     def __init__(self, weight: Tensor, settings: LowRankSettings, generator: torch.Generator) -> None:
         """Create the low-rank update of a weight matrix (O, I)."""
@@ -213,7 +213,7 @@ class FrozenWeights:
     """The parameters of a model that need no gradient, in float32, which complete the trained ones to a full model."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Keep the frozen parameters; call this before the model is converted to another precision."""
+        """Store references to a model's frozen parameters, before the model is converted to another precision."""
         self._model = model
         self._values = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
 
@@ -224,7 +224,7 @@ class FrozenWeights:
 
 
 def freeze_rows(weight: nn.Parameter, rows: Tensor) -> None:
-    """Freeze rows of a matrix (V, D) by zeroing their gradients, which suffices if they have no weight decay."""
+    """Freeze rows of a matrix (V, D), by index, by zeroing their gradients; the matrix must have no weight decay."""
     learns = torch.ones(len(weight), 1, dtype=torch.bool, device=weight.device)
     learns[rows.to(weight.device)] = False
     weight.register_hook(lambda gradient: gradient * learns)

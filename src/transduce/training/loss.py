@@ -165,7 +165,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 class _Gradients:
-    """The gradients of the hidden states, the weight and the bias, each if it is requested, while they are computed."""
+    """An accumulator of the gradients of hidden states, weight and bias; those that are not requested stay None."""
 
     def __init__(self, hidden_learns: bool, weight_learns: bool, bias_learns: bool) -> None:
         self._learn = hidden_learns, weight_learns, bias_learns
@@ -180,16 +180,16 @@ class _Gradients:
         labels: Tensor,
         counted: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the softmax of the logits, and its gradients; return each row's logit at the label and log-sum-exp.
+        """Compute the logits and the softmax term of all gradients (the gradients of the summed log-sum-exp).
 
         Args:
-            states: the hidden states, and the same times the rows' factors, (N, D).
+            states: the hidden states, and the hidden states times the rows' factors, (N, D) each.
             projected_by: weight (V, D) and bias (V,) of the output projection.
             labels: (N,).
             counted: the mask or the factors of the rows, (N,).
 
         Returns:
-            Two tensors, (N, 1).
+            The logit at each row's label, and each row's log-sum-exp, (N, 1) each.
         """
         (hidden, weighted), (weight, bias) = states, projected_by
         hidden_learns, weight_learns, bias_learns = self._learn
@@ -222,7 +222,16 @@ class _Gradients:
         ones: Tensor,
         totals: tuple[Tensor, Tensor],
     ) -> None:
-        """Subtract the gradients by the smoothed targets; `ones` has each row's factor, `totals` sums of rows."""
+        """Subtract the smoothed targets' term from all gradients, which completes them.
+
+        Args:
+            weighted: the hidden states times the rows' factors, (N, D).
+            weight: weight of the output projection, (V, D).
+            labels: (N,).
+            options: label smoothing and the factors.
+            ones: the factor of each row, or 1 or 0 by the mask, (N,).
+            totals: the sum over the rows of `weighted` and that over the rows of `weight`, (D,) each.
+        """
         (total_hidden, total_row), smoothing = totals, options.label_smoothing
         if self.hidden is not None:
             uniform_part = (total_row * (smoothing / len(weight))).to(weight.dtype)  # (D,)
@@ -238,7 +247,7 @@ class _Gradients:
             self.bias -= ones.sum() * (smoothing / len(weight))
 
     def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
-        """Return the gradients of weight and bias, in their dtype unless they are added to float32 sums."""
+        """Return the gradients of weight and bias, in the weight's dtype, or in float32 if buffers collect them."""
         found: list[Tensor | None] = []
         for gradient, total in zip((self.weight, self.bias), options.sums, strict=True):
             if gradient is not None and options.frozen_row is not None:
@@ -258,7 +267,7 @@ def _sum_present(values: Tensor, present: Tensor | None) -> Tensor:
 
 
 def _chunks(positions: int, weight: Tensor) -> list[slice]:
-    """Split N positions into chunks of equal size, large enough for the kernels."""
+    """Split N positions into chunks of equal size, by the weight (V, D) large enough for efficient kernels."""
     if weight.device.type != "cpu":
         max_positions = max(1, _CHUNK_ELEMENTS_OF_GPU // len(weight))
     else:
@@ -269,7 +278,7 @@ def _chunks(positions: int, weight: Tensor) -> list[slice]:
 
 
 class _LibraryProjection:
-    """An output projection computed by PyTorch."""
+    """An output projection, forward and backward, that PyTorch computes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias, self.columns = weight, bias, len(weight)
@@ -307,7 +316,10 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return probabilities, (N, V), possibly overwriting the logits, and each row's log-sum-exp, (N, 1)."""
+    """Return probabilities, (N, V), and each row's log-sum-exp, (N, 1); the logits (N, V) may be overwritten.
+
+    `at_label` has the logit at each row's label, and `labels` these labels, (N, 1) each.
+    """
     kernels = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):
         return logits, kernels.softmax_(logits)[:, None]

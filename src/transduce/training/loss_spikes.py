@@ -124,7 +124,7 @@ class MicroBatch(NamedTuple):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The first module output and gradients that were not finite when a batch was computed once more."""
+    """The origin of a non-finite loss or gradient, found by computing the batch once more."""
 
     module: str | None = None
     """The name of the first module whose output was not finite."""

@@ -121,7 +121,7 @@ class Muon:
         gather: Gather | None = None,
         processes: Processes | None = None,
     ) -> None:
-        """Start with zero momentum.
+        """Create the optimizer state with zero momentum.
 
         Args:
             master: float32 vector, changed by each update: the rows of the weights that this process holds, in their
@@ -129,9 +129,9 @@ class Muon:
             gradient: a vector of equal length.
             weights: the weights by name.
             settings: settings of the run.
-            gather: if each process holds only some rows: collects a complete weight, and the index of this process's
-                first row.
-            processes: if each process holds everything, the processes that share the work.
+            gather: if each process holds only some rows: returns a complete weight by its name and local rows, with the
+                index of this process's first row.
+            processes: if each process holds all rows: the processes that share the work.
         """
         self.master, self.gradient = master, gradient
         self.momentum = torch.zeros_like(master)
@@ -153,9 +153,9 @@ class Muon:
         self.master.add_(move, alpha=-rate)
 
     def find_update(self, kernels: TrainingKernels, factor: float) -> Tensor:
-        """Update the momentum and return the orthogonalized update, before the learning rate, in the model's dtype.
+        """Update the momentum by the gradient times `factor`, and return the orthogonalized update.
 
-        The gradient is multiplied by `factor` first.
+        The update is a vector in the model's dtype, which the caller multiplies by the learning rate.
         """
         move = torch.empty_like(self.gradient, dtype=self._dtype)
         kernels.update_momentum(self.gradient, self.momentum, move, factor, self._decay)
@@ -163,7 +163,7 @@ class Muon:
         return move
 
     def _make_all_orthogonal(self, update: Tensor) -> None:
-        """Orthogonalize an update of all weights in place; each process does some groups of weights."""
+        """Orthogonalize the update vector of all weights in place; processes divide the work by groups of weights."""
         sizes = [sum(self._weights[name].local_shape.numel() for name in names) for names in self._groups]
         works = []
         for number, (names, part) in enumerate(zip(self._groups, update.split(sizes), strict=True)):
@@ -192,7 +192,10 @@ class Muon:
             part.copy_(complete[start : start + len(part)])
 
     def _make_orthogonal(self, weights: Mapping[str, Tensor]) -> None:
-        """Orthogonalize updates in place and scale them to Adam's size; matrices of equal shape form a batch."""
+        """Orthogonalize updates by weight name in place, and scale them to the usual size of Adam's updates.
+
+        Matrices of equal shape are orthogonalized in one batch.
+        """
         alike: dict[torch.Size, list[Tensor]] = {}
         for name, weight in weights.items():
             for matrix in weight.split(self._weights[name].rows):
@@ -207,7 +210,7 @@ class Muon:
 
 
 def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
-    """Divide weights into groups that need little memory and can be distributed to the processes."""
+    """Divide weights, by name, into groups of `max_parts` elements or more, so that every process gets a group."""
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

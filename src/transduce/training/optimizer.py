@@ -44,7 +44,7 @@ _CHUNK_ELEMENTS = 4_000_000  # 16 MB: large enough for full network bandwidth, s
 
 
 class GradientReduction:
-    """A sum over processes of the vector that accumulates gradients, taken in the last micro-batch of a step.
+    """A reducer that sums the gradient vector over processes, in chunks, during the last micro-batch of a step.
 
     Args:
         parameters: the parameters in the order of the vector.
@@ -75,12 +75,12 @@ class GradientReduction:
             position += parameter.numel()
 
     def begin(self, *, last: bool) -> None:
-        """Prepare for a micro-batch; in the last one of a step, complete gradients are summed over processes."""
+        """Prepare for a backward pass; if `last`, each chunk is summed over processes as soon as it is complete."""
         self._sending = last
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """End a micro-batch after its backward pass; in the last one, wait for all sums over processes."""
+        """Finish a backward pass; after the last micro-batch of a step, wait for all sums over processes."""
         self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
@@ -107,7 +107,10 @@ class GradientReduction:
 
 
 def _chunks(sizes: Sequence[int], min_size: int) -> list[tuple[int, int]]:
-    """Return the bounds of chunks of whole parameters; each chunk but the last has at least `min_size` elements."""
+    """Group consecutive parameters into chunks of at least `min_size` elements (the last may be smaller).
+
+    Return the first element of each chunk and the element after its last, for parameters of these sizes.
+    """
     bounds, start, stop = [], 0, 0
     for size in sizes:
         stop += size
@@ -153,7 +156,7 @@ class Adam:
         )
 
     def numbers(self, factor: float, rate: float, updates: int) -> AdamScalars:
-        """Return a fused kernel's scalars for update number `updates`, with the gradient scaled by `factor`."""
+        """Return the scalars of a fused Adam kernel for update number `updates`, with the gradient times `factor`."""
         beta1, beta2 = self._settings.beta1, self._settings.beta2
         rate, inverse_root = rate / (1.0 - beta1**updates), (1.0 - beta2**updates) ** -0.5
         return AdamScalars(factor, beta1, beta2, rate, inverse_root, self._settings.epsilon)
@@ -182,7 +185,7 @@ class Adam:
 
 
 class FlatUpdate:
-    """The update of all weights as one vector, with master weights, optimizer states and moving average."""
+    """An updater of all weights as one vector, with master weights, optimizer states and moving average."""
 
     def __init__(
         self,
@@ -196,7 +199,7 @@ class FlatUpdate:
         gather: Gather | None = None,
         processes: Processes | None = None,
     ) -> None:
-        """Start with empty optimizer states.
+        """Create zero optimizer states, and a moving average that starts at the master weights.
 
         Args:
             master: float32 vector of weights, changed by each update.
@@ -204,9 +207,9 @@ class FlatUpdate:
             shapes: shapes of the parameters by name, in their order in `master`; those of `matrices` come last.
             settings: settings of the run.
             matrices: names of the parameters that Muon updates, each with the row counts of its stacked matrices.
-            working: receives a rounded copy of the masters after each update; None if no copy is needed.
-            gather: collects complete weights if each process holds only some rows (see `Muon`).
-            processes: the processes, if each of them holds everything and takes the same update.
+            working: receives a rounded copy of the master weights after each update; None if no copy is needed.
+            gather: if each process holds only some rows: returns a complete weight, as for `Muon`.
+            processes: if each process holds all rows: the processes, which all take the same update.
         """
         self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
         self.masters = self._named(master, shapes)
@@ -252,7 +255,15 @@ class FlatUpdate:
     def _update_by(
         self, kernels: TrainingKernels, factor: float, rates: tuple[float, float], decay: float, updates: int
     ) -> None:
-        """Update all parameters with a backend's fused kernels in one pass, except for Muon's orthogonalization."""
+        """Update all parameters with a backend's fused kernels, in one pass except for Muon's orthogonalization.
+
+        Args:
+            kernels: the backend.
+            factor: multiplies the gradient.
+            rates: the learning rate, and the factor of weight decay that multiplies matrices.
+            decay: the decay of the moving average.
+            updates: the number of updates including this one.
+        """
         start, (rate, shrink) = self._start_of_muon, rates
         _shrink(self._decaying[0], shrink)
         if start:
@@ -299,7 +310,7 @@ class FlatUpdate:
 
 
 def _shrink(masters: list[Tensor], factor: float) -> None:
-    """Multiply the master weights by `factor`, which applies weight decay."""
+    """Multiply master weights in place by a factor below 1, which applies weight decay."""
     if masters and factor != 1.0:
         torch._foreach_mul_(masters, factor)
 
@@ -341,7 +352,7 @@ def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Non
 
 
 def discard_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
-    """Zero the accumulated gradients, including those of an interrupted backward pass."""
+    """Zero the vector of accumulated gradients, and drop gradients that an interrupted backward pass left."""
     vector.zero_()
     for parameter in parameters:
         if parameter.dtype != vector.dtype:
@@ -363,11 +374,11 @@ def _move_to(slot: Tensor) -> Callable[[Tensor], None]:
 
 
 STATISTICS = "statistics"
-"""The kind of these tensors in a checkpoint."""
+"""The kind, in a checkpoint, of the tensors of `RunningStatistics`."""
 
 
 class RunningStatistics:
-    """A manager of a model's persistent buffers, such as BatchNorm's statistics, which rejected steps do not change."""
+    """A store of a model's persistent buffers, such as BatchNorm's statistics, to undo changes by skipped steps."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
@@ -377,17 +388,17 @@ class RunningStatistics:
 
     @torch.no_grad()
     def accept(self) -> None:
-        """Copy BatchNorm's current statistics to the accepted ones, after a complete update."""
+        """Store the model's current buffers, after a complete update."""
         _copy(self._live, self.accepted)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Discard changes to BatchNorm's statistics since the last complete update."""
+        """Set the model's buffers to those stored at the last complete update."""
         _copy(self.accepted, self._live)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Sliceable]) -> None:
-        """Load the BatchNorm statistics of a checkpoint."""
+        """Store a checkpoint's buffers, by name, and set the model's buffers to them."""
         for name, accepted in self.accepted.items():
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])

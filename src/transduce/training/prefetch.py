@@ -44,11 +44,11 @@ class Prefetching(Protocol):
 class PrefetchedBatches:
     """A wrapper of `Batches` that prepares each batch in a background thread while the previous one is computed.
 
-    With a GPU that thread would otherwise idle. On a CPU it would take time from the computation.
+    This is for training on a GPU. On a CPU, the thread would take time from the computation.
     """
 
     def __init__(self, batches: Batches, loss: object = None) -> None:
-        """Prefetch from `batches`; a loss with `prefetch` prepares each batch in the background thread."""
+        """Create a wrapper of `batches`; if the loss has the method `prefetch`, the thread also calls it."""
         self._batches = batches
         self._prefetch = loss.prefetch if isinstance(loss, Prefetching) else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -112,7 +112,7 @@ class PackedSize(NamedTuple):
 
 
 class PackedArrays(NamedTuple):
-    """A batch as one array, which is copied to a GPU at once instead of as ten tensors."""
+    """A batch without padding as one array, which is copied to a GPU at once instead of as ten tensors."""
 
     numbers: Ids
     size: PackedSize
@@ -183,7 +183,7 @@ class _Side(NamedTuple):
 
     @staticmethod
     def of(ids: Ids, pad_id: int) -> "_Side | None":
-        """Return the tokens of a padded batch; None if a sentence is empty or has padding between tokens."""
+        """Locate the tokens of a padded batch (B, L); None if a sentence is empty or has padding between tokens."""
         present = ids != pad_id
         counts = present.sum(axis=1)
         if not len(ids) or counts.min() < 1 or not np.array_equal(present, np.arange(ids.shape[1]) < counts[:, None]):
@@ -191,12 +191,18 @@ class _Side(NamedTuple):
         return _Side(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
-        """Return the elements of an array that are not padding, as one vector; the array is padded like this side."""
+        """Return, as one vector, the elements of an array (B, L) at the positions of this side's tokens."""
         return ids.ravel()[self.offsets]
 
 
 def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
-    """Return the ids and each side's positions, starts and counts as one vector, which `unpack` splits."""
+    """Return a packed batch as one vector, which `unpack` splits.
+
+    Args:
+        ids: vectors of token ids.
+        counts: each side's number of tokens per sentence, from which the positions of tokens and the starts of
+            sentences follow.
+    """
     parts = list(ids)
     for each in counts:
         starts = np.cumsum(each) - each
@@ -205,7 +211,10 @@ def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
 
 
 def _padded_size(sentences: int, source: int, target: int, max_length: int) -> PackedSize:
-    """Return the rounded sizes of a packed batch; sentences of padding, at most `max_length` long, fill the surplus."""
+    """Round the numbers of sentences and tokens of a packed batch up, so that few distinct sizes occur.
+
+    Sentences of padding, of at most `max_length` tokens, fill the difference.
+    """
     targets = _rounded_up(target, _TARGET_STEPS)
     sources = _rounded_up(source + -(-(targets - target) // max_length), _STEPS)
     fillers = max(-(-left // max_length) for left in (targets - target, sources - source))
@@ -232,7 +241,7 @@ def _power_of_2(minimum: int) -> int:
 
 
 class _Recording:
-    """A switch that disables CUDA graphs while hooks must run for every operation."""
+    """A process-wide switch that disables CUDA graphs, whose replay runs no hooks of modules and gradients."""
 
     is_watched = False
 
@@ -251,7 +260,7 @@ class PackedLoss:
     """A loss function for packed batches: the teacher-forced cross-entropy of a Transformer, summed over tokens."""
 
     def __init__(self, model: Transformer, label_smoothing: float, *, record: bool = False) -> None:
-        """Compute the loss of a model; `record` replays training steps as CUDA graphs, in a single process only."""
+        """Create the loss function of a model; `record`: record training steps as CUDA graphs and replay them."""
         self._model, self._label_smoothing, self._records = model, label_smoothing, record
         self._recorder: LossRecorder | None = None
         self._prefetched: WeakKeyDictionary[Batch, PackedArrays] = WeakKeyDictionary()
@@ -283,7 +292,7 @@ class PackedLoss:
                 self._prefetched[batch] = arrays
 
     def _records_batch(self, batch: Batch) -> bool:
-        """Return whether a batch may be recorded; recorded CUDA graphs have no weights of pairs."""
+        """Return whether a batch's loss may be a recorded CUDA graph, which does not support weights of pairs."""
         return self._records and batch.weights is None and not _Recording.is_watched
 
     def _pack(self, batch: Batch, *, with_capacity: bool) -> PackedArrays | None:
@@ -296,7 +305,7 @@ class PackedLoss:
         )
 
     def _replay(self, packed: PackedAttention, recorder: LossRecorder, arrays: PackedArrays, tokens: int) -> Loss:
-        """Return the loss of a packed batch, by a recorded CUDA graph if there is one for the batch's sizes."""
+        """Return the loss of a packed batch of `tokens` target tokens, by a CUDA graph for batches of these sizes."""
 
         def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
             return self._loss(packed, unpack(numbers, arrays.size))[:2]

@@ -22,20 +22,20 @@ from transduce.kernels.cpu.train_rows import emit_hash
 
 
 GROUP_SIZE = 4
-"""Queries or keys in a group that shares loaded operands, limited by the number of registers."""
+"""The number of queries or keys in a group that shares loaded operands, limited by the number of registers."""
 QUERIES_AT_ONCE = 64
-"""Queries whose attention weights and score gradients are kept at a time in the backward pass."""
+"""The number of queries whose attention weights and score gradients the backward pass keeps at a time."""
 BIAS_KEYS = 16
-"""The number of which the padded length of a row of biases is a multiple."""
+"""The multiple to which the rows of an attention bias are padded."""
 AMX_KEYS = 32
-"""Keys or queries in a row of an AMX tile register, as pairs."""
+"""The number of keys or queries, as pairs, in a row of an AMX tile register."""
 _APART = 16 * 17  # elements between arrays, which would otherwise map to the same sets of the L1 cache
 
 
 class AttentionArguments(NamedTuple):
     """Arguments of the kernels `attend` and `attend_backward`: addresses, unless stated otherwise.
 
-    Strides count elements.
+    Strides are counted in elements.
     """
 
     queries: Any
@@ -59,7 +59,7 @@ class AttentionArguments(NamedTuple):
     lengths: Any
     """The number of valid keys of each sentence, int64 (B,); 0: all keys are valid, under a causal mask."""
     context: Any
-    """The contexts, (B, Q, H × K); in the backward pass their gradient."""
+    """The output of attention, (B, Q, H × K); in the backward pass its gradient."""
     sums: Any
     """float32 (B, H, Q, 2): each query's greatest score, and the inverse of its scores' sum of exponentials."""
     query_gradient: Any
@@ -90,7 +90,7 @@ class AttentionShape(NamedTuple):
     kind: Any
     """The LLVM type of elements: F32, or I16 for bfloat16."""
     lanes: int
-    """32-bit elements per vector register."""
+    """The number of 32-bit elements per vector register."""
     scale: float
     """The factor of the dot products of queries and keys."""
     shared: int = 1
@@ -113,7 +113,7 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return the size of each `AmxScratch` array: float32 elements per key, and elements independent of the keys.
+    """Return the size of each `AmxScratch` array in float32 elements: a number per key, and a constant.
 
     The number of keys is rounded up to a multiple of `AMX_KEYS`.
     """
@@ -145,9 +145,9 @@ class HeadScratch(NamedTuple):
     """Arrays in one thread's scratch space for one head of one sentence, float32."""
 
     transposed_keys: Value
-    """Keys in transposed blocks of `lanes` keys, K × lanes each; L × K in all."""
+    """Keys transposed in blocks of `lanes` keys, (L / lanes, K, lanes)."""
     transposed_values: Value
-    """Values in transposed blocks, L × K."""
+    """Values transposed in blocks of `lanes` values, (L / lanes, K, lanes)."""
     keys: Value
     """Keys as float32, (L, K)."""
     values: Value
@@ -157,13 +157,13 @@ class HeadScratch(NamedTuple):
     value_gradient: Value
     """The gradient of the values, (L, K)."""
     queries: Value
-    """The current queries, scaled, K each; up to `QUERIES_AT_ONCE` of them in the backward pass."""
+    """The current queries times the attention scale, K each; in the backward pass `QUERIES_AT_ONCE` of them."""
     context_gradient: Value
-    """The gradient of the current queries' contexts, K each."""
+    """The gradient of the attention outputs of the current queries, K elements each."""
     weights: Value
-    """Scores or attention weights of the current queries, L each."""
+    """Scores, later attention weights, of the current queries, L elements each."""
     score_gradients: Value
-    """Score gradients of the current queries, L each."""
+    """The gradient of the scores of the current queries, L elements each."""
 
 
 class QueryGroup(NamedTuple):
@@ -173,8 +173,8 @@ class QueryGroup(NamedTuple):
     """The index of the first query."""
     size: int
     """The number of queries."""
-    place: Value
-    """The index of the first query within the scratch space."""
+    scratch_first: Value
+    """The index of the first query among those in the scratch space."""
 
 
 class HeadAddresses:
@@ -198,7 +198,7 @@ class HeadAddresses:
         return k.mul(k.build.sdiv(k.add(count, lanes - 1), k.int64(lanes)), lanes)
 
     def scratch_addresses(self, thread: Value, sizes: Sequence[Value]) -> list[Value]:
-        """Return pointers to consecutive float32 arrays of these sizes in a thread's scratch space."""
+        """Return pointers to consecutive float32 arrays of these sizes, in elements, in a thread's scratch space."""
         k, pointers = self.k, []
         pointer = k.element_pointer(k.pointer(self.args.scratch), k.mul(thread, self.args.scratch_per_thread))
         for size in sizes:
@@ -207,7 +207,7 @@ class HeadAddresses:
         return pointers
 
     def query_heads(self) -> Iterator[None]:
-        """Emit a loop over the query heads that share the keys and values; code in the body is about `self.head`."""
+        """Emit a loop over the query heads that share the keys and values; sets `self.head` to each in turn."""
         if self.shape.shared == 1:
             yield
             return
@@ -221,9 +221,9 @@ class HeadAddresses:
         """Return a pointer to a head's columns in this sentence's first row of an array, such as the queries.
 
         Args:
-            address: of the array.
-            count: rows per sentence.
-            stride: elements from one row to the next.
+            address: the address of the array.
+            count: the number of rows per sentence.
+            stride: the number of elements from one row to the next.
             head: the head's index; None: the query head.
         """
         row = self.k.mul(self.sentence, count, stride)
@@ -292,7 +292,7 @@ class Head(HeadAddresses):
             start, together = end, together // 2
 
     def transpose(self, rows: Value, out: Value) -> None:
-        """Transpose keys or values in blocks of `lanes`.
+        """Transpose keys or values in blocks of `lanes` rows.
 
         The last row pads the last block, and the padding is ignored.
         """
@@ -328,16 +328,16 @@ class Head(HeadAddresses):
         return [k.build.select(self.is_causal, k.add(number, 1), self.length) for number in self.numbers_of(group)]
 
     def sums_of(self, group: QueryGroup) -> list[Value]:
-        """Return pointers to each query's greatest score and inverse sum of exponentials."""
+        """Return pointers to each query's greatest score and inverse sum of exponentials in the output `sums`."""
         return [self.k.element_pointer(self.start_of_sums(), self.k.mul(n, 2)) for n in self.numbers_of(group)]
 
     def take_queries(self, group: QueryGroup) -> None:
-        """Copy a group's queries, multiplied by the attention scale, to the scratch space."""
+        """Copy the queries of a group, multiplied by the attention scale, to the scratch space."""
         queries = self.start_of(self.args.queries, self.args.num_queries, self.args.query_stride)
         self.load_scaled(queries, self.args.query_stride, group, self.scratch.queries, self.shape.scale)
 
     def load_scaled(self, rows: Value, stride: Value, group: QueryGroup, target: Value, factor: float) -> None:
-        """Copy a group's rows, times a factor, as float32 to an array of the scratch space."""
+        """Copy a group's rows, multiplied by a factor, to the array `target` of the scratch space, as float32."""
         k = self.k
         target = self.group_rows(target, group)
         for index, number in enumerate(self.numbers_of(group)):
@@ -349,12 +349,13 @@ class Head(HeadAddresses):
 
     def group_rows(self, array: Value, group: QueryGroup) -> Value:
         """Return a pointer to the rows of K elements that belong to a group of queries, in a scratch array."""
-        return self.k.element_pointer(array, self.k.mul(group.place, self.shape.width))
+        return self.k.element_pointer(array, self.k.mul(group.scratch_first, self.shape.width))
 
     def products(self, transposed: Value, start: Value, vectors: Value, count: int) -> list[Value]:
         """Return the dot products of `count` queries with a block of `lanes` keys, one vector of products per query.
 
-        Even and odd columns have separate accumulators to hide the latency of additions.
+        `transposed` points to the keys, and `vectors` to the queries. Even and odd columns have separate accumulators
+        to hide the latency of additions.
         """
         k, width = self.k, self.shape.width
         block = k.element_pointer(transposed, k.mul(start, width))
@@ -370,7 +371,7 @@ class Head(HeadAddresses):
         return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
 
     def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
-        """Return a pointer into the scratch row of L elements of query `number`, from element `start` on."""
+        """Return a pointer into a scratch array with L elements per query: query `number`, from element `start` on."""
         return self.k.element_pointer(array, self.k.add(self.k.mul(self.filled, number), start))
 
     def inside(self, start: Value, limit: Value) -> Value:
@@ -429,13 +430,13 @@ class Head(HeadAddresses):
         return [k.load_floats(rows, k.add(k.mul(row, self.shape.width), column)) for column in columns]
 
     def add(self, totals: list[Value], factor: Value, vectors: list[Value]) -> None:
-        """Add factor × vector to each of several accumulators in memory."""
+        """Add factor × vector to each accumulator, where there is one vector for each accumulator."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
             self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
 
     def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
-        """Store a query's accumulated columns, multiplied by a factor, in a row of the output."""
+        """Store a query's accumulated columns, multiplied by a factor, at the offset `row` of the output."""
         k = self.k
         for column, total in zip(columns, totals, strict=True):
             value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(factor))
@@ -461,7 +462,7 @@ class AttentionEmitter:
             self._write(name, work)
 
     def _write(self, name: str, work: Any) -> None:
-        """Emit a kernel that runs `work` for each head of each sentence, divided among the threads."""
+        """Emit the kernel `name`, which runs `work` for each head of each sentence, divided among the threads."""
         k = self.k
         with kernel(k, name, len(AttentionArguments._fields)) as (numbers, thread, threads):
             args = AttentionArguments(*numbers)
@@ -479,12 +480,12 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit a thread's code before its first head and after its last head; empty here, and overridden for AMX."""
+        """Emit a thread's code before its first head and after its last head; none here, unlike for AMX."""
         yield
 
 
 class _Contexts(Head):
-    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
+    """An emitter of attention's forward pass for one head, with vector instructions."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, a group of queries at a time."""
@@ -504,7 +505,7 @@ class _Contexts(Head):
         self._contexts(group, limits, inverses)
 
     def _scores(self, group: QueryGroup, limits: list[Value]) -> list[Value]:
-        """Store masked scores in the weights' array, and return the greatest score of each query."""
+        """Store the masked scores of a group of queries in scratch space; return the greatest score of each query."""
         k = self.k
         greatest = [k.variable(k.splat(_NEVER)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
@@ -519,7 +520,7 @@ class _Contexts(Head):
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
         """Replace scores by their exponentials, of which some are dropped, and return the inverse of each query's sum.
 
-        Also stores each query's greatest score and inverse sum for the backward pass.
+        Each query's greatest score and inverse sum are stored for the backward pass.
         """
         k, inverses, sums = self.k, [], self.sums_of(group)
         totals = [k.variable(k.splat(0.0)) for _ in limits]
@@ -556,7 +557,7 @@ class _Contexts(Head):
 
 
 class _Gradients(Head):
-    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
+    """An emitter of attention's backward pass for one head, with vector instructions."""
 
     def write(self) -> None:
         """Emit the backward pass of attention for one head, `QUERIES_AT_ONCE` queries at a time."""
@@ -585,7 +586,7 @@ class _Gradients(Head):
             self._by_keys(first, count, start, stop)
 
     def _clear(self, gradient: Value) -> None:
-        """Set a gradient of L × K float32 elements to zero."""
+        """Set a float32 scratch array of the keys' or values' gradient to zero."""
         k = self.k
         with k.loop(0, k.mul(self.args.num_keys, self.shape.width), k.lanes) as number:
             k.store(k.splat(0.0), k.element_pointer(gradient, number))
@@ -612,7 +613,7 @@ class _Gradients(Head):
             self.group_rows(each, group) for each in (self.scratch.queries, self.scratch.context_gradient)
         )
         weight_row, slope_row = (
-            self.row(each, group.place) for each in (self.scratch.weights, self.scratch.score_gradients)
+            self.row(each, group.scratch_first) for each in (self.scratch.weights, self.scratch.score_gradients)
         )
         means = [k.variable(k.splat(0.0)) for _ in limits]
         with k.loop(0, limits[-1], k.lanes) as start:
@@ -649,7 +650,7 @@ class _Gradients(Head):
         """Emit the gradient of some queries: the sum over keys of score gradient × key."""
         k, limits = self.k, self.limits_of(group)
         out = self.start_of(self.args.query_gradient, self.args.num_queries, self.args.query_stride)
-        score_gradients = self.row(self.scratch.score_gradients, group.place)
+        score_gradients = self.row(self.scratch.score_gradients, group.scratch_first)
         for columns in self.pairs():
             totals = self.zeros(group.size, columns)
             with k.loop(0, limits[-1]) as key:

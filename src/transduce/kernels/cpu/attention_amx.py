@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from typing_extensions import override
 
 from transduce.kernels.cpu.attention import (
     AMX_KEYS,
@@ -38,36 +39,36 @@ _HALF = amx.REGISTER_ROWS // 2
 
 
 class AmxScratch(NamedTuple):
-    """The scratch arrays of one thread in the AMX attention kernels, with the sizes of `amx_scratch_sizes`."""
+    """The scratch arrays of one thread in the AMX attention kernels; `amx_scratch_sizes` returns their sizes."""
 
     keys: Value
     """A copy of the keys, (L, K), used where they cannot be read in place."""
     values: Value
     """A copy of the values, (L, K), used where they cannot be read in place."""
     key_pairs: Value
-    """Keys with rows 2n and 2n + 1 interleaved."""
+    """Keys whose rows 2n and 2n + 1 are interleaved."""
     value_pairs: Value
-    """Values with rows 2n and 2n + 1 interleaved."""
+    """Values whose rows 2n and 2n + 1 are interleaved."""
     query_columns: Value
-    """16 queries transposed: 16 pairs for each pair of columns."""
+    """16 queries transposed: for each two columns, the pair of elements of each query."""
     outer_columns: Value
-    """The gradient of 16 contexts, transposed in the same way."""
+    """The gradient of 16 attention outputs, transposed: for each two columns, the pair of elements of each output."""
     scores: Value
-    """Scores of each key with 16 queries, float32; in the backward pass overwritten by the attention weights."""
+    """The attention scores of each key for 16 queries, float32; in the backward pass overwritten by the weights."""
     slopes: Value
-    """The gradient of the attention weights, of each key with 16 queries, float32."""
+    """The gradient with respect to the attention weights of each key for 16 queries, float32."""
     weight_pairs: Value
-    """Attention weights of 16 queries, with keys interleaved; in the backward pass, the score gradients."""
+    """Attention weights of 16 queries, two keys interleaved; in the backward pass, the gradient of the scores."""
     transposed: Value
     """`weight_pairs` transposed to one row for each query."""
     context_sums: Value
-    """Sums for 16 queries, K float32 each."""
+    """Weighted sums for each of 16 queries, K float32 each."""
     inverses: Value
     """The inverse of the sum of exponentials of each of 16 queries."""
     query_pairs: Value
-    """32 queries, with rows interleaved."""
+    """32 queries, two rows interleaved."""
     outer_pairs: Value
-    """The gradient of 32 contexts, with rows interleaved."""
+    """The gradient of 32 attention outputs, two rows interleaved."""
     weight_rows: Value
     """The attention weights of 32 queries for each key."""
     slope_rows: Value
@@ -96,9 +97,9 @@ class AmxHead(HeadAddresses):
     # --- rows of bfloat16 ------------------------------------------------------------------------------------------
 
     def readable_rows(self, rows: Value, scratch: Value) -> tuple[Value, Value]:
-        """Return a pointer and a row stride from which whole blocks of 16 rows can be read, even past the last row.
+        """Return a pointer and a stride by which whole blocks of 16 keys or values can be read, even past the last row.
 
-        Rows are copied to `scratch` if too little memory follows the last one.
+        The rows are copied to `scratch` if too little memory follows the last one.
         """
         k, args, kind = self.k, self.args, ir.VectorType(I16, 2 * self.k.lanes)
         rows_available = k.mul(k.build.sub(args.batch, self.sentence), args.num_keys)
@@ -119,7 +120,7 @@ class AmxHead(HeadAddresses):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))
 
     def interleave(self, rows: Value, stride: Value, count: Value, out: Value) -> None:
-        """Interleave each two consecutive rows to a row of pairs, followed by zeros that the tile registers read."""
+        """Interleave every two consecutive rows to a row of pairs; zeros follow as far as tile registers read."""
         k, none = self.k, ir.Constant(ir.VectorType(I16, self.k.lanes), None)
         full_pairs = k.build.sdiv(count, k.int64(2))
         with k.loop(0, full_pairs) as pair:
@@ -143,7 +144,7 @@ class AmxHead(HeadAddresses):
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Return the number of row pairs, zero padding included, that the tile registers read for `pairs` row pairs."""
+        """Return how many row pairs the tile registers read for `pairs` row pairs, zero padding included."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)
@@ -208,12 +209,12 @@ class AmxHead(HeadAddresses):
         return self.k.minimum(self.k.build.sub(self.args.num_queries, first), self.k.int64(most))
 
     def limit_of(self, first: Value) -> Value:
-        """Return the number of leading keys that at least one of 16 queries may attend to."""
+        """Return the number of leading keys that any of the 16 queries from `first` on may attend to."""
         k = self.k
         return k.build.select(self.is_causal, k.minimum(self.length, k.add(first, ROWS)), self.length)
 
     def visible_to(self, key: Value, first: Value, limit: Value) -> Value:
-        """Return a vector mask of the queries, one per lane, that may attend to a key."""
+        """Return a vector mask of the 16 queries from `first` on, one per lane, that may attend to a key."""
         k = self.k
         earliest = k.build.select(self.is_causal, k.build.sub(key, first), k.int64(0))
         earliest = k.build.select(k.build.icmp_signed("<", key, limit), earliest, k.int64(ROWS))
@@ -283,7 +284,7 @@ class AmxHead(HeadAddresses):
         self.k.intrinsic("llvm.x86.tdpbf16ps", ir.VoidType(), *map(amx.register, registers))
 
     def store_rows(self, made: Value, count: Value, out: Value, stride: Value, factors: Value | None = None) -> None:
-        """Convert `count` rows of float32 to bfloat16, each multiplied by its factor if there are factors."""
+        """Store `count` rows of float32 as bfloat16, each multiplied by its factor if there are factors."""
         k, kind = self.k, ir.VectorType(BFloat(), 2 * self.k.lanes)
         with k.loop(0, count) as row:
             factor = None if factors is None else k.splat(k.load(k.element_pointer(factors, row)))
@@ -310,8 +311,8 @@ class AmxAttentionEmitter(AttentionEmitter):
         super().__init__(k, shape)
         k.features |= {"amx-tile", "amx-bf16"}
 
+    @override
     def write(self) -> None:
-        """Emit the kernels `attend`, which computes attention, and `attend_backward`, which computes its gradients."""
         for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
             self._write(name, work)
 
@@ -324,7 +325,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
 
 class _Contexts(AmxHead):
-    """An emitter of attention's forward pass for one head: from queries, keys and values to the outputs (contexts)."""
+    """An emitter of attention's forward pass for one head, with AMX."""
 
     def write(self) -> None:
         """Emit the forward pass of attention for one head, 16 queries at a time."""
@@ -355,7 +356,7 @@ class _Contexts(AmxHead):
         )
 
     def _greatest(self, first: Value, limit: Value) -> Value:
-        """Return the greatest unscaled attention score of each of 16 queries."""
+        """Return the greatest attention score, not yet scaled, of each of 16 queries."""
         k = self.k
         greatest = k.variable(k.splat(_NEVER))
         with k.loop(0, limit) as key:
@@ -365,7 +366,7 @@ class _Contexts(AmxHead):
         return k.load_variable(greatest, k.splat(0.0))
 
     def _weigh(self, first: Value, limit: Value, greatest: Value) -> Value:
-        """Store the exponentials of the scores as bfloat16 pairs, and return the sum of exponentials of each query."""
+        """Store the exponentials of the scores as bfloat16 pairs, and return each query's sum of exponentials."""
         k, total = self.k, self.k.variable(self.k.splat(0.0))
         with k.loop(0, limit, 2) as even:
             pair = []
@@ -381,7 +382,7 @@ class _Contexts(AmxHead):
         return k.load_variable(total, k.splat(0.0))
 
     def _keep(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
-        """Store, for the backward pass, each query's greatest score next to the inverse of its sum of exponentials."""
+        """Store each query's greatest score and the inverse of its sum of exponentials for the backward pass."""
         k = self.k
         for half in range(2):
             start = half * k.lanes // 2
@@ -393,10 +394,10 @@ class _Contexts(AmxHead):
 
 
 class _Gradients(AmxHead):
-    """An emitter of attention's backward pass for one head: from the output's gradient to those of its inputs."""
+    """An emitter of attention's backward pass for one head, with AMX."""
 
     def write(self) -> None:
-        """Emit the backward pass of attention for one head, 32 queries at a time; a tile register holds 32 as pairs."""
+        """Emit the backward pass of attention for one head, 32 queries (16 pairs of rows) at a time."""
         k, args, scratch = self.k, self.args, self.scratch
         keys, values = self.key_and_value_pointers()
         self.outer = self.start_of_context(), self.context_stride()
@@ -419,7 +420,7 @@ class _Gradients(AmxHead):
             self.store_rows(gradient, args.num_keys, out, args.key_stride)
 
     def _take(self, start: Value) -> None:
-        """Interleave 32 queries and their contexts' gradients; zero the arrays of weights and score gradients."""
+        """Interleave 32 queries, and the gradients of their outputs; zero the arrays of weights and score gradients."""
         k, scratch = self.k, self.scratch
         count = self.remaining_queries(start, AMX_KEYS)
         for (rows, stride), out in ((self.queries, scratch.query_pairs), (self.outer, scratch.outer_pairs)):
@@ -429,7 +430,7 @@ class _Gradients(AmxHead):
                 k.store(ir.Constant(k.ints, None), k.element_pointer(rows, k.mul(key, k.lanes), I32))
 
     def _weigh(self, first: Value, column: Value) -> None:
-        """Recompute 16 queries' attention weights, and compute their score gradients.
+        """Recompute the attention weights of 16 queries, and compute the gradients of their scores.
 
         A score's gradient is weight × (gradient of the weight - weighted mean of the gradients of the weights).
         """
@@ -470,7 +471,7 @@ class _Gradients(AmxHead):
         return greatest, inverse
 
     def _give_slopes(self, limit: Value, column: Value, mean: Value) -> None:
-        """Store the gradients of the scores and the weights of `limit` keys as bfloat16; later keys get zeros.
+        """Store the score gradients and weights of `limit` keys for 16 queries as bfloat16; later keys get zeros.
 
         Score gradients are stored both as rows and as pairs, weights as rows.
         """

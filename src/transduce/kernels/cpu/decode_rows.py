@@ -31,7 +31,7 @@ _MIN_EXPONENT = -87.0  # e to this is still a normal float32
 
 
 def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value:
-    """Emit e^x of a vector without positive elements; the relative error is some 10^-7, and greater below e^-87.
+    """Emit e^x of a vector without positive elements, with a relative error of some 10^-7, more if x is below -87.
 
     A NaN gives some number, or NaN with `keeps_nan`.
     """
@@ -144,7 +144,7 @@ class HeadShape(NamedTuple):
     number: int
     """The number of query heads H."""
     shared: int
-    """The number of key/value heads G, each shared by H / G neighboring query heads."""
+    """The number of key/value heads G; H / G neighboring query heads share one."""
     width: int
     """The head width K, a multiple of the vector lanes."""
     scale: float
@@ -170,7 +170,7 @@ class HeadShape(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Pointers to the query, the scores, the keys, the values and the output of one head of one row."""
+    """Pointers to the query, the scores, the keys, the values and the output of one head of one row (token)."""
 
     query: Value
     keys: Value
@@ -178,11 +178,11 @@ class _Row(NamedTuple):
     values: Value
     """Pointer to this head's value in cache entry 0."""
     stride: Value
-    """Elements from one cache entry to the next."""
+    """The number of elements from one cache entry to the next."""
     out: Value
     scores: Value
     relative_bias: Value
-    """Pointer to the relative position bias of the first key; those of the next keys follow."""
+    """Pointer to the relative position bias of the first key; the biases of the next keys follow."""
 
 
 _ATTEND = (
@@ -261,7 +261,7 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
 
 def _name(kind: str, *, is_biased: bool, element: Any) -> str:
-    """Return the name suffix of the attention function for a kind, a position bias and a cache element type."""
+    """Return the suffix of the attention function's name for a kind, a position bias and the cache's element type."""
     return kind + ("_near" if is_biased else "") + ("_half" if element == F16 else "")
 
 
@@ -279,7 +279,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
             return k.build.sext(k.load(k.element_pointer(listed, number, I32), I32), I64)
 
         def key_or_value(first: Value, number: Value) -> list[Value]:
-            """Load the cached key or value of a position as vectors."""
+            """Load the cached key or value of a position as vectors; `first` points to the one in cache entry 0."""
             pointer = k.element_pointer(first, k.mul(entry(number), row_args.stride), element)
             return [k.load_as_float32(pointer, column, element) for column in range(0, heads.width, k.lanes)]
 
@@ -353,7 +353,10 @@ def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
-    """Return the columns of a square of `lanes` vectors; each round interleaves rows that are half the square apart."""
+    """Return the transpose of a square of vectors, given as rows and returned as columns.
+
+    Each round interleaves rows that are half the square apart.
+    """
     half = len(rows) // 2
     low = [lane + k.lanes * side for lane in range(half) for side in range(2)]
     masks = [ir.Constant(k.ints, [number + start for number in low]) for start in (0, half)]
@@ -371,7 +374,7 @@ def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
 _ERFC_P = 0.3275911
 _ERFC = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 GATED_BY = {"swiglu": "silu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "reglu": "relu"}
-"""The activation of the gate of each gated activation."""
+"""For each gated activation, the activation function of its gate."""
 
 
 def emit_activation(k: KernelBuilder, name: str) -> str:
@@ -425,7 +428,7 @@ def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
 
 
 def _twice_tanh_argument(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Emit 2 y of `_gelu_tanh`, and its slope at x."""
+    """Emit 2 y, where y is the argument of tanh in `_gelu_tanh`, and its derivative at x."""
     factor, square = 2.0 * math.sqrt(2.0 / math.pi), k.build.fmul(x, x)
     cubic, slope = (k.madd(square, k.splat(each * 0.044715 * factor), k.splat(factor)) for each in (1.0, 3.0))
     return k.build.fmul(x, cubic), slope
@@ -437,7 +440,7 @@ def _gelu(k: KernelBuilder, x: Value) -> Value:
 
 
 def _normal_distribution(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Emit Φ(x), through erfc on the side where it is small, and e^(-x² / 2)."""
+    """Emit the normal distribution function Φ(x), computed by erfc on the side where it is small, and e^(-x² / 2)."""
     u = k.build.fmul(_absolute(k, x), k.splat(math.sqrt(0.5)))
     t = k.build.fdiv(k.splat(1.0), k.madd(u, k.splat(_ERFC_P), k.splat(1.0)))
     series = k.splat(_ERFC[-1])
@@ -473,7 +476,7 @@ ACTIVATION_EMITTERS: dict[str, Callable[[KernelBuilder, Value], Value]] = {
     "gelu-tanh": _gelu_tanh,
     "silu": _silu,
 }
-"""The emitter of each activation of a vector."""
+"""For each activation function, the Python function that emits it for a vector."""
 
 
 def emit_slope(k: KernelBuilder, name: str, x: Value) -> Value:
@@ -509,7 +512,7 @@ class PositionTables(NamedTuple):
     """The number of positions T."""
 
     def addresses(self) -> dict[str, int]:
-        """Return the tables' addresses as arguments of `writer.StepArguments`, valid while the tables live."""
+        """Return the tables' addresses by the names of `writer.StepArguments`' fields, valid while the tables live."""
         return {
             "position_encodings": self.added_encodings.data_ptr(),
             "rotary_angles": self.rotary.data_ptr(),
@@ -520,7 +523,7 @@ class PositionTables(NamedTuple):
 
 
 class GrowingTables:
-    """Position encoding tables of an encoder or a decoder that grow as longer sequences come."""
+    """Position encoding tables of an encoder or decoder, which are computed anew when a longer sequence comes."""
 
     def __init__(self, positions: StackPositions, add: Callable[[int], Tensor], max_positions: int) -> None:
         """Create empty position tables, which grow on demand.
@@ -612,5 +615,5 @@ def emit_rotary_head(
 
 
 def _shuffle(k: KernelBuilder, first: Value, second: Value, numbers: range | list[int]) -> Value:
-    """Emit a vector of the elements with these indices in the concatenation of two vectors."""
+    """Emit a vector of the elements with the indices `numbers` in the concatenation of two vectors."""
     return k.build.shuffle_vector(first, second, ir.Constant(k.ints, list(numbers)))

@@ -19,13 +19,13 @@ _LIKELY = 2.0  # logits so close to the greatest are recomputed; rounding change
 class LogitsRow:
     """One row of logits during a top-k search, divided into blocks whose maxima are kept, and a remainder."""
 
-    def __init__(self, k: KernelBuilder, place: Value, width: Value, maxima: Value) -> None:
-        """Describe a row of `width` logits.
+    def __init__(self, k: KernelBuilder, pointer: Value, width: Value, maxima: Value) -> None:
+        """Describe the row of `width` logits at `pointer`.
 
         `maxima` points to scratch space for one float32 per block and for two vectors.
         """
         self.k = k
-        self.place = place
+        self.pointer = pointer
         self.width = width
         self.maxima = maxima
         self.block = block_size(k)
@@ -44,13 +44,13 @@ class LogitsRow:
     def _block_maximum(self, number: Value) -> Value:
         """Emit the maximum of one block of the row of logits."""
         k, start = self.k, self.k.mul(number, self.block)
-        return k.reduce_max(_greatest_of_vectors(k, self.place, start, _VECTORS))
+        return k.reduce_max(_greatest_of_vectors(k, self.pointer, start, _VECTORS))
 
     def _rest_maximum(self) -> Value:
         """Emit the maximum of the logits behind the last whole block of the row."""
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
-            value, best = k.load(k.element_pointer(self.place, index)), k.load_variable(greatest, k.float32(0.0))
+            value, best = k.load(k.element_pointer(self.pointer, index)), k.load_variable(greatest, k.float32(0.0))
             k.store(k.maximum(value, best), greatest)
         return k.load_variable(greatest, k.float32(0.0))
 
@@ -58,7 +58,7 @@ class LogitsRow:
         """Return the greatest logit and the first block that contains it."""
         return emit_argmax(self.k, self.maxima, self.k.add(self.blocks, 1))
 
-    def store_top_k(self, count: Value, values: Value, places: Value) -> None:
+    def store_top_k(self, count: Value, values: Value, indices: Value) -> None:
         """Emit the storing of the `count` greatest logits and of their indices (int64), best first.
 
         The row is unchanged afterwards.
@@ -67,17 +67,17 @@ class LogitsRow:
         with k.loop(0, count) as number:
             value, index = self.take_greatest()
             k.store(value, k.element_pointer(values, number))
-            k.store(index, k.element_pointer(places, number, I64))
+            k.store(index, k.element_pointer(indices, number, I64))
         with k.loop(0, count) as number:
             # In reverse order: if only -inf was left, an index may occur twice.
             last = k.build.sub(k.add(count, -1), number)
-            index = k.load(k.element_pointer(places, last, I64), I64)
-            k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.place, index))
+            index = k.load(k.element_pointer(indices, last, I64), I64)
+            k.store(k.load(k.element_pointer(values, last)), k.element_pointer(self.pointer, index))
 
     def replace(self, index: Value, value: Value) -> None:
         """Replace one logit, and update the maximum of its block."""
         k = self.k
-        k.store(value, k.element_pointer(self.place, index))
+        k.store(value, k.element_pointer(self.pointer, index))
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
     def take_greatest(self) -> tuple[Value, Value]:
@@ -85,7 +85,7 @@ class LogitsRow:
         k = self.k
         value, number = self.greatest()
         index = self._find_in_row(value, k.mul(number, self.block))
-        k.store(k.float32(_MINUS_INFINITY), k.element_pointer(self.place, index))
+        k.store(k.float32(_MINUS_INFINITY), k.element_pointer(self.pointer, index))
         self._renew_maximum(number)
         return value, index
 
@@ -104,7 +104,7 @@ class LogitsRow:
     def _find_in_row(self, value: Value, start: Value) -> Value:
         """Return the index of the first element from `start` on that equals a value; the last index if none does (NaN).
 
-        It compares single elements, so nothing behind the last row is read.
+        Single elements are compared, so nothing behind the last row is read.
         """
         k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
@@ -112,7 +112,7 @@ class LogitsRow:
         with k.do_while() as done:
             current = k.load_variable(index, start)
             k.store(k.add(current, 1), index)
-            equal = k.build.fcmp_ordered("==", k.load(k.element_pointer(self.place, current)), value)
+            equal = k.build.fcmp_ordered("==", k.load(k.element_pointer(self.pointer, current)), value)
             done(k.build.or_(equal, k.build.icmp_signed(">=", k.add(current, 1), self.width)))
         return k.add(k.load_variable(index, start), -1)
 
@@ -135,12 +135,12 @@ class LogitsRow:
         blocked_end = k.mul(self.blocks, self.block)
         with k.loop(0, blocked_end, self.block) as start:
             for vector in range(_VECTORS):
-                logits = k.load_floats(self.place, k.add(start, vector * k.lanes))
+                logits = k.load_floats(self.pointer, k.add(start, vector * k.lanes))
                 term = exponential(k, exponent(logits))
                 k.store(k.build.fadd(k.load_variable(total, term), term), total)
         rest = k.variable(k.reduce_sum(k.load_variable(total, k.splat(0.0))))
         with k.loop(blocked_end, self.width) as index:
-            logits = k.splat(k.load(k.element_pointer(self.place, index)))
+            logits = k.splat(k.load(k.element_pointer(self.pointer, index)))
             term = k.build.extract_element(exponential(k, exponent(logits)), ir.Constant(ir.IntType(32), 0))
             k.store(k.build.fadd(k.load_variable(rest, term), term), rest)
         return k.load_variable(rest, k.float32(0.0))
@@ -202,8 +202,8 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
 def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, which refines bfloat16 logits.
 
-    It converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then it recomputes the
-    likeliest logits from x and weights in bfloat16 and a float32 bias.
+    The function converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then the
+    likeliest logits are recomputed from x and weights in bfloat16 and a float32 bias.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
@@ -235,7 +235,7 @@ class _Output(NamedTuple):
     kind: Any
     """The element type of weights and states."""
     vectors: int
-    """Vectors per block of logits."""
+    """The number of vectors per block of logits."""
     width: Value
     weights: Value
     bias: Value

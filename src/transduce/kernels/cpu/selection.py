@@ -32,7 +32,7 @@ class SelectArguments(NamedTuple):
     """Arguments of the kernel `select`, which selects each beam's best continuations: mostly addresses."""
 
     logits: Any
-    """float32, (N, V)."""
+    """The logits, float32 (N, V)."""
     rows: Any
     """The number of hypotheses N."""
     vocabulary_size: Any
@@ -50,19 +50,19 @@ class SelectArguments(NamedTuple):
     beam_size: Any
     """The number of continuations to select."""
     live_parents: Any
-    """Output: parents of the best continuations that do not end, int64 (B, beam size)."""
+    """Output: parents of the best continuations that do not end (the live ones), int64 (B, beam size)."""
     live_tokens: Any
-    """Output: their tokens, int64 (B, beam size)."""
+    """Output: tokens of the live continuations, int64 (B, beam size)."""
     live_scores: Any
-    """Output: the log-probabilities of these tokens, float32 (B, beam size)."""
+    """Output: log-probabilities of the live continuations' tokens, float32 (B, beam size)."""
     live_totals: Any
-    """Output: total log-probabilities of these continuations, float32 (B, beam size)."""
+    """Output: total log-probabilities of the live continuations, float32 (B, beam size)."""
     ended_parents: Any
     """Output: parents of the 2 × beam size best continuations of any kind, int64 (B, 2 × beam size)."""
     ended_tokens: Any
-    """Output: the tokens of all these candidates, int64 (B, 2 × beam size)."""
+    """Output: tokens of the 2 × beam size best continuations, int64 (B, 2 × beam size)."""
     ended_scores: Any
-    """Output: the log-probabilities of these tokens, float32 (B, 2 × beam size)."""
+    """Output: log-probabilities of the tokens in `ended_tokens`, float32 (B, 2 × beam size)."""
     ended_totals: Any
     """Output: totals of candidates that end and are among the beam size best, else -inf, float32 (B, 2 × beam size)."""
     scratch: Any
@@ -91,7 +91,7 @@ class RuleArguments(NamedTuple):
     more_ends_count: Any
     """The number of token ids in `more_ends`."""
     sums_ends: Any
-    """1: the end symbol gets the sum of the probabilities instead, which suits sampling."""
+    """1: the end symbol gets the sum of the end tokens' probabilities, for sampling; 0: their greatest logit."""
     min_length: Any
     """The number of tokens before which the end symbol is forbidden."""
     ngram: Any
@@ -109,9 +109,9 @@ class RuleArguments(NamedTuple):
     before: Any
     """Tokens before each sentence's output by index in the input batch, int64 (N, `before_stride`)."""
     before_stride: Any
-    """The greatest number of such tokens."""
+    """The greatest number of tokens before a sentence's output."""
     before_counts: Any
-    """The number of such tokens by index in the input batch, int64 (N,)."""
+    """The number of tokens before each sentence's output by index in the input batch, int64 (N,)."""
     forced: Any
     """The first tokens of each sentence's hypotheses by index in the input batch, int64 (N, F); -1: no token."""
     forced_count: Any
@@ -131,17 +131,14 @@ class RuleArguments(NamedTuple):
     length: Any
     """The number of steps so far."""
     joined: Any
-    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses lack so many tokens."""
+    """The number of steps before each sentence joined the batch, int64 (B,); its hypotheses are so much shorter."""
 
 
 class NativeReductions:
     """Reductions over a vocabulary with compiled kernels (implements `selection.Reductions`)."""
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels take these logits.
-
-        They take float32 on a CPU, (B, W, V), in contiguous and evenly spaced rows.
-        """
+        """Return whether the kernels take these logits: (B, W, V), float32 on a CPU, with evenly spaced rows."""
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
@@ -344,13 +341,13 @@ class Rules:
         """The number of tokens of the hypothesis."""
 
     def apply(self, line: LogitsRow) -> "RuleResult":
-        """Emit the rules for a row of logits, whose forbidden ones become -inf, and find its maxima."""
+        """Emit the rules for a row of logits: set forbidden tokens' logits to -inf, and compute the blocks' maxima."""
         k, fields = self.k, self.fields
         normalizer = k.variable(k.float32(0.0))
         renormalizes = k.is_nonzero(fields.get("renormalizes"))
         with k.loop(0, fields.get("never_count")) as number:
             id = fields.element("never", number, I64)
-            k.store(k.float32(_NEVER), k.element_pointer(line.place, id))
+            k.store(k.float32(_NEVER), k.element_pointer(line.pointer, id))
         line.find_maxima()
         forced, is_certain = self._forced_token()
         with k.when(k.build.or_(k.build.not_(renormalizes), k.is_nonzero(fields.get("penalizes")))):
@@ -358,7 +355,7 @@ class Rules:
         is_forced, forced_value = k.build.icmp_signed(">=", forced, k.int64(0)), k.variable(k.float32(0.0))
         with k.build.if_else(is_forced) as (then, otherwise):
             with then, k.when(k.build.not_(k.build.or_(is_certain, renormalizes))):
-                logit = k.load(k.element_pointer(line.place, forced))
+                logit = k.load(k.element_pointer(line.pointer, forced))
                 k.store(k.build.fsub(logit, k.load_variable(normalizer, logit)), forced_value)
             with otherwise:
                 with k.when(k.is_nonzero(fields.get("penalizes"))):
@@ -369,17 +366,17 @@ class Rules:
         zero = k.float32(0.0)
         return RuleResult(k.load_variable(normalizer, zero), forced, k.load_variable(forced_value, zero))
 
-    def store_top_k(self, line: LogitsRow, count: Value, values: Value, places: Value) -> Value:
+    def store_top_k(self, line: LogitsRow, count: Value, values: Value, indices: Value) -> Value:
         """Store the `count` greatest permitted logits and their indices; return the log-sum-exp to subtract."""
         k, result = self.k, self.apply(line)
         with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
             with then:
                 with k.loop(0, count) as number:
                     k.store(k.float32(_NEVER), k.element_pointer(values, number))
-                    k.store(result.forced, k.element_pointer(places, number, I64))
+                    k.store(result.forced, k.element_pointer(indices, number, I64))
                 k.store(k.build.fadd(result.forced_value, result.normalizer), values)
             with otherwise:
-                line.store_top_k(count, values, places)
+                line.store_top_k(count, values, indices)
         return result.normalizer
 
     def _forced_token(self) -> tuple[Value, Value]:
@@ -403,7 +400,7 @@ class Rules:
         k, fields = self.k, self.fields
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)
-            other, end = (k.load(k.element_pointer(line.place, each)) for each in (id, self.eos_id))
+            other, end = (k.load(k.element_pointer(line.pointer, each)) for each in (id, self.eos_id))
             line.replace(self.eos_id, self._joined(other, end))
             line.replace(id, k.float32(_NEVER))
         with k.loop(0, fields.get("forbidden_count")) as number:
@@ -428,7 +425,7 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops over the tokens of the output, else over all; yield a token and its number."""
+            """Emit a loop over the tokens of the output alone, or of the input too; yields a token and its index."""
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number
@@ -439,16 +436,16 @@ class Rules:
         # All values are read before the first one changes, so that a token that occurs twice changes once.
         for of_output in (False, True):
             for token, number in each_token(of_output=of_output):
-                k.store(k.load(k.element_pointer(line.place, token)), k.element_pointer(values, number))
+                k.store(k.load(k.element_pointer(line.pointer, token)), k.element_pointer(values, number))
             for token, number in each_token(of_output=of_output):
                 value = k.load(k.element_pointer(values, number))
                 scaled = self._scaled(k.build.fsub(value, offset), repetition, offset)
                 line.replace(token, k.build.fsub(value, presence) if of_output else scaled)
         for token, _ in each_token(of_output=True):
-            line.replace(token, k.build.fsub(k.load(k.element_pointer(line.place, token)), frequency))
+            line.replace(token, k.build.fsub(k.load(k.element_pointer(line.pointer, token)), frequency))
 
     def _scaled(self, score: Value, factor: Value, offset: Value) -> Value:
-        """Return a score that a factor makes less likely if it is greater than 1, as a logit."""
+        """Return a score that is changed by a factor, plus `offset`; a factor above 1 makes the token less likely."""
         k = self.k
         is_negative = k.build.fcmp_ordered("<", score, k.float32(0.0))
         scaled = k.build.select(is_negative, k.build.fmul(score, factor), k.build.fdiv(score, factor))
@@ -497,7 +494,7 @@ class _Candidates:
         self.tokens = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
-        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute their totals."""
+        """Convert the logits of one hypothesis' candidates to log-probabilities, and compute the candidates' totals."""
         k = self.k
         with k.loop(0, count) as number:
             index = k.add(start, number)
@@ -568,28 +565,28 @@ class DrawArguments(NamedTuple):
     indices: Any
     """Each sentence's index in the input batch, int64 (B,)."""
     inverse_temperature: Any
-    """The bits of a float32."""
+    """The bits of a float32: 1 / temperature."""
     top_k: Any
     """The number of most likely tokens that may be drawn; V: all."""
     top_p: Any
-    """The bits of a float32; tokens behind those with this probability in total are not drawn."""
+    """The bits of a float32: only the likeliest tokens that together have this probability are drawn."""
     min_p: Any
-    """The bits of a float32; tokens with less than this share of the greatest probability are not drawn."""
+    """The bits of a float32: tokens with less than this share of the greatest probability are not drawn."""
     is_truncated: Any
     """1 if top_k, top_p or min_p excludes tokens, else 0."""
     probabilities: Any
-    """Scratch space for the greatest probabilities of a row, float32 (threads, V)."""
+    """Scratch space for the probabilities of a row's likeliest tokens, float32 (threads, V)."""
     logits: Any
-    """Scratch space for the logits of the same tokens, float32 (threads, V)."""
+    """Scratch space for the logits of a row's likeliest tokens, float32 (threads, V)."""
     tokens: Any
-    """Scratch space for these tokens, int64 (threads, V)."""
+    """Scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
 
 
 def emit_draw(k: KernelBuilder) -> None:
     """Emit `draw(select, draw, thread, threads)`, which draws a token for each sample of each sentence.
 
-    The arguments are pointers to `logits.SelectArguments` and `DrawArguments`. The results are the live candidates of
-    `select`, W for each sentence. The total of a sample that has ended is -inf, and its tokens are end symbols.
+    The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are the live candidates
+    of `select`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end symbols.
     """
     with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
         select = Fields(k, select_pointer, SelectArguments._fields)
@@ -604,14 +601,14 @@ def emit_draw(k: KernelBuilder) -> None:
             is_over = k.build.fcmp_ordered("==", select.element("scores", row), k.float32(_NEVER))
             with k.build.if_else(is_over) as (then, otherwise):
                 with then:
-                    place = k.add(k.mul(sentence, args.beam_size), beam)
-                    _put(select, place, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
+                    index = k.add(k.mul(sentence, args.beam_size), beam)
+                    _put(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
                 with otherwise:
                     _draw_from_row(_Row(k, args, select, draw, thread), sentence, (row, beam), count)
 
 
 class _Row:
-    """The pointers that drawing from one row of logits needs."""
+    """Arguments of the kernel and pointers to a thread's scratch space, for drawing tokens from rows of logits."""
 
     def __init__(self, k: KernelBuilder, args: SelectArguments, select: Fields, draw: Fields, thread: Value) -> None:
         self.k = k
@@ -625,19 +622,22 @@ class _Row:
         self.maxima = scratch
 
 
-def _draw_from_row(place: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
-    """Emit the drawing of `count` samples of a sentence from the row of a hypothesis, (row, number of the sample)."""
-    k, args, draw, (row, beam) = place.k, place.args, place.draw, numbers
+def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value], count: Value) -> None:
+    """Emit the drawing of `count` samples of a sentence from one row of logits.
+
+    `numbers` is the index of the row, and that of the first sample among the sentence's samples.
+    """
+    k, args, draw, (row, beam) = context.k, context.args, context.draw, numbers
     pointer = k.element_pointer(k.pointer(args.logits), k.mul(row, args.stride))
-    line = LogitsRow(k, pointer, args.vocabulary_size, place.maxima)
+    line = LogitsRow(k, pointer, args.vocabulary_size, context.maxima)
     rules = Rules(k, args, sentence, row)
     choice = rules.apply(line)
-    sorted_row = _SortedRow(place, line)
+    sorted_row = _SortedRow(context, line)
     total = k.variable(ir.Constant(F64, 1.0))
     is_forced = k.build.icmp_signed(">=", choice.forced, k.int64(0))
     with k.when(k.build.and_(k.is_nonzero(draw.get("is_truncated")), k.build.not_(is_forced))):
         k.store(sorted_row.take_permitted(), total)
-    score = place.select.element("scores", row)
+    score = context.select.element("scores", row)
     with k.loop(0, count) as number:
         sample = k.add(beam, number)
         token, value = k.variable(choice.forced), k.variable(choice.forced_value)
@@ -645,58 +645,58 @@ def _draw_from_row(place: _Row, sentence: Value, numbers: tuple[Value, Value], c
             step = k.add(k.mul(draw.element("indices", sentence, I64), draw.get("steps")), rules.length)
             uniform = draw.element("uniform", k.add(k.mul(step, args.beam_size), sample))
             index = sorted_row.find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
-            k.store(k.load(k.element_pointer(place.tokens, index, I64), I64), token)
-            k.store(k.build.fsub(k.load(k.element_pointer(place.logits, index)), choice.normalizer), value)
+            k.store(k.load(k.element_pointer(context.tokens, index, I64), I64), token)
+            k.store(k.build.fsub(k.load(k.element_pointer(context.logits, index)), choice.normalizer), value)
         drawn, log_probability = k.load_variable(token, sample), k.load_variable(value, score)
         ends = k.build.icmp_signed("==", drawn, args.eos_id)
         new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
         parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
         _put(
-            place.select,
+            context.select,
             k.add(k.mul(sentence, args.beam_size), sample),
             (parent, drawn, log_probability, new_total),
         )
 
 
-def _put(select: Fields, place: Value, values: tuple[Value, Value, Value, Value]) -> None:
-    """Store a sample's parent, token, log-probability and total as a live candidate."""
+def _put(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
+    """Store a sample's parent, token, log-probability and total at an index of the arrays of live candidates."""
     for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
         kind = I64 if name in ("parents", "tokens") else F32
-        select.k.store(value, select.at(f"live_{name}", place, kind))
+        select.k.store(value, select.at(f"live_{name}", index, kind))
 
 
 class _SortedRow:
-    """The tokens of a row in the order of their probability, of which as many are taken as a draw needs."""
+    """The tokens of a row of logits, sorted by probability as far as a draw needs them."""
 
-    def __init__(self, place: _Row, line: LogitsRow) -> None:
-        """Emit the computation of the softmax's denominator from a row of logits, whose maxima are known."""
-        k = place.k
-        self.k, self.place, self.line = k, place, line
-        self.factor = k.float_from_bits(place.draw.get("inverse_temperature"))
+    def __init__(self, context: _Row, line: LogitsRow) -> None:
+        """Emit the computation of the softmax's denominator for a row of logits, whose blocks' maxima are known."""
+        k = context.k
+        self.k, self.context, self.line = k, context, line
+        self.factor = k.float_from_bits(context.draw.get("inverse_temperature"))
         self.greatest = line.greatest()[0]
         self.denominator = line.sum_of_exponentials(self.greatest, self.factor)
         self.taken = k.variable(k.int64(0))
 
     def _take(self) -> Value:
-        """Append the next likely token to the taken ones, and return its probability."""
-        k, place = self.k, self.place
+        """Emit the move of the likeliest token from the row to the scratch space; return its probability."""
+        k, context = self.k, self.context
         value, index = self.line.take_greatest()
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
         power = k.build.extract_element(exponential(k, scaled), ir.Constant(I32, 0))
         probability = k.build.fdiv(power, self.denominator)
         taken = k.load_variable(self.taken, index)
-        k.store(probability, k.element_pointer(place.probabilities, taken))
-        k.store(value, k.element_pointer(place.logits, taken))
-        k.store(index, k.element_pointer(place.tokens, taken, I64))
+        k.store(probability, k.element_pointer(context.probabilities, taken))
+        k.store(value, k.element_pointer(context.logits, taken))
+        k.store(index, k.element_pointer(context.tokens, taken, I64))
         k.store(k.add(taken, 1), self.taken)
         return probability
 
     def take_permitted(self) -> Value:
         """Take the tokens that top-k, top-p and min-p permit, and return the sum of their probabilities (float64)."""
-        k, draw = self.k, self.place.draw
+        k, draw = self.k, self.context.draw
         top_p, min_p = (k.float_from_bits(draw.get(name)) for name in ("top_p", "min_p"))
         total = k.variable(k.build.fpext(self._take(), F64))  # the first token is always permitted
-        least = k.build.fmul(min_p, k.load(self.place.probabilities))
+        least = k.build.fmul(min_p, k.load(self.context.probabilities))
         with k.do_while() as done:
             sum_so_far = k.build.load(total, typ=F64)
             is_full = k.build.fcmp_ordered(">=", k.build.fptrunc(sum_so_far, F32), top_p)
@@ -719,11 +719,11 @@ class _SortedRow:
 
     def find(self, bound: Value) -> Value:
         """Return the index of the first token with which the cumulative probability exceeds a bound (float64)."""
-        k, draw = self.k, self.place.draw
+        k, draw = self.k, self.context.draw
         limit = k.build.select(
             k.is_nonzero(draw.get("is_truncated")),
             k.load_variable(self.taken, k.int64(0)),
-            self.place.args.vocabulary_size,
+            self.context.args.vocabulary_size,
         )
         total, index = k.variable(ir.Constant(F64, 0.0)), k.variable(k.int64(0))
         found = k.variable(k.int64(0))
@@ -731,7 +731,7 @@ class _SortedRow:
             current = k.load_variable(index, limit)
             with k.when(k.build.icmp_signed(">=", current, k.load_variable(self.taken, limit))):
                 self._take()
-            probability = k.load(k.element_pointer(self.place.probabilities, current))
+            probability = k.load(k.element_pointer(self.context.probabilities, current))
             new_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(probability, F64))
             k.store(new_total, total)
             k.store(k.add(current, 1), index)

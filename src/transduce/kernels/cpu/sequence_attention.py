@@ -27,9 +27,9 @@ class SequenceArguments(NamedTuple):
     queries: Any
     """Queries of row 0; float32, K elements for each head."""
     keys: Any
-    """Keys of row 0."""
+    """Keys of row 0, K elements for each head."""
     values: Any
-    """Values of row 0."""
+    """Values of row 0, K elements for each head."""
     stride: Any
     """The number of elements between two rows of queries, keys and values."""
     starts: Any
@@ -39,7 +39,7 @@ class SequenceArguments(NamedTuple):
     sentences: Any
     """The number of sentences S."""
     bias: Any
-    """The first head's relative position bias at distance 0; the distance is the key's position minus the query's."""
+    """The first head's relative position bias at distance 0; distances are the key's position minus the query's."""
     bias_stride: Any
     """The number of elements between two heads' biases."""
     out: Any
@@ -134,10 +134,10 @@ class _SequenceAttention:
         row, column = k.mul(start, args.stride), k.mul(number, heads.width)
         filled = k.mul(k.build.sdiv(k.add(count, self.block - 1), k.int64(self.block)), self.block)
         sizes = [k.mul(filled, heads.width), k.mul(filled, heads.width), k.mul(filled, _ROWS)]
-        places = [scratch]
+        arrays = [scratch]
         for size in sizes:
-            places.append(k.element_pointer(places[-1], size))
-        transposed, values, weights, scaled = places
+            arrays.append(k.element_pointer(arrays[-1], size))
+        transposed, values, weights, scaled = arrays
         source = k.add(row, k.mul(shared, heads.width))
         self._transpose(k.element_pointer(args.keys, source), args.stride, count, filled, transposed)
         self._gather(k.element_pointer(args.values, source), args.stride, count, values)
@@ -161,7 +161,7 @@ class _SequenceAttention:
                 k.call(f"attend_queries_{rest}", *head, whole)
 
     def _transpose(self, keys: Value, stride: Value, count: Value, filled: Value, out: Value) -> None:
-        """Lay out keys in transposed blocks; the last key fills the last block, and such scores are ignored."""
+        """Lay out keys in transposed blocks; the last key fills the last block, whose extra scores are ignored."""
         k, last = self.k, self.k.add(count, -1)
         with k.loop(0, filled, k.lanes) as first, k.loop(0, self.heads.width, k.lanes) as column:
             square = []
@@ -202,7 +202,7 @@ class _SequenceAttention:
                 k.store(value, k.element_pointer(head.scaled, row * width + column))
 
     def _scores(self, head: _Head, query: Value, rows: int) -> list[Value]:
-        """Store the scores of all keys, -inf behind the last one, and return the greatest score of each query."""
+        """Store the scores of all keys and -inf behind the last one; return the greatest score of each query."""
         k, width = self.k, self.heads.width
         greatest = [k.variable(k.splat(_NEVER)) for _ in range(rows)]
         with k.loop(0, head.filled, self.block) as first:
@@ -235,7 +235,7 @@ class _SequenceAttention:
         return k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining)
 
     def _weight(self, head: _Head, row: int, key: Value) -> Value:
-        """Return a pointer to the weight of a key for one of the queries."""
+        """Return a pointer to the score or weight of a key for one of the current queries."""
         k = self.k
         return k.element_pointer(head.weights, k.add(k.mul(head.filled, row), key))
 

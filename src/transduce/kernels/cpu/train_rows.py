@@ -58,7 +58,7 @@ class DropoutArguments(NamedTuple):
 class NormArguments(NamedTuple):
     """Arguments of the kernels `norm` and `norm_backward` (LayerNorm), `rms` and `rms_backward` (RMSNorm).
 
-    They are addresses, unless stated otherwise.
+    The fields are addresses, unless stated otherwise.
     """
 
     x: Any
@@ -99,7 +99,7 @@ class SoftmaxArguments(NamedTuple):
     width: Any
     """The vocabulary size V."""
     normalizers: Any
-    """Address of the output float32 (N,): each row's log-sum-exp."""
+    """Address of the output, float32 (N,): the log-sum-exp of each row."""
     scratch: Any
     """Address of scratch space, float32 (threads, V + lanes)."""
 
@@ -118,7 +118,7 @@ class ColumnSumArguments(NamedTuple):
     gate: Any
     """Address of a gate (N, D), or 0; where it is not positive, the source counts as zero."""
     gated: Any
-    """Address of the output (N, D): the source with these zeros; used only with a gate."""
+    """Address of the output (N, D): the source with zeros where the gate is not positive; used only with a gate."""
 
 
 class AddArguments(NamedTuple):
@@ -203,7 +203,7 @@ class RowKernelEmitter:
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Prefetch the element a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
+        """Prefetch the element that is a page (4096 bytes) ahead: the hardware prefetcher stops at page boundaries."""
         k = self.k
         pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
         k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
@@ -264,7 +264,7 @@ class RowKernelEmitter:
                 k.store(total, k.element_pointer(sums, column))
 
     def _gated(self, args: ColumnSumArguments, row: Value, column: Value) -> Value:
-        """Load a vector of the source, zero it where the gate is not positive, and store the result."""
+        """Load a vector of the source with zeros where the gate is not positive, and store it to the output `gated`."""
         k = self.k
         value = self._load(args.source, row, args.width, column)
         passed = k.variable(value)
@@ -365,7 +365,7 @@ class RowKernelEmitter:
             )
 
     def _add_shares(self, args: NormArguments, thread: Value, threads: Value, *, is_centred: bool) -> None:
-        """Add every thread's partial weight and bias gradients to the totals; each thread does some of the columns."""
+        """Add all threads' parts of the weight and bias gradients to the totals; each thread adds up some columns."""
         k, width = self.k, args.width
         first, last = k.thread_range(k.build.sdiv(width, k.int64(k.lanes)), thread, threads)
         with k.loop(k.mul(first, k.lanes), k.mul(last, k.lanes), k.lanes) as column:
@@ -447,7 +447,7 @@ class ActivationArguments(NamedTuple):
     width: Any
     """The width F, a multiple of the lanes."""
     gradient: Any
-    """The gradient of the activation, (N, F); for the backward pass only, and equal to `out` if not gated or apart."""
+    """The gradient of the activation, (N, F), for the backward pass only; may equal `out` unless the kind is gated."""
 
 
 class ActivationEmitter:
@@ -470,9 +470,9 @@ class ActivationEmitter:
                 args = ActivationArguments(*numbers)
                 first, last = k.thread_range(args.rows, *share)
                 with k.loop(first, last) as row, k.loop(0, args.width, k.lanes) as column:
-                    place = k.add(k.mul(row, args.width), column)
-                    projected = k.add(place, k.mul(row, args.width)) if self.is_gated else place
-                    work(args, projected, place)
+                    target = k.add(k.mul(row, args.width), column)
+                    projected = k.add(target, k.mul(row, args.width)) if self.is_gated else target
+                    work(args, projected, target)
 
     def _load(self, address: Value, index: Value) -> Value:
         return self.k.load_as_float32(self.k.pointer(address), index, self.kind)
@@ -480,18 +480,18 @@ class ActivationEmitter:
     def _store(self, values: Value, address: Value, index: Value) -> None:
         self.k.store_float32_as(values, self.k.pointer(address), index, self.kind)
 
-    def _activate(self, args: ActivationArguments, projected: Value, place: Value) -> None:
-        """Emit the activation of one vector, given the indices of its input (or its gate) and its output."""
+    def _activate(self, args: ActivationArguments, projected: Value, target: Value) -> None:
+        """Emit the activation of one vector, given the indices of its first input (or gate) and of its first output."""
         k = self.k
         value = ACTIVATION_EMITTERS[self.name](k, self._load(args.projected, projected))
         if self.is_gated:
             value = k.build.fmul(value, self._load(args.projected, k.add(projected, args.width)))
-        self._store(value, args.out, place)
+        self._store(value, args.out, target)
 
-    def _backward(self, args: ActivationArguments, projected: Value, place: Value) -> None:
-        """Emit the gradient of one vector of the first linear layer's output, or of a gate and its value."""
+    def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
+        """Emit the gradient of a vector of the first linear layer's output, or of vectors of gates and values."""
         k = self.k
-        gradient, x = self._load(args.gradient, place), self._load(args.projected, projected)
+        gradient, x = self._load(args.gradient, target), self._load(args.projected, projected)
         slope = emit_slope(k, self.name, x)
         if self.is_gated:
             behind = k.add(projected, args.width)
@@ -525,7 +525,7 @@ class ScatterArguments(NamedTuple):
 
 
 class ScatterEmitter:
-    """An emitter of the kernel `scatter`, which adds rows of gradients to the rows of a table that ids select."""
+    """An emitter of the kernel `scatter`, which adds rows to the rows of another matrix that ids select."""
 
     names = ("scatter",)
     """The kernel's name."""
@@ -620,7 +620,7 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def add_in_place(total: Tensor, part: Tensor) -> None:
-    """Add `part` to the float32 tensor `total`, in place."""
+    """Add a tensor of the same number of elements to the float32 tensor `total`, in place."""
     if (total.shape, total.dtype) != (part.shape, torch.float32) or not total.is_contiguous():
         raise ValueError(f"{describe(part)} cannot be added to {describe(total)}")
     part = part.contiguous()
@@ -640,7 +640,7 @@ def activate(projected: Tensor, name: str) -> Tensor:
 
 
 def describe(x: Tensor) -> str:
-    """Return a tensor's dtype and shape for a message."""
+    """Return a text with a tensor's dtype and shape, for error messages."""
     return f"{x.dtype} {tuple(x.shape)}"
 
 

@@ -18,16 +18,22 @@ from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedMask, Packing
 
 LONGEST = 128
-"""The greatest sentence length in tokens, so that the scores of one head stay in registers."""
+"""The maximum sentence length in tokens, so that the scores of one head stay in registers."""
 LEAST_WIDTH, MOST_WIDTH = 16, 128
-"""The range of head widths."""
+"""The smallest and the greatest head width that the kernels support."""
 
 
 class PackedHeads:
     """Attention on packed batches, which have no padding, by Triton kernels (implements `backend.PackedAttention`)."""
 
     def supports_heads(self, config: ModelConfig, longest: int, weight: Tensor) -> bool:
-        """Return whether all heads have one width, a power of two, and one head's data fits in shared memory."""
+        """Return whether the kernels support a model's attention: one head width, a power of two, and short sentences.
+
+        Args:
+            config: the model's settings.
+            longest: the length of the longest sentence in tokens; one head's data must fit in shared memory.
+            weight: a tensor in the dtype and on the device of the model.
+        """
         width = config.key_width
         plain = width == config.value_width and config.num_key_value_heads in (None, config.num_heads)
         if not plain or longest > LONGEST or not LEAST_WIDTH <= width <= MOST_WIDTH or width & (width - 1):
@@ -104,28 +110,28 @@ _BLOCK_BYTES = 1 << 12  # of the keys in a block of cached positions
 
 
 class AttendedPositions(NamedTuple):
-    """A selection of the cached positions that hypotheses attend to; by default all."""
+    """The cached positions that each sentence's hypotheses attend to; by default all."""
 
     allowed: Tensor | None = None
-    """A mask of positions for each hypothesis, bool (B, W or 1, at least L)."""
+    """A mask of positions for each hypothesis, bool, (sentences, hypotheses or 1, at least the cached positions)."""
     counts: Tensor | None = None
-    """The number of positions of each sentence, int32 (B,)."""
+    """The number of positions of each sentence, the first or the listed ones, int32, (sentences,)."""
     position_list: Tensor | None = None
-    """Positions, int32 (B, capacity): 256 × position + a bit for each hypothesis that attends to it."""
+    """Positions, int32, (sentences, capacity): 256 × position, plus one bit for each hypothesis that attends to it."""
 
 
 def attend_cached(
     query: Tensor, cache: Tensor, length: int | Tensor, attended: AttendedPositions, num_heads: int
 ) -> Tensor:
-    """Apply attention, equation (1), to the newest tokens.
+    """Return the attention of each hypothesis' newest token to cached positions, as in equation (1).
 
     Args:
-        query: queries, (B, W, H × K); or queries, keys and values, (B, W, 3 × H × K). The latter are appended to the
-            cache, and each token also attends to itself. Contiguous.
+        query: contiguous queries, (B sentences, W hypotheses, H × K); or queries, keys and values, (B, W, 3 × H × K),
+            which are appended to the cache, and each token also attends to itself.
         cache: keys and values, (B, capacity, 2 × H × K), contiguous within a sentence.
-        length: the number of cached positions L, as an integer or as a tensor of one number.
+        length: the number of cached positions, as an integer or as a tensor of one number.
         attended: the cached positions to attend to.
-        num_heads: H.
+        num_heads: the number of heads H, each of width K.
 
     Returns:
         (B, W, H × K); zeros for a sentence that attends to nothing.

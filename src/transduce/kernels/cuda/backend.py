@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.kernels.cuda import attention, rows
 from transduce.kernels.cuda.attention import AttentionNode
@@ -53,7 +54,7 @@ _LOG = logging.getLogger("transduce.training")
 
 
 class LossRecorder:
-    """A recorder of the CUDA graphs of a loss, two for each batch size, with one memory pool for all of them."""
+    """A recorder of CUDA graphs for a loss: a forward and a backward graph for each batch size, in one memory pool."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -67,7 +68,7 @@ class LossRecorder:
         """The number of the latest loss; its gradients must be computed before the next loss is."""
 
     def __call__(self, size: Hashable, numbers: NDArray[np.int64], compute: Compute) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a batch; see `backend.LossRecorder.__call__`."""
+        """Compute a batch's loss, by its CUDA graph if there is one; `backend.LossRecorder` describes the arguments."""
         drops = tuple(dropout.drop_of_256 for dropout in self._dropouts if dropout.training)
         key = size, drops
         if key not in self._known:
@@ -142,7 +143,8 @@ class _RecordedLoss:
     def record(self, pool: Pool, read: list[Tensor]) -> None:
         """Record the forward and backward passes of the loss as CUDA graphs.
 
-        Keeps a reference to the tensors `read`, whose memory the graphs use besides the parameters'.
+        The loss keeps references to the tensors `read`, such as the model's buffers, because the graphs read their
+        memory.
         """
         device = self._inputs.device
         with recording(device, pool) as forward:
@@ -153,7 +155,7 @@ class _RecordedLoss:
         self._graphs = forward, backward
 
     def run_forward(self) -> tuple[int, tuple[Tensor, Tensor]]:
-        """Run the forward pass of the loss; return the loss's sequence number, and its two values."""
+        """Run the forward pass, by its CUDA graph if recorded; return the loss's sequence number and two values."""
         if self._graphs is not None:
             self._graphs[0].replay()
         else:  # the first batch of a size runs eagerly: recording needs initialized libraries and compiled kernels
@@ -188,13 +190,13 @@ class _ReplayedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: _RecordedLoss, anchor: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
         ctx.loss = loss
-        ctx.turn, (total, likelihood) = loss.run_forward()
+        ctx.replay, (total, likelihood) = loss.run_forward()
         ctx.mark_non_differentiable(likelihood)
         return total, likelihood
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        ctx.loss.run_backward(ctx.turn, gradients[0])
+        ctx.loss.run_backward(ctx.replay, gradients[0])
         return None, None
 
 
@@ -207,7 +209,7 @@ class _ReplayedLoss(torch.autograd.Function):
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None
 ) -> Tensor:
-    """Return activation(x · weightᵀ + bias); see `backend.TrainingKernels.linear` for the shapes."""
+    """Return activation(x · weightᵀ + bias); `backend.TrainingKernels.linear` describes the arguments."""
     sums = linear_sums(weight, bias, rows, activation=activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -250,7 +252,10 @@ class LinearNode(torch.autograd.Function):
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `backend.TrainingKernels.embed`."""
+    """Return the embeddings of token ids, (…) to (…, D): rows of a weight (V, D) times `scale`.
+
+    `backend.TrainingKernels.embed` describes the arguments.
+    """
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
@@ -276,7 +281,7 @@ _WHOLE_LAYERS = table(
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
+    """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
 
     Args:
         layer: an encoder or decoder layer.
@@ -321,7 +326,7 @@ class _Layer(torch.autograd.Function):
 
 
 class _Sublayer:
-    """The computation of one sub-layer: its forward pass, and its backward pass by the nodes of the forward pass."""
+    """A sub-layer computed by autograd nodes, whose backward functions `backward` runs in reverse order."""
 
     def __init__(self, part: LayerPart, memory: Tensor | None) -> None:
         self.part = part
@@ -389,7 +394,7 @@ class _Sublayer:
 
 
 class _Context:
-    """A stand-in for PyTorch's `ctx`, which saves what a node needs for its backward pass."""
+    """A stand-in for the `ctx` of an autograd function, which holds what the backward function needs."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.saved_tensors: tuple[Tensor | None, ...] = ()
@@ -451,12 +456,12 @@ def _grid(vector: Tensor) -> tuple[int]:
 
 
 def _pointers(vectors: UpdatedVectors) -> list[Tensor]:
-    """Return an update's vectors as the optimizer kernels' arguments; the master weights stand for absent vectors."""
+    """Return an update's vectors as arguments of the optimizer kernels; the master weights stand in for absent ones."""
     return [vectors.master if vector is None else vector for vector in vectors]
 
 
 def _has(vectors: UpdatedVectors) -> tuple[bool, bool]:
-    """Return whether an update includes a moving average, and whether it includes a bfloat16 copy."""
+    """Return whether an optimizer update has a moving average, and whether it has a bfloat16 copy."""
     return vectors.average is not None, vectors.working is not None
 
 
@@ -478,7 +483,7 @@ class _PackedBatches(attention.PackedHeads):
     record_losses = staticmethod(LossRecorder)
 
     def supports(self, model: nn.Module, longest: int) -> bool:
-        """Return whether each component of a Transformer is known, and its attention fits into a multiprocessor."""
+        """Return whether the kernels can train a model on packed batches with sentences of at most `longest` tokens."""
         return (
             isinstance(model, Transformer)
             and model.config.can_be_packed
@@ -487,15 +492,15 @@ class _PackedBatches(attention.PackedHeads):
         )
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
-        """Return the output of the decoder's last layer for a packed batch, (1, N, D)."""
+        """Return the decoder's output for a packed batch (without padding), (1, target tokens, D)."""
         return packed_hidden(model, batch)
 
 
 class GpuTraining(TrainingKernels):
     """A training backend of Triton kernels for one GPU.
 
-    Where it has no kernel it inherits PyTorch's implementation, which is as fast: attention to padded sentences, the
-    output projection, which sums in float32, and Muon by cuBLAS.
+    Where it has no kernel, the class inherits PyTorch's implementation, which is as fast: attention to padded
+    sentences, the output projection, which sums in float32, and Muon by cuBLAS.
     """
 
     def __init__(self, device: str) -> None:
@@ -521,34 +526,35 @@ class GpuTraining(TrainingKernels):
     apply_update = staticmethod(apply_update)
     softmax_ = staticmethod(rows.softmax_)
 
+    @override
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Compute `component(*args, **kwargs)`, with these kernels where they compute the same function."""
         return execute(self, component, *args, **kwargs)
 
     def _has(self, *tensors: Tensor) -> bool:
         """Return whether all tensors are on this GPU and in a dtype that the kernels support."""
         return all(each.device.type == self._device_type and each.dtype in _KINDS for each in tensors)
 
+    @override
     def supports_rows(self, x: Tensor) -> bool:
-        """Return whether the row-wise kernels (dropout, norms, embeddings) support x."""
         return self._has(x) and 0 < x.shape[-1] <= _MAX_COLUMNS and x.numel() > 0
 
-    def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:  # noqa: ARG002
-        """Return whether the kernel of linear layers supports these tensors."""
+    @override
+    def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
         return self._has(x, weight) and x.dtype == weight.dtype and x.numel() > 0
 
+    @override
     def supports_logits(self, logits: Tensor) -> bool:
-        """Return whether the kernel of the in-place softmax supports these logits."""
         return self._has(logits) and logits.is_contiguous()
 
+    @override
     def supports_update(self, vectors: UpdatedVectors) -> bool:
-        """Return whether the optimizer kernels support these vectors of parameters."""
         return self._has(vectors.master) and supports_update(vectors)
 
+    @override
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
-        """Add `part` to `total` in place."""
         total += part
 
+    @override
     def attend(
         self,
         projected: Tensor,
@@ -561,14 +567,17 @@ class GpuTraining(TrainingKernels):
         """Raise NotImplementedError, since `supports_attention` returns False."""
         raise NotImplementedError
 
+    @override
     def activate(self, projected: Tensor, name: str) -> Tensor:
         """Raise NotImplementedError, since `supports_activation` returns False."""
         raise NotImplementedError
 
+    @override
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
         """Raise NotImplementedError, since `supports_rotary` returns False."""
         raise NotImplementedError
 
+    @override
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:

@@ -90,7 +90,7 @@ def run_layers(layers: Sequence[StepLayer], last_norm: nn.Module, x: Tensor, cac
 
 
 class _Chain:
-    """The residual stream of a decoding step, which fuses each residual addition with the norm that follows."""
+    """The residual stream of a decoding step; each residual addition is fused with the norm that follows it."""
 
     def __init__(self, x: Tensor, residuals: Sequence[Residual], last: nn.Module) -> None:
         befores = [*(residual.norm_before for residual in residuals), last]
@@ -99,7 +99,7 @@ class _Chain:
         self.next: Tensor = befores[0](x)  # the input of the next sub-layer
 
     def add(self, y: Tensor) -> None:
-        """Add a sub-layer's output to the residual stream, and apply the norm that the model's norm order has there."""
+        """Add a sub-layer's output to the residual stream, and apply the norms between this and the next sub-layer."""
         after, before = next(self._norms)
         if isinstance(after, LayerNorm | RMSNorm):  # post-norm
             _, self._sum = _add_and_norm(self._sum, y, after)
@@ -149,13 +149,13 @@ class StepSize(NamedTuple):
     source: int
     """The source length S."""
     capacity: int
-    """The greatest number of cached positions, W per step."""
+    """The maximum number of cached positions; each step takes one for every hypothesis."""
     finished: int = 0
     """The number of finished hypotheses to keep of each sentence (`cuda/search.py`)."""
 
 
 class RecordedStep(Caches):
-    """A decoding step with its buffers and, once recorded, its CUDA graph."""
+    """A decoding step on a GPU with its buffers and, once recorded, its CUDA graph."""
 
     def __init__(self, model: Transformer, layers: Sequence[StepLayer], size: StepSize) -> None:
         """Allocate a decoding step's buffers with zeros: masked elements are multiplied by zero and must be finite."""
@@ -328,18 +328,18 @@ def release_step(model: Transformer, step: RecordedStep) -> None:
 
 
 def round_up_size(count: int) -> int:
-    """Round a count up to a power of two or 1.5 times one, so that few CUDA graphs are recorded."""
+    """Round a count up to a power of two, or to 1.5 times a power of two, so that few CUDA graphs are recorded."""
     power = 1 << max(0, count - 1).bit_length()
     return power * 3 // 4 if count <= power * 3 // 4 and power >= 4 else power
 
 
 def round_up_source(positions: int) -> int:
-    """Round a source length up to one of few lengths, so that few CUDA graphs are recorded."""
+    """Round a source length up like `round_up_size`, to at least 8, so that few CUDA graphs are recorded."""
     return max(_MIN_SOURCE, round_up_size(positions))
 
 
 def _free_bytes_limit(device: torch.device) -> float:
-    """Return the maximum GPU memory, in bytes, of the unused decoding steps that a model's pool keeps."""
+    """Return the maximum GPU memory in bytes for a model's unused recorded decoding steps."""
     if device.type != "cuda":
         return float(1 << 28)
     return _MAX_SHARE * torch.cuda.get_device_properties(device).total_memory
@@ -459,7 +459,7 @@ class GpuState(DecodingState):
             self._ancestors = self._ancestors.index_select(0, rows)
 
     def _find_step(self, width: int) -> RecordedStep:
-        """Return a recorded step with capacity for W more positions: the current step, or one of another size."""
+        """Return a recorded step with capacity for `width` more positions: the current step, or one of another size."""
         if self.encoded is not None:
             count, length = self.source_shape
             size = StepSize(round_up_size(count), width, round_up_source(length), initial_capacity(width))
@@ -482,10 +482,7 @@ class GpuState(DecodingState):
         return finished
 
     def _move(self, old: RecordedStep, new: RecordedStep) -> None:
-        """Copy the unfinished sentences from the buffers of one recorded CUDA graph to those of another graph.
-
-        The size changes when sentences finish, or when the caches need more capacity.
-        """
+        """Copy the unfinished sentences from the buffers of one recorded step to those of a step of another size."""
         count, length, slots = len(self._slots), self._length, self._slots
         new.copy_sentences_from(old, slots, length)
         if new.allowed is not None:
@@ -501,5 +498,5 @@ class GpuState(DecodingState):
 
 
 def initial_capacity(width: int) -> int:
-    """Return how many positions to allocate at first in the KV caches of a decoding step."""
+    """Return how many positions a decoding step's KV cache has at first, for `width` hypotheses of each sentence."""
     return max(_INITIAL_CAPACITY, min(_MAX_INITIAL_CAPACITY, _INITIAL_CAPACITY * width))

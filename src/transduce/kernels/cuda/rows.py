@@ -24,11 +24,11 @@ from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalP
 
 
 MAX_SEEDS = 1024
-"""The greatest number of seeds per batch."""
+"""The maximum number of dropout seeds per batch."""
 
 
 class _Buffer:
-    """A holder of the GPU addresses of the next dropout seeds; None if seeds are drawn when they are needed."""
+    """A holder of the next dropout seeds on the GPU; `remaining` is None if each seed is drawn when needed."""
 
     remaining: Iterator[Tensor] | None = None
 
@@ -67,10 +67,10 @@ def embed_step(embedding: Embedding, tokens: Tensor, weight: Tensor, position: T
 
     Args:
         embedding: the model's embedding, which computes the result if the kernel does not support it.
-        tokens: token ids, (B, W), contiguous.
+        tokens: token ids, (B sentences, W hypotheses), contiguous.
         weight: the embedding matrix, (V, D).
-        position: int64, (1,).
-        capacity: the greatest number of positions.
+        position: the position, int64, (1,).
+        capacity: the maximum number of positions.
 
     Returns:
         (B, W, D).
@@ -111,7 +111,10 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x and the normalized x: LayerNorm, or RMSNorm without a bias; see `TrainingKernels.residual_norm`."""
+    """Return x and the normalized x: LayerNorm, or RMSNorm if there is no bias.
+
+    `TrainingKernels.residual_norm` says more.
+    """
     return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -140,7 +143,7 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
 class NormNode(torch.autograd.Function):
     """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
-    The backward pass adds the gradient of the returned x in the same pass.
+    The backward pass adds the gradient of the returned x in the kernel that computes the norm's gradient.
     """
 
     @staticmethod
@@ -238,9 +241,9 @@ def add_sum_of_rows(x: Tensor, total: Tensor) -> None:
 
 
 def mask_and_sum_rows(x: Tensor, kept: Tensor, total: Tensor) -> Tensor:
-    """Return x where `kept`, of the same shape, is positive, else 0.
+    """Return x where `kept`, of the same shape, is positive, else 0; add the sum of the result's rows to `total`.
 
-    Also adds the sum of the result's rows to total, float32 (D,).
+    `total` is float32, with one element for each column of x.
     """
     out = torch.empty_like(x)
     _sum(x, kept, out, total, masked=True)
@@ -255,14 +258,17 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor, kept: Tensor, out: Tensor, total: Tensor, *, masked: bool) -> None:
-    """Run the kernel that adds up the rows of x."""
+    """Run the kernel that adds the sum of the rows of x to `total`; with `masked`, only elements that are kept."""
     count, width = x.shape
     grid = (ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))
     programs.sum_rows[grid](x, kept, out, total, count, width, _ROWS_EACH, masked, _SUM_ROWS, _SUM_COLUMNS)
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row (that of padding)."""
+    """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
+
+    `backend.TrainingKernels.add_rows_in_place` describes the arguments.
+    """
     width = part.shape[-1]
     block = min(1024, power_of_2(width))
     frozen = -1 if frozen_row is None else frozen_row

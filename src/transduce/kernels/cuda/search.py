@@ -45,11 +45,11 @@ _COLUMNS = 128  # listed positions per iteration
 _SENTENCES = 32  # sentences per program in greedy search
 
 RECORD_HEADER = 2
-"""Numbers at the beginning of a sentence's record: its length, and whether it was cut off."""
+"""The number of elements at the start of a sentence's record: its length, and whether it was cut off."""
 RECORD_ENTRY = 3
-"""Numbers of each finished hypothesis in a record.
+"""The number of elements of each finished hypothesis in a sentence's record.
 
-They are its last step, its index at that step, and the bits of the end symbol's log-probability.
+The elements are the hypothesis' last step, its index at that step, and the bits of the end symbol's log-probability.
 """
 
 
@@ -67,7 +67,6 @@ class SearchStep(RecordedStep):
         self.eos_id, self._vocabulary = config.eos_id, config.target_vocabulary_size
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-            """Allocate a zeroed tensor on the GPU."""
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         # Positions that each sentence's hypotheses descend from, as in `AttendedPositions`; in greedy search all.
@@ -120,7 +119,7 @@ class SearchStep(RecordedStep):
         )  # fmt: skip
 
     def _find_best(self, logits: Tensor, bias: Tensor | None) -> None:
-        """Find the best next tokens of each hypothesis, and the log-sum-exp of its logits."""
+        """Find the best next tokens of each hypothesis, and the log-sum-exp of each row of logits."""
         block = self._block
         programs.find_top_tokens[(len(logits),)](
             logits, logits if bias is None else bias, self.done, self._values, self._best, self._normalizers,
@@ -131,7 +130,7 @@ class SearchStep(RecordedStep):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return the float32 logits of states (B × W, D) by a matrix (V, D); bfloat16 logits would have many ties."""
+    """Return float32 logits of states (rows, D) and a matrix (V, D); in bfloat16, many logits would be equal."""
     if hidden.dtype == torch.bfloat16 and hidden.device.type == "cuda":
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return hidden @ weight.t()
@@ -206,7 +205,7 @@ class GpuSearch:
 
     @property
     def active(self) -> Tensor:
-        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        """The indices, in the batch, of the sentences that are still decoded, (B,)."""
         return torch.tensor(self._indices, dtype=torch.int64)
 
     def advance(self, steps: int) -> None:
@@ -268,7 +267,7 @@ class GpuSearch:
     # --- buffers ---------------------------------------------------------------------------------------------------
 
     def _take_step(self, capacity: int) -> SearchStep:
-        """Acquire a search step with `capacity` cached positions for the current number of sentences."""
+        """Acquire a recorded search step for the current number of sentences, with `capacity` cached positions each."""
         state, bounds = self.state, self.bounds
         source = round_up_source(state.source_shape[1])
         size = StepSize(round_up_size(len(self._indices)), bounds.beam_size, source, capacity, bounds.n_best)
@@ -312,7 +311,7 @@ class GpuSearch:
         release_step(self.state.model, old)
 
     def _remove_finished(self, *, moving: bool = True) -> None:
-        """Remove finished sentences from the search's CUDA graph step.
+        """Take finished sentences off the list of active sentences, and keep a snapshot of their hypotheses.
 
         With `moving`, the other sentences move to a step with smaller buffers if that is worthwhile.
         """
@@ -427,7 +426,12 @@ class _Snapshot:
         return lengths, tokens, values
 
     def _trace(self, lengths: NDArray[Any], beams: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Follow hypotheses (B, M) from their last tokens to their first; returns tokens and values, (B, M, t)."""
+        """Follow hypotheses from their last tokens to their first; return tokens and log-probabilities, (B, M, t).
+
+        Args:
+            lengths: the lengths of M hypotheses of each sentence, (B, M).
+            beams: the index of each hypothesis among its sentence's hypotheses at its last step, (B, M).
+        """
         shape = (*beams.shape, len(self._tokens))
         tokens, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         for step in reversed(range(int(lengths.max(initial=0)))):

@@ -95,7 +95,7 @@ class ClassificationTask:
 
 
 class LabeledDevSet:
-    """A labeled dev set: it measures the loss, the accuracy and the macro F1 of a classifier, without weights."""
+    """A labeled dev set that measures loss, accuracy and macro F1 of a classifier; all texts count equally."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class LabeledDevSet:
 
     @torch.inference_mode()
     def validate(self, weights: Mapping[str, Tensor], step: int) -> ValidationEvent:
-        """Measure the loss and the accuracy on the dev set of a model with these weights."""
+        """Measure the loss, the accuracy and the macro F1 of a model with these weights on the dev set."""
         started_at = time.monotonic()
         self.model.load_state_dict(weights)
         nats, hits, predicted, right = 0.0, list[float](), list[str](), list[str]()
@@ -270,7 +270,7 @@ class Classification(LabelChoices, TextKind):
         return f"{count_noun(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabeledBatch) -> dict[str, Any]:
-        """Describe a batch as JSON; a target is a class number, not token ids."""
+        """Return a description of a batch that can be written as JSON; its targets are class names and numbers."""
         classes: list[int] = batch.target[:, 0].tolist()
         labels = class_names(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
@@ -331,7 +331,7 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Return each training text's weight, its line's weight times its class's weight; None: all weights are 1."""
+    """Return the weight in the loss of each training text, times that of its class in `labels`; None: all are 1."""
     of_texts = corpus.prepared.read_run_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:
         return of_texts

@@ -62,7 +62,7 @@ class NoiseGenerator:
 
 
 def _padded(rows: list[list[int]], vocabulary: Vocabulary) -> tuple[NDArray[np.int64], int]:
-    """Return rows of token ids padded to one length, and the number of tokens without padding."""
+    """Pad lists of token ids at the right to one length; return the array and the number of tokens without padding."""
     padded = np.full((len(rows), max(map(len, rows))), vocabulary.pad_id, np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row

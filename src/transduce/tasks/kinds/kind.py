@@ -82,7 +82,7 @@ class CardTexts(NamedTuple):
 
 
 def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
-    """Return the sentence that names the Hugging Face class that opens the folder, or else the exports available."""
+    """Return a sentence on which Hugging Face class opens a model folder, or else on the available exports."""
     class_name = class_for(model)
     if class_name is not None and has_tokenizer(tokenizer, model):
         return (
@@ -98,7 +98,7 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer) -> str:
 
 
 def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
-    """Return the front matter that Hugging Face reads: the languages and the model's pipeline tag."""
+    """Return the front matter (YAML) of a model card for Hugging Face: languages, pipeline tag and library."""
     codes = [code for code in languages if code]
     lines = "".join(["language:\n", *(f"- {code}\n" for code in codes)]) if codes else ""
     return f"---\n{lines}pipeline_tag: {pipeline_tag}\nlibrary_name: transduce\n---\n"
@@ -109,7 +109,7 @@ def front_matter(languages: Sequence[str | None], pipeline_tag: str) -> str:
 
 
 def continues_training(settings: Settings, kind: str) -> bool:
-    """Return whether training continues a whole base model on the same kind of task.
+    """Return whether training continues a base model that was trained for the task `kind` or an unknown task.
 
     With LoRA, the answer is False, because only new adapter weights are trained.
     """
@@ -166,9 +166,9 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     """The run's folder."""
     display: ProgressDisplay
-    """Shows what is read and left out."""
+    """The display of what is read and left out."""
     choose_tokenizer: Callable[[CorpusSize], TokenizerSettings]
-    """Chooses the tokenizer's settings from the size of the corpus."""
+    """A function that chooses the tokenizer's settings from the size of the corpus."""
     tokenizer: Tokenizer | None
     """An existing tokenizer to use instead of learning one."""
 
@@ -183,7 +183,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes]
     """Files of the model folder by name; README.md is the model card."""
     search: SearchSettings | None = None
-    """Search settings that were chosen by the dev set, for the run's settings; None: unchanged ones."""
+    """Search settings chosen on the dev set, which replace those in the run's settings; None: those stay."""
 
     @classmethod
     def of(
@@ -195,12 +195,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """The weights, by prefixes of names, that get random values instead of the base model's (`--init-from`)."""
+    """The parameters, by prefixes of names, that get random values instead of the base model's (`--init-from`)."""
 
     may_lack: tuple[str, ...] = ()
-    """Parameters that the base model may lack; then the base model may also have others."""
+    """Parameters that the base model may lack; if there are any, the base model may also have further ones."""
     reinitialize: Callable[[Path], tuple[str, ...]] | None = None
-    """Returns the parameters to reinitialize, from the base model's folder; None: none."""
+    """A function from the base model's folder to the parameters that it has but must not be taken; None: none."""
 
 
 C = TypeVar("C", bound=RunCorpus)
@@ -251,7 +251,7 @@ class TaskKind(ABC, Generic[C]):
     uses_placeholders: ClassVar[bool] = False
     """True if the task learns to copy placeholder tokens (`tokenizer.placeholders`)."""
     search_advice: ClassVar[str | None] = None
-    """What to do instead of setting `search.*`, for a task that does not use these settings; None: it uses them."""
+    """Advice to users who set `search.*` for a task that does not use these settings; None: the task uses them."""
     used_search_settings: ClassVar[tuple[str, ...]] = ()
     """The settings of `search.*` that the task uses although it does not use the others."""
 
@@ -324,7 +324,7 @@ class TaskKind(ABC, Generic[C]):
             )
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:  # noqa: ARG002
-        """Complete the task's settings by values that the base model's configuration determines."""
+        """Return the task's settings, completed by values that the base model's configuration determines."""
         return task
 
     # --- the corpus ---
@@ -346,7 +346,7 @@ class TaskKind(ABC, Generic[C]):
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """Return the data settings with the values of a corpus that was prepared earlier."""
+        """Return the data settings, with those of `transduce prepare` if the corpus was prepared by it."""
         return data
 
     # --- choices ---
@@ -510,7 +510,7 @@ class TaskKind(ABC, Generic[C]):
 
 
 def model_dtype(resolved: ResolvedSettings) -> torch.dtype:
-    """Return the PyTorch dtype of a model at a precision, such as bfloat16 for "bf16"."""
+    """Return the PyTorch dtype in which a run's model computes, such as bfloat16 for the precision "bf16"."""
     return DTYPES[resolved.training.precision]
 
 
@@ -589,7 +589,7 @@ def pairs_of_files(data: DataSettings) -> TaskText:
 
 
 def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
-    """Return the tag of each training or dev file of several corpora; empty if no corpus has a tag."""
+    """Return the tag of each file that the corpora name in `side`, such as "source"; empty if no corpus has a tag."""
     tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
     return tags if any(corpus.tag for corpus in data.corpora) else ()
 
@@ -728,7 +728,7 @@ class TextKind(TaskKind[TaskCorpus]):
 
 
 def _check_lengths(corpus: TaskCorpus, limit: int) -> None:
-    """Refuse training or dev texts that exceed the learned positions, before any training step."""
+    """Refuse training or dev texts that have more tokens than `limit`, the number of learned positions."""
     for name, prepared in (("training text", corpus.prepared), ("dev set", corpus.dev)):
         if prepared is None:
             continue

@@ -114,7 +114,7 @@ class LanguageModelDevSet:
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return how many characters decoded unknown tokens add: sentencepiece writes " ⁇ " for one character."""
+    """Return by how many characters decoded tokens are too long: sentencepiece writes " ⁇ " for an unknown token."""
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
     return int((tokens == vocabulary.unk_id).sum()) * (len(vocabulary.decode([vocabulary.unk_id])) - 1)

@@ -120,7 +120,7 @@ def read_store(corpus: PreparedCorpus, tokenizer: Tokenizer, side: Literal["sour
 
 
 class EncoderChoices:
-    """Choices that the tasks of BERT's encoder share: its sizes, its schedule, and the learning rate of fine-tuning."""
+    """Default settings that all tasks of a BERT encoder share: its sizes, the schedule and the learning rate."""
 
     name: ClassVar[str]
 
@@ -147,10 +147,10 @@ class EncoderChoices:
         batch_tokens: int,  # noqa: ARG002
         optimizer: OptimizerName,  # noqa: ARG002
     ) -> Choice[float]:
-        """Choose the peak learning rate of fine-tuning, proportional to 1 / d_model.
+        """Choose the peak learning rate, which is proportional to 1 / d_model.
 
-        For a pretrained model, this is 6.5e-5 at BERT's width, where its authors used 2e-5 to 5e-5. It is five times as
-        high from random weights, and ten times as high for LoRA.
+        For fine-tuning it is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Training from random
+        weights has five times this rate, and LoRA ten times.
         """
         factor = 0.5 if settings.training.lora_rank else 0.25 if settings.init_from is None else 0.05
         return Choice(factor / d_model, f"{factor} / d_model ({d_model})")
@@ -167,7 +167,7 @@ class EncoderChoices:
 
 
 class LabelChoices(EncoderChoices):
-    """Choices that classification and tagging share, most of them for a model trained from random weights."""
+    """Default settings that classification and tagging share, most of them for training from random weights."""
 
     muon_factor: ClassVar[float]
     """Muon's peak learning rate, times `d_model`."""
@@ -302,7 +302,7 @@ class MaskedLanguageTask:
         return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 
     def encode(self, batch: SentencePairBatch) -> tuple[Tensor, Tensor]:
-        """Return states (B, L, D) and labels (B, L), with the padding id where nothing is masked."""
+        """Return the encoder's output (B, L, D) and labels (B, L), which are the padding id where nothing is masked."""
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
         # RoBERTa has one segment only.
@@ -467,7 +467,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         return MaskedLanguageTask(as_encoder(model), label_smoothing=resolved.training.label_smoothing).loss
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
-        """Return the number of tokens in all rows, including special tokens and random segments."""
+        """Return the number of tokens in all rows of an epoch, including special tokens and random segments."""
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
@@ -475,7 +475,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         """Log a problem if hardly any segment of the text is followed by another one in its document.
 
         Raises:
-            TransduceError: no segment has one, and training starts from random weights.
+            TransduceError: no segment is followed by another, and training starts from random weights.
         """
         if resolved.model.num_labels == 0 or (share := self.plan(corpus, resolved).has_next) >= _FEW_FOLLOWERS:
             return

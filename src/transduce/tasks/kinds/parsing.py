@@ -206,14 +206,15 @@ class Parsing(Translation):
 def write_parts(
     parts: Mapping[str, Sequence[str]], folder: Path, *, tags: bool, merges: int | None, known: frozenset[str] | None
 ) -> None:
-    """Write the sentences and trees of treebanks to files, one per line, and the tokens of tree symbols.
+    """Write the sentences and the trees of treebanks to files, one per line, and the tokens of brackets and tags.
 
     Args:
         parts: treebank files by the prefix of the output files; the training set has the prefix "" and comes first.
         folder: the run's folder.
         tags: write the part-of-speech tag of each word.
-        merges: number of frequent symbol runs in the training set that become single tokens; None: 1,000.
-        known: symbol runs that an existing vocabulary has; None: the vocabulary is yet to be learned.
+        merges: how many of the most frequent sequences of symbols between two words in the training set become single
+            tokens; None: 1,000.
+        known: sequences that are tokens of an existing vocabulary; None: the vocabulary is yet to be learned.
 
     Raises:
         TransduceError: a treebank has other content, or no tree with words.
@@ -239,7 +240,7 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return the symbol runs that have tokens in a folder's vocabulary; empty for a model that is not a parser."""
+    """Return the sequences of tree symbols that are tokens of the model in a folder; none if it is not a parser."""
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))

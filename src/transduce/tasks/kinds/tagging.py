@@ -98,7 +98,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
         return tuple(sorted({tag for sentence in (*self.training, *self.dev) for tag in sentence.tags}))
 
     def describe(self, batch: Batch) -> dict[str, Any]:
-        """Return a batch's token ids with their tokens, and the labels of the tokens, as JSON."""
+        """Return a batch's sentence indices, tokens and tags, as values that JSON can hold."""
         vocabulary, tags = self.tokenizer.source, self.tags
         rows = [[id for id in row if id != vocabulary.pad_id] for row in batch.source.tolist()]
         labels = [[tags[label] for label in row if label != NO_LABEL] for row in batch.target.tolist()]
@@ -113,7 +113,7 @@ class _StoredCard(msgspec.Struct, frozen=True):
 
 
 def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
-    """Read training and dev sentences; without dev files, hold out some distinct training sentences."""
+    """Read the sentences of "training" and "dev"; without dev files, some distinct training sentences are held out."""
     training = [sentence for path in data.source for sentence in read_tagged(path, data.columns)]
     if data.dev_source:
         dev = [sentence for path in data.dev_source for sentence in read_tagged(path, data.columns)]
@@ -242,7 +242,7 @@ class TaggedDevSet:
 
 
 def _span_terms(counts: TagCounts) -> tuple[int, int]:
-    """Return the numerator and the denominator of the F1 of spans, which can be summed over sentences."""
+    """Return the numerator and the denominator of the F1 of spans; each can be summed over sentences."""
     return 2 * counts.common, counts.predicted + counts.wanted
 
 
@@ -251,9 +251,12 @@ def _ratio(terms: Sequence[tuple[int, int]]) -> float:
 
 
 def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
-    """Return each sentence's contribution to a ratio of sums in percent, such as F1; their mean is the ratio.
+    """Return each sentence's contribution to a score in percent that is a ratio of sums over sentences, such as F1.
 
-    A contribution is the sentence's first-order influence on the ratio.
+    A contribution is the sentence's first-order influence on the score; the mean of all is the score.
+
+    Args:
+        terms: the numerator and the denominator of each sentence.
     """
     ratio, mean = _ratio(terms), max(1, sum(under for _, under in terms)) / max(1, len(terms))
     return [ratio + (100.0 * over - ratio * under) / mean for over, under in terms]
@@ -359,7 +362,7 @@ class WordTagging(LabelChoices, TaskKind[TaggedCorpus]):
     # --- choices ---
 
     def adapt_model(self, config: ModelConfig, corpus: TaggedCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration with one label of each token for every tag, and no other head.
+        """Return the configuration of an encoder with a token classifier, whose labels are the tags.
 
         Raises:
             TransduceError: there is only one tag.

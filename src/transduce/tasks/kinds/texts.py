@@ -54,7 +54,7 @@ def holds_texts(path: str, chosen: Format) -> bool:
 
 
 def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
-    """Convert a file of texts in JSON lines to a file of lines if necessary, and return the path of the lines."""
+    """Convert a file of JSON lines to the text file `out`, and return the path of the text; other files stay."""
     if not holds_texts(path, chosen):
         return path
     if overwrite or not out.exists():
@@ -93,14 +93,14 @@ class WindowPlan:
     def __init__(
         self, stream: Ids, *, context: int, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)
     ) -> None:
-        """Lay out the windows.
+        """Create the plan of batches.
 
         Args:
             stream: token ids, (N,).
             context: tokens in a window, T.
             rows: windows in a batch.
-            seed: seed of offsets and orders.
-            pad_id: an id that the largest batch must not contain, because padding may not count.
+            seed: random seed of each epoch's first window and order of windows.
+            pad_id: the padding id, which the artificial batch of `largest_batches` must not contain.
             share: (rank, world size): this process gets every n-th window of a batch, from its rank on.
 
         Raises:

@@ -176,7 +176,7 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
 
 
 def _read(files: Sequence[str], columns: Sequence[str]) -> tuple[tuple[str, ...], list[Numbers]]:
-    """Read files of time series; return their common columns, and the numbers of each file."""
+    """Read files of time series; return the names of their common columns, and the values (N, C) of each file."""
     tables = [read_table(path, columns) for path in files]
     first = tables[0].columns
     for path, table in zip(files, tables, strict=True):
@@ -201,7 +201,7 @@ def _check_lengths(
 
 
 def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
-    """Write the numbers of the training and dev series as little-endian float64; return the digests of these files."""
+    """Write the values of each part ("training", "dev") as little-endian float64; return the digests of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in parts.items():
         write_file(folder / _PARTS[name], values.astype("<f8").tobytes())
@@ -456,7 +456,7 @@ class TimeSeries(TaskKind[SeriesCorpus]):
 
 
 def series_card(corpus: SeriesCorpus, resolved: ResolvedSettings) -> SeriesCard:
-    """Return the description of the series for the model folder."""
+    """Return the card of a forecaster's model folder: its columns, window sizes, season and scale."""
     return SeriesCard(
         columns=corpus.columns,
         past=_series(resolved.task).past_points,

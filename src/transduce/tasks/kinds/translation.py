@@ -83,7 +83,10 @@ _MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the cor
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:
-    """Shift the target right by the start symbol, as decoder input for teacher forcing (section 3.1), (B, T)."""
+    """Return the decoder's input for teacher forcing (section 3.1): the target (B, T) shifted right by one position.
+
+    The start symbol is the first token of each row.
+    """
     start = torch.full_like(target[:, :1], start_id)
     return torch.cat([start, target[:, :-1]], dim=1)
 
@@ -159,7 +162,7 @@ class DevDirection(NamedTuple):
 
 
 def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list[DevDirection]:
-    """Return the dev sentences of each language pair and tag, at most `max_sentences` in all."""
+    """Return the dev sentences of each language pair and tag: all, or about `max_sentences` in total."""
     groups, count = corpus.dev_groups, len(corpus.dev_sources)
     pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
     keys = list(zip(pairs, groups.tags or [""] * count, strict=True))
@@ -269,7 +272,7 @@ class DevSet:
         )
 
     def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
-        """Return each sentence's contribution to the score that selects the best model; empty if it is the loss."""
+        """Return each sentence's contribution to BLEU or chrF, if it selects the best model; empty if the loss does."""
         if self.best_by == "exact_match":
             pairs = zip(translations, direction.references, strict=True)
             return [float(one.strip() == other.strip()) for one, other in pairs]
@@ -425,13 +428,13 @@ class Translation(TextKind):
         return files
 
     def end_validations(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return the time of the beam searches of the whole dev set, in units of one validation's time."""
+        """Return how many validations take as long as the final beam searches of the whole dev set."""
         sentences = len(corpus.dev_sources)
         searches = _BEAM_TIME + (_COVERAGE_TIME if _chooses_search(corpus, resolved) else 0.0)
         return searches * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
     def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many tokens training reads in the time of a validation: a loss and a greedy search."""
+        """Return how many tokens training reads in the time of a validation, which computes losses and translates."""
         assert corpus.dev is not None
         sentences = max(1, len(corpus.dev_sources))
         translated = min(resolved.training.translate_dev, sentences) / sentences
@@ -531,7 +534,7 @@ def _growth_rate(resolved: ResolvedSettings) -> float:
 
 
 def _longest_sentence(config: ModelConfig) -> int | None:
-    """Return the largest number of tokens that a model reads, if its positions are learned."""
+    """Return the largest number of tokens that a model with learned positions reads; None for other models."""
     return config.max_positions if config.kind == "transformer" and config.positions == "learned" else None
 
 
@@ -541,10 +544,10 @@ def _target_option(data: DataSettings) -> str:
 
 
 def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
-    """Return files that describe the training text: its lines, and profiles of its languages.
+    """Return files of the model folder, by name, that describe the training text: its lines and its languages.
 
-    A translator splits texts into sentences unless the lines have several, and a service detects the language of its
-    input with the profiles.
+    The former tells a translator whether to split texts into sentences. The latter, a profile of each of several
+    languages, lets a server detect the language of its input.
     """
     prepared = corpus.prepared.sentences
     step = max(1, prepared.pairs // _MEASURED_RUNS)
@@ -565,7 +568,7 @@ def _text_measurements(corpus: TaskCorpus) -> dict[str, bytes]:
 
 
 def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
-    """Return the texts of a run of sentences without the tokens of languages and tags at their starts."""
+    """Decode consecutive sentences of a corpus, without the tokens of languages and tags at their starts."""
     skipped = set(vocabulary.prefix_ids)
     return [
         vocabulary.decode([id for id in ids.tolist() if id not in skipped])
@@ -574,7 +577,10 @@ def _decoded(run: IdRun, vocabulary: Vocabulary) -> list[str]:
 
 
 def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield each pair of known languages with the range of its pairs in the corpus of single sentences."""
+    """Yield each language pair of a corpus, with the first index of its sentence pairs and the index after the last.
+
+    Pairs of unknown languages are left out.
+    """
     source, target = corpus.languages
     prepared = corpus.prepared.sentences
     if source is not None and target is not None:
@@ -595,7 +601,10 @@ def dev_batches(corpus: PreparedCorpus) -> list[Batch]:
 
 
 def _chooses_search(corpus: TaskCorpus, resolved: ResolvedSettings) -> bool:
-    """Return whether a coverage penalty may be chosen: for few pairs, a large enough dev set, and default search."""
+    """Return whether a coverage penalty may be chosen.
+
+    That takes a Transformer, few training pairs, a large enough dev set, and default search settings.
+    """
     directions = max(1, len(dev_directions(corpus)))
     return (
         resolved.search == SearchSettings()

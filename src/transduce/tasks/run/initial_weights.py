@@ -44,7 +44,7 @@ _ROWS_PREFIX = "rows."
 
 
 class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The metadata of the initial weights that a run stores."""
+    """The metadata of a run's stored initial weights."""
 
     sha256: str
     """SHA-256 digest of the weights' file."""
@@ -113,7 +113,7 @@ def log_adaptation(resolved: ResolvedSettings, choice_log: ChoiceLog, reinitiali
 
 
 def needs_stored_weights(resolved: ResolvedSettings | Settings) -> bool:
-    """Return whether a run must store its initial weights, since it could not make the same ones when it resumes."""
+    """Return whether a run must store its initial weights: they depend on a base model with LoRA or on word vectors."""
     return resolved.training.lora_rank > 0 or resolved.word_vectors is not None
 
 
@@ -188,7 +188,7 @@ def fill_with_vectors(
 
 
 def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
-    """Return the name and the embedding matrix of each side that reads text."""
+    """Return, for "source" and, if the model reads targets, "target", the embedding's parameter name and matrix."""
     embeddings = {"source": ("source_weight", model.source_weight)}
     if isinstance(model, Transformer | Recurrent):
         tied = model.own_target_weight is None
@@ -199,7 +199,13 @@ def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
 def restrict_training(
     model: AnyModel, resolved: ResolvedSettings, folder: Path, reinitialized: tuple[str, ...]
 ) -> None:
-    """Add LoRA adapters to the model, or freeze the rows of word vectors, as the settings specify.
+    """Add LoRA adapters to the model, and freeze embedding rows of word vectors, as the settings specify.
+
+    Args:
+        model: the model with its initial weights, changed in place.
+        resolved: the run's settings.
+        folder: the run's folder, which stores the indices of the rows.
+        reinitialized: prefixes of the names of parameters that are trained fully in spite of LoRA.
 
     Raises:
         TransduceError: the stored row indices cannot be read.
@@ -313,7 +319,7 @@ def prepare_initial_weights(
 def build_initial_model(
     resolved: ResolvedSettings, folder: Path, *, trained: bool, reinitialized: Reinitialized = TAKE_ALL
 ) -> AnyModel:
-    """Return the model with its initial weights.
+    """Build the model of a run with its initial weights, random or those of the base model.
 
     Args:
         resolved: the run's settings.

@@ -138,7 +138,7 @@ def resolve_model(
 
 
 def _log_specified(specified: dict[str, Any], choice_log: ChoiceLog) -> None:
-    """Log the user's model settings that are not logged yet."""
+    """Log the user's settings of the model, by name without `model.`, that the choice log lacks."""
     logged = {line.name for line in choice_log.lines}
     for name, value in specified.items():
         if f"model.{name}" not in logged:
@@ -160,7 +160,10 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 
 
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
-    """Return the model sizes that follow from the width of the word vectors, unless the user specified them."""
+    """Return `d_model` and `num_heads` (at most `num_heads`) that fit the width of the settings' word vectors.
+
+    Nothing is returned without word vectors, or if the user specified `d_model`.
+    """
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.d_model is not None:
         return {}
@@ -195,7 +198,7 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
 
 
 def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Return a base model's configuration with the sizes of vocabularies that were extended."""
+    """Return a base model's configuration, with the tokenizer's vocabulary sizes where these are larger."""
     if tokenizer is None:
         return config
     return msgspec.structs.replace(
@@ -206,7 +209,7 @@ def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> M
 
 
 def follow_base_model(settings: Settings, config: ModelConfig, choice_log: ChoiceLog) -> Settings:
-    """Complete the task's settings by values of the base model, and log them."""
+    """Return settings in which the base model's configuration determines open settings of the task; log these."""
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
@@ -217,7 +220,7 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
 def predict_epochs(
     settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
 ) -> float:
-    """Predict how often training will read the text, by the steps or by the minutes and the machine's speed."""
+    """Predict the number of epochs, from the time budget and the machine's speed, or else from the steps."""
     kind, training = kind_of(settings.task.kind), settings.training
     if training.minutes is not None:
         parameters = count_multiplied_weights(PRESETS[preset], vocabulary_size or 0)
@@ -237,7 +240,7 @@ def resolve_preset(
     tokens: int = 0,
     vocabulary_size: int | None = None,
 ) -> str:
-    """Choose the preset by the number of pairs or target tokens, and by the time limit."""
+    """Return the user's preset, or choose one by the number of pairs or target tokens and the time budget; log it."""
     choice = kind_of(settings.task.kind).choose_preset(pairs, tokens)
     if settings.training.minutes is not None and vocabulary_size is not None:
         choice = choose_preset_in_time(
@@ -282,7 +285,7 @@ _COPIED = (
 
 
 def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
-    """Choose the tokenizer's settings by the size of the corpus."""
+    """Return the tokenizer's settings: the user's, and others chosen by the size of the corpus; log them."""
     given_settings, by_character = settings.tokenizer, settings.tokenizer.kind == "character"
     by_word, byte_fallback = given_settings.kind == "word", given_settings.byte_fallback
     if by_character:
@@ -427,7 +430,7 @@ def resolve_training(
     corpus: RunCorpus,
     choice_log: ChoiceLog,
 ) -> ResolvedTraining:
-    """Choose the settings of training by the corpus and the machine."""
+    """Return the settings of training: the user's, and others chosen by the corpus and the machine; log them."""
     kind, training, take = kind_of(settings.task.kind), settings.training, choice_log.record
     check_training(settings, model, machine)
     pairs, epoch_tokens = corpus.pairs, kind.epoch_tokens(corpus, model, settings.task)
@@ -685,7 +688,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 
 
 def _trial_model(settings: Settings) -> ModelConfig:
-    """Return a model configuration for checks: that of the chosen preset, or of the first preset that works.
+    """Return a model configuration to check settings with: that of the user's preset, or of the first valid one.
 
     Raises:
         TransduceError: no preset is possible.

@@ -129,9 +129,9 @@ def make_safeguards(
     *,
     kernels: Kernels = "torch",
 ) -> Safeguards:
-    """Return the largest batches, a function that describes a batch, and the machine's environment.
+    """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
 
-    With several processes, each tries the first process's share of the largest batches, which is the largest share.
+    With several processes, each process tries the first one's share of the largest batches, which is the largest share.
     """
     return Safeguards(
         largest=[_share(batch, processes) for batch in largest],
@@ -141,7 +141,7 @@ def make_safeguards(
 
 
 def _share(batch: Any, processes: int) -> Any:
-    """Return the share of a batch's rows that the first process gets."""
+    """Return a batch with only the rows that the first of several processes gets."""
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
@@ -198,36 +198,36 @@ class Run:
         """Choose the settings that the user left open, prepare the corpus, and print the choices with their reasons."""
         added = preset_settings(with_current_settings(self.request.settings, warn=False))
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
-        account = ChoiceLog(self.request.specified_reason, reasons)
-        settings, base_model = preflight(self.kind, self.settings, self.machine, account)
+        choice_log = ChoiceLog(self.request.specified_reason, reasons)
+        settings, base_model = preflight(self.kind, self.settings, self.machine, choice_log)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
                 settings=settings,
                 folder=folder,
                 display=self.display,
-                choose_tokenizer=lambda size: resolve_tokenizer(settings, size, account),
+                choose_tokenizer=lambda size: resolve_tokenizer(settings, size, choice_log),
                 tokenizer=None if base_model is None else base_model.tokenizer,
             )
         )
         if corpus.tokenizer_settings is not None and corpus.tokenizer_settings.kind != "character":
             size = corpus.tokenizer_settings.vocabulary_size
-            account.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
+            choice_log.amend("tokenizer.vocabulary_size", size, "what the text and the task need; first chosen: {}")
         if self.kind.writes_translations:
-            explain_languages(settings, corpus.languages, account)
+            explain_languages(settings, corpus.languages, choice_log)
         if settings.data.corpora:
-            explain_sampling(corpus.prepared.card.file_pairs, settings.data, account)
+            explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
         if base_config is not None:
             store_base_config(folder, base_config)
-        resolved = self._resolve(settings, corpus, base_config, account)
-        self.kind.log_corpus_problems(corpus, resolved, account)
-        logged = {line.name for line in account.lines}
+        resolved = self._resolve(settings, corpus, base_config, choice_log)
+        self.kind.log_corpus_problems(corpus, resolved, choice_log)
+        logged = {line.name for line in choice_log.lines}
         for name, (value, _) in added.items():
             if name not in logged:
-                account.record(name, value, None)
-        explain_decoding(resolved.model, self.machine.device, account)
-        prepare_initial_weights(folder, resolved, corpus.tokenizer, account, self.kind.reinitialized(corpus))
-        self._say_choices(account)
+                choice_log.record(name, value, None)
+        explain_decoding(resolved.model, self.machine.device, choice_log)
+        prepare_initial_weights(folder, resolved, corpus.tokenizer, choice_log, self.kind.reinitialized(corpus))
+        self._say_choices(choice_log)
         return resolved, corpus
 
     def _resolve(
@@ -321,10 +321,10 @@ class Run:
             )
 
     def _use_threads_of(self, environment: Environment) -> None:
-        """Use as many threads as the earlier run did, so that results are equal bit by bit.
+        """Use as many threads as in `environment`, that of the last checkpoint, so that results are equal bit by bit.
 
-        The number is not changed if the user specified one, or if the process has fewer cores now. With another number
-        of processes, results differ anyway, and each process takes its share of the cores.
+        The number of threads stays if the user specified it, or if the process has fewer cores now. With another
+        number of processes, results differ anyway, and each process takes its share of the cores.
         """
         if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
@@ -334,7 +334,7 @@ class Run:
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
-    """Store the languages that the files' suffixes gave, unless one is unknown."""
+    """Return data settings with the languages of source and target, unless one is unknown or corpora name theirs."""
     source, target = languages
     if source is None or target is None or data.corpora:
         return data
@@ -363,7 +363,13 @@ _TRAINING = threading.Lock()
 
 @contextmanager
 def _alone_in_process(folder: Path) -> Iterator[None]:
-    """Refuse a second run in this process while the context is open, and restore PyTorch's number of threads."""
+    """Return a context for training in `folder` that refuses a second run in this process at the same time.
+
+    At its end, the context restores PyTorch's number of threads.
+
+    Raises:
+        TransduceError: another thread of the process is training.
+    """
     if not _TRAINING.acquire(blocking=False):
         raise TransduceError(
             f"A process trains one model at a time, as all threads share PyTorch's random numbers, but another thread "
@@ -398,7 +404,11 @@ def _train_run(request: RunRequest) -> TrainResult | None:
 
 
 def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[ResolvedSettings, RunCorpus]:
-    """Prepare a new run or resume one; with several processes, the other processes wait for the first."""
+    """Start a run, or resume it if it exists and the user asked for that, and return its settings and corpus.
+
+    With several processes, the first one does so, and then the others open what it wrote. `resources` holds the lock of
+    the run's folder.
+    """
     request = run.request
     if not run.processes.is_first:
         run.processes.wait()
@@ -417,14 +427,14 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
 
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
-    """Prepare a run up to its first step; its folder then holds a run without checkpoints."""
+    """Start a run without training: its folder then holds the settings and the corpus, but no checkpoint."""
     refuse_to_overwrite(request.out, resume=request.resume)
     resolved, _ = _start_run(Run(request), RunFolder(request.out))
     return resolved
 
 
 def _dry_run(run: Run, *, is_resumed: bool) -> None:
-    """Print all choices, and a forecast unless a run would resume, without leaving files behind."""
+    """Print all chosen settings and, for a new run of a single process, a forecast; no files stay."""
     if is_resumed:
         resolved, _ = run.resume()
         run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
@@ -476,7 +486,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
 
 
 def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
-    """Start a run; if that fails, the folder is restored to its earlier state."""
+    """Start a run in the folder `new`, and return its settings and corpus; a failure restores the folder."""
     try:
         resolved, corpus = run.start(new.folder)
         write_settings(new.folder, resolved)
@@ -513,13 +523,13 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResu
 
 
 def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings, step_seconds: float) -> float:
-    """Return the time that a validation takes by the time of a step; NaN if the task does not predict it."""
+    """Predict the seconds that a validation takes from those of a step; NaN if the task makes no such prediction."""
     tokens = run.kind.validation_tokens(corpus, resolved)
     return math.nan if tokens is None else tokens * step_seconds / resolved.training.batch_tokens
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Create the trainer; settings or data that make training impossible leave no new run behind."""
+    """Create a run's trainer; if settings or data make that impossible, the folder of a new run is restored."""
     keep_freed_memory()
     try:
         with explain_model_out_of_memory():
@@ -531,7 +541,7 @@ def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 
 def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Create the trainer, restored from the newest checkpoint or before the first step."""
+    """Create a run's trainer, before the first step or, for a resumed run, after the newest checkpoint."""
     training, placement, fresh = resolved.training, _placement(run), run.kind.reinitialized(corpus)
     torch.manual_seed(training.seed)
     model = build_initial_model(resolved, placement.folder, trained=run.has_checkpoint, reinitialized=fresh).to(
@@ -599,7 +609,7 @@ def _placement(run: Run) -> RunPlacement:
 
 
 class _FolderWriter:
-    """A callback that writes the best weights so far to the run's folder, as a complete model folder."""
+    """A writer of the best weights so far to the run's folder, as a complete model folder."""
 
     def __init__(self, run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         self.folder, self.kind, self.resolved, self.corpus = run.request.out, run.kind, resolved, corpus
@@ -618,7 +628,7 @@ class _FolderWriter:
 
 
 def _finish(run: Run, resolved: ResolvedSettings, corpus: RunCorpus, result: TrainResult) -> None:
-    """Report how training ended, and the quality of the best model."""
+    """Print how training ended, measure and print the best model's quality, and write its final files."""
     display, out, duration = run.display, run.request.out, format_duration(result.elapsed_seconds)
     display.say(
         f"Finished at step {result.step:,} after {duration} of training."

@@ -121,7 +121,7 @@ class RunFolder:
 
 
 def is_disk_error(error: BaseException) -> bool:
-    """Return whether an error came from reading or writing a file, not from the settings or the data."""
+    """Return whether the cause of an error is a failure to read or write a file."""
     return isinstance(error.__cause__, OSError | SafetensorError)
 
 
@@ -241,8 +241,8 @@ def adapt_to_machine(
 ) -> Settings:
     """Adapt a resumed run's settings of kernels, compiled layers and CUDA graphs to this machine.
 
-    They stay as before, for the same results bit by bit, unless the user changed them or this machine does not support
-    them.
+    The settings stay as before, so that results are equal bit by bit, unless the user changed them or this machine
+    does not support them.
 
     Args:
         settings: the run's settings.

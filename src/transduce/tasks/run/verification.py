@@ -166,9 +166,9 @@ class _Verification:
 
 
 def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return settings with frequent checkpoints, validations and reports, and notes on the changes.
+    """Return settings for a short run with frequent checkpoints, validations and reports, and notes for the user.
 
-    Such settings do not affect the results.
+    A time budget is replaced by steps, which a note says. The other changes do not affect the weights.
     """
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     training, notes = make_settings(content).training, []
@@ -207,7 +207,7 @@ def _newest(run: Path) -> int:
 
 
 def _events(run: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a run's metrics.jsonl, without values that depend on the clock."""
+    """Return the events of the complete lines of a run's metrics.jsonl, without values that depend on the clock."""
     path = run / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     events = [msgspec.json.decode(line, type=dict[str, Any]) for line in lines]

@@ -28,7 +28,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _paper(*, steps: int, average: int, save_every: int, step_seconds: str) -> Recipe:
-    """Return how the paper trained a translation model, which its base and big models have in common."""
+    """Return the settings with which the paper trained its translation models, base or big.
+
+    Args:
+        steps: number of training steps.
+        average: number of checkpoints whose weights are averaged.
+        save_every: steps between checkpoints.
+        step_seconds: duration of a step in the paper, for the reason of `save_every`.
+    """
     settings: dict[str, Setting] = {
         "tokenizer.kind": ("bpe", "section 5.1: byte-pair encoding"),
         "tokenizer.vocabulary_size": (37_000, "section 5.1: about 37,000 tokens, shared"),
@@ -198,7 +205,7 @@ def _value(content: Mapping[str, Any], name: str) -> Any:
 
 
 def has_preset_vocabulary_size(settings: Settings) -> bool:
-    """Return whether the vocabulary has its preset's size, which a small text need not reach."""
+    """Return whether the vocabulary size is the preset's, which the vocabulary of a small text need not reach."""
     recipe = RECIPES.get(settings.preset or "")
     value, _ = (None, "") if recipe is None else recipe.settings["tokenizer.vocabulary_size"]
     return value is not None and settings.tokenizer.vocabulary_size == value

@@ -66,10 +66,10 @@ _NAME = re.compile(r"`([\w.]+)`")
 
 
 class FileSettings(dict[str, Any]):
-    """Nested tables of settings that know the line of each setting in their file."""
+    """A dictionary of nested tables of settings that stores the line of each setting in its file."""
 
     def __init__(self, content: Mapping[str, Any], path: Path, text: str) -> None:
-        """Create the settings of a file from its content, path and text."""
+        """Create the settings from the parsed content of a file, its path, and its TOML text."""
         super().__init__(content)
         self._path = path
         self._lines: dict[str, int | None] = dict.fromkeys(_setting_names(content, ""))
@@ -250,7 +250,7 @@ def _checked(content: Mapping[str, Any]) -> Settings:
 
 
 def _path_of(location: str) -> list[str]:
-    """Return the keys to a wrong value from msgspec's location; an index stays only in an array of tables."""
+    """Return the keys of a wrong value from the location in msgspec's error; only indices of tables are kept."""
     keys = location.rstrip("`").partition("[...]")[0].split(".")  # behind it is a key of a table of values
     return [*keys[:-1], keys[-1].partition("[")[0]]
 
@@ -322,12 +322,12 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
 
 
 def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the settings struct of the tables in an array of tables, or None."""
+    """Return the settings struct of the tables in a field that is an array of tables; None for another field."""
     return next(filter(None, map(struct_of, get_args(hint))), None) if get_origin(hint) is tuple else None
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """Return the dotted path of the first setting in an unknown table, for which similar names are suggested."""
+    """Return the keys that lead to the first setting in nested tables; none for a value that is not a table."""
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))
@@ -347,7 +347,7 @@ def _unknown_key(path: tuple[str, ...]) -> str:
 
 
 def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> Iterable[str]:
-    """Yield the dotted names of all settings that a settings file can have."""
+    """Yield the dotted names, starting with `prefix`, of all settings that a settings struct and its tables have."""
     for key, hint in get_type_hints(struct).items():
         inner = struct_of(hint)
         if inner is None:
@@ -357,7 +357,7 @@ def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> 
 
 
 def struct_of(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the settings struct that a field of this type holds, or None."""
+    """Return the settings struct that a field of this type holds; None if it holds none."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in _UNIONS:

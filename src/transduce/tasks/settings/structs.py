@@ -328,7 +328,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 )
 
     def _join_corpora(self) -> None:
-        """Set `source`, `target` and the dev files to those of all corpora, so that all readers of files find them.
+        """Set `source`, `target`, `dev_source` and `dev_target` to the files of all corpora, in their order.
 
         Raises:
             TransduceError: the corpora contradict each other or other settings.
@@ -405,18 +405,21 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return the shares of the corpora over the run, given the number of pairs of each file of `source`."""
+        """Return the mixture of the corpora over the run, given the number of pairs of each file of `source`."""
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
 
     def _counts(self, pairs: Sequence[int]) -> list[int]:
-        """Return the number of pairs of each corpus, given those of the files."""
+        """Return the number of pairs of each corpus, given that of each file of `source`."""
         sizes = iter(pairs)
         return [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
 
     def _factors(self, counts: Sequence[int]) -> list[float]:
-        """Return how often an epoch contains each pair of a corpus that has no share; 0 for others."""
+        """Return, for each corpus, how often an epoch contains each of its pairs; 0 if the corpus has a share.
+
+        `counts` has the number of pairs of each corpus.
+        """
         shares = [
             corpus.weight * max(1, count) ** (1 / self.temperature - 1)
             for corpus, count in zip(self.corpora, counts, strict=True)
@@ -430,10 +433,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ]
 
     def repetitions(self, pairs: Sequence[int]) -> list[float]:
-        """Return how often an epoch contains each pair of a file of `source`, given the files' numbers of pairs.
+        """Return, for each file of `source`, how often an epoch contains each of its pairs, given their numbers.
 
-        Corpora are sampled in proportion to weight · pairs^(1 / temperature); the least repeated one counts once. A
-        corpus with a share has this share of the epoch, in the mean over the run.
+        Corpora are sampled in proportion to weight · pairs^(1 / temperature), such that the pairs of the least repeated
+        corpus occur once. A corpus with a share has this share of the epoch, in the mean over the run.
         """
         counts = self._counts(pairs)
         factors = self._factors(counts)

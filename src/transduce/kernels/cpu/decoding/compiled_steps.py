@@ -57,16 +57,16 @@ from transduce.model.transformer import Encoder
 
 
 CHUNK_ROWS = 256
-"""The rows of a chunk at most, unless a single text has more."""
+"""The maximum number of rows of a chunk, unless a single text has more."""
 
 
 class Chunk(NamedTuple):
     """Consecutive texts that are computed together."""
 
     first_row: int
-    """The index of the first row."""
+    """The index of the first row (token) among those of all texts."""
     rows: int
-    """The number of rows."""
+    """The number of rows (tokens)."""
     first_text: int
     """The index of the first text."""
     texts: int
@@ -74,16 +74,16 @@ class Chunk(NamedTuple):
 
 
 class TextLayout(NamedTuple):
-    """The tables that tell the encoder's kernel where texts and chunks lie."""
+    """Tables that describe to the encoder's kernel where texts and chunks of texts begin and end."""
 
     firsts: Tensor
-    """The index of the first token of each row's text, counted from the start of the chunk, int64 (N,)."""
+    """The index of the first token of each row's text, counted from the start of the chunk, int64, one for each row."""
     starts: Tensor
     """The index of the first token of each text, counted from the start of its chunk, int64, one for each text."""
     lengths: Tensor
     """The number of tokens of each text, int64."""
     chunks: Tensor
-    """The chunks, int64 (chunks, 4)."""
+    """The fields of each `Chunk`, int64 (chunks, 4)."""
     chunk_rows: int
     """The rows of the largest chunk."""
 
@@ -110,7 +110,7 @@ class TextLayout(NamedTuple):
 
 
 def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
-    """Divide texts with these numbers of tokens into chunks."""
+    """Divide texts with these numbers of tokens into chunks of consecutive texts with at most `CHUNK_ROWS` tokens."""
     chunks = [Chunk(0, 0, 0, 0)]
     for count in counts:
         first_row, rows, first_text, texts = chunks[-1]
@@ -148,7 +148,7 @@ def emit_encoder_stack(
 
 
 def _emit_layer(w: ModelEmitter, layer: nn.Module) -> None:
-    """Emit an encoder layer for all rows of an emitter."""
+    """Emit an encoder layer for the rows of the emitter `w`, such as those of a chunk."""
     assert isinstance(layer, EncoderLayer)
     projection, output = layer.self_attention.projection, layer.self_attention.output
     assert isinstance(projection, NativeLinear)
@@ -197,7 +197,7 @@ def emit_encoder(w: ModelEmitter, model: PrepackedTransformer) -> None:
 
 
 def emit_decoder_step(w: ModelEmitter, model: PrepackedTransformer, output: NativeVocabulary) -> None:
-    """Emit a decoder step for each row's newest token, all rows at one position, and the logits."""
+    """Emit a decoder step, from each row's newest token to its logits; all rows are at one position."""
     config, k = model.config, w.k
     length = k.variable(w.arguments.length)
     w.embed(model.target_embedding, model.target_weight)
@@ -232,7 +232,7 @@ def emit_prompts(w: ModelEmitter, model: PrepackedDecoder) -> None:
 
 
 def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVocabulary) -> None:
-    """Emit a decoder step for each row's newest token, each row at its own position, and the logits."""
+    """Emit a decoder step, from each row's newest token to its logits; each row is at its own position."""
     w.embed(model.embedding, model.target_weight, is_ragged=True)
     lists = (w.pointers.lists, w.pointers.counts, w.arguments.list_stride)
     for number, layer in enumerate(each_layer(model.layers, model.config.num_decoder_layers)):
@@ -245,9 +245,10 @@ def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: NativeVoc
 def _self_attention(
     w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Append the newest tokens' keys and values to a layer's cache, and emit self-attention to the cached tokens.
+    """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to the cached tokens.
 
-    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`.
+    `kinds` are the arguments `kind` of `ModelEmitter.rotate` and `ModelEmitter.attend`; `lists` is the latter's
+    argument.
     """
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     rotation_kind, attention_kind = kinds
@@ -281,14 +282,14 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return the attention kernel's arguments with which each row attends only to the tokens of its own sequence."""
+    """Return the attention kernel's arguments by which each row attends only to the tokens of its own sequence."""
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
 
-def _cache_entry(w: ModelEmitter, place: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
-    """Return a pointer to a token's entry in a layer's cached keys and values, (layers, entries, 2 × G × K)."""
+def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, number: Value | int = 0) -> Value:
+    """Return a pointer to entry `number` of a layer in a KV cache, (layers, entries, elements of an entry)."""
     k = w.k
-    return k.element_pointer(place, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
+    return k.element_pointer(cache, k.mul(k.add(k.mul(entries, layer), number), 2 * w.heads.keys), w.cache_type)
 
 
 # --- compiled models ---
@@ -368,7 +369,7 @@ class CompiledModel:
     step: CompiledKernel
     """The kernel of a decoding step; encoder-only models have none."""
     step_multiplications: int
-    """Products of two numbers that `step` takes for each row, but those of attention."""
+    """Multiplications that `step` takes for each row, not counting those of attention."""
 
     def __init__(self, model: AnyPrepacked) -> None:
         """Emit and compile a model's kernels `read` (encodes the input) and `step` (a decoding step)."""
@@ -404,12 +405,12 @@ class CompiledModel:
         self.read: CompiledKernel = kernels["read"]
         """The kernel that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]
-        """Products of two numbers that `read` takes for each row, but those of attention."""
+        """Multiplications that `read` takes for each row, not counting those of attention."""
         if "step" in kernels:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 
     def check_files(self) -> None:
-        """Make the kernels read matrices from memory that were changed there since they were mapped from a file."""
+        """Stop reading a matrix's rows from its file if the matrix was changed in memory after it was mapped."""
         for matrix in self._matrices:
             file_rows(matrix)
 

@@ -86,7 +86,7 @@ class NativeSearch:
         self._numbers = KernelArguments(SearchArguments, **self._search_arguments())
 
     def _with_capacity(self, uniform: Tensor) -> Tensor:
-        """Return random numbers (count, steps, W) in a tensor with space for those of sentences that join."""
+        """Return random numbers (sentences, steps, W) in a tensor with space for those of sentences that join later."""
         count, steps, width = uniform.shape
         if count == self.sentences and steps >= self.capacity:
             return uniform
@@ -181,7 +181,7 @@ class NativeSearch:
         numbers("order")[:] = [*range(self.slots)] * self.sentences
 
     def _begin_prompts(self) -> tuple[list[int], list[int]]:
-        """Take over the prompts' cache entries and logits; return the offset and the length of each prompt."""
+        """Copy the prompts' cache lists and logits to the search's arrays; return each prompt's offset and length."""
         assert isinstance(self.state, NativePromptState)
         counts: list[int] = self.state.counts.tolist()
         self._zeroed.tensor("lists")[: self.count, : self.longest_prompt] = self.state.lists[:, : self.longest_prompt]
@@ -198,7 +198,7 @@ class NativeSearch:
 
     @property
     def length(self) -> int:
-        """The number of tokens of every live hypothesis, t."""
+        """The number of search steps so far, t; hypotheses have as many tokens unless their sentence joined later."""
         return self._numbers["length"]
 
     def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
@@ -229,7 +229,7 @@ class NativeSearch:
     def live(self) -> tuple[Tensor, Tensor]:
         """Return the live hypotheses' tokens, int64 (B, W, t), and total log-probabilities, (B, W).
 
-        Tokens behind the own length of a sentence that joined later are undefined.
+        For a sentence that joined later, tokens beyond its own length are undefined.
         """
         batch, width = self._numbers["sentences"], self._numbers["width"]
         tokens = self._histories()[0][: batch * width, : self.length]
@@ -248,20 +248,20 @@ class NativeSearch:
 
     @property
     def own_lengths(self) -> list[int]:
-        """Return the number of tokens of each unfinished sentence's hypotheses, in the order of `active`."""
+        """The number of tokens of each unfinished sentence's hypotheses, in the order of `active`."""
         length = self.length
         return [length - joined for joined in self._zeroed.ctypes_array("joined")[: self._numbers["sentences"]]]
 
     @property
     def gains_by_joining(self) -> bool:
-        """Return whether a step of many rows takes much less time than as many steps of few rows.
+        """True if one step for many rows takes much less time than several steps for few rows each.
 
-        That is so if the weights exceed the processor's cache, so that each step reads them from memory.
+        This is the case if the weights exceed the processor's cache, so that each step reads them from memory.
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 
     def can_absorb(self, other: "NativeSearch") -> bool:
-        """Return whether the prompts of another search of the same model and settings fit into this one's buffers."""
+        """Return whether the sentences of another search of the same model and settings fit into this one's buffers."""
         is_kind = isinstance(self.state, NativePromptState) and self.state.compiled is other.state.compiled
         return (
             is_kind
@@ -276,7 +276,7 @@ class NativeSearch:
         """Let the live sentences of another search, which has run its first step, join this batch.
 
         Args:
-            other: a search for which `can_absorb` holds. It must not be used afterwards.
+            other: a search for which `can_absorb` holds; the caller must not use this search afterwards.
             indices: the index in this batch of each of its live sentences; none of them may be in use.
         """
         count, width = other._numbers["sentences"], self.bounds.beam_size
@@ -312,7 +312,10 @@ class NativeSearch:
         self._select["beams"] = width
 
     def _take_entries(self, other: "NativeSearch", first_row: int, rows: int) -> None:
-        """Copy the cache entries of another search's prompts, and the lists of its hypotheses."""
+        """Copy another search's KV cache entries, and its hypotheses' lists of entries.
+
+        The lists go to `rows` rows from `first_row` on, with the new indices of the entries.
+        """
         pool, count = self.state.pool, other._step["used"]
         pool.used = self._step["used"] if first_row else 0
         if not pool.has_capacity(count) and first_row:
@@ -342,7 +345,7 @@ class NativeSearch:
             self._use_tables(position)
 
     def _compact(self, rows: int) -> None:
-        """Drop cache entries that none of the `rows` hypotheses has, and make capacity for more."""
+        """Remove the KV cache entries that the first `rows` hypotheses do not use, and make capacity for more."""
         pool, position, lists = self.state.pool, min(self.length, self.list_stride), self._lists()[:rows]
         if self.longest_prompt:
             counts = self._zeroed.tensor("row_sources")[1, :rows, None] - 1
@@ -353,14 +356,14 @@ class NativeSearch:
         self._use_pool()
 
     def _use_pool(self) -> None:
-        """Pass the address and the size of the pool of cache entries to the step."""
+        """Write the address and the sizes of the KV cache pool to the arguments of the decoder step."""
         pool = self.state.pool
         self._step["used"] = pool.used
         self._step["past"] = pool.entries.data_ptr()
         self._step["entries"] = pool.entries.shape[1]
 
     def _use_tables(self, position: int) -> None:
-        """Pass position tables to the step that suffice for a position."""
+        """Write the addresses of position tables that include `position` to the arguments of the decoder step."""
         self.tables = self.state.compiled.step_positions.until(position)
         self._numbers["positions"] = self.tables.length
         for name, address in self.tables.addresses().items():
@@ -371,11 +374,11 @@ class NativeSearch:
         return self._numbers["lists"] != self._addresses["lists"]
 
     def _lists(self) -> Tensor:
-        """Return the list of KV cache entries of each hypothesis."""
+        """Return the current lists of KV cache entries, one list for each hypothesis."""
         return self._zeroed.tensor("next_lists" if self._is_swapped() else "lists")
 
     def _histories(self) -> tuple[Tensor, Tensor]:
-        """Return the hypotheses' tokens and the tokens' log-probabilities."""
+        """Return the tokens of the current hypotheses, and the tokens' log-probabilities."""
         next_ = "next_" if self._is_swapped() else ""
         return self._uninitialized.tensor(f"{next_}tokens"), self._uninitialized.tensor(f"{next_}values")
 
@@ -467,7 +470,7 @@ class NativeSearch:
         return self.bounds.rules.ranking if self.bounds.beam_size > 1 else "paper"
 
     def _draw_arguments(self) -> dict[str, int]:
-        """Return the initial arguments of sampling; they are unused if nothing is drawn."""
+        """Return the initial arguments of the kernel function that draws tokens; zeros unless the search samples."""
         sampling, vocabulary_size = self.bounds.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
             return dict.fromkeys(DrawArguments._fields, 0)

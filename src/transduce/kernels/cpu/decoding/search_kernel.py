@@ -23,7 +23,7 @@ from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit
 
 _MINUS_INFINITY = float("-inf")
 RANKINGS = ("paper", "full", "likely", "never", "sample")
-"""The values of `SearchRules.ranking` and `sample`, as the kernel numbers them."""
+"""The rules that rank hypotheses: the values of `SearchRules.ranking`, and `sample`; the kernel uses their indices."""
 
 
 class SearchArguments(NamedTuple):
@@ -43,17 +43,17 @@ class SearchArguments(NamedTuple):
     width: Any
     """The number of hypotheses of each sentence: 1 at first, then W."""
     length: Any
-    """The number of steps so far: the tokens t of a sentence that was there from the first step on."""
+    """The number of search steps so far; hypotheses have as many tokens unless their sentence joined later."""
     tokens: Any
     """The hypotheses' tokens, int32 (B × W, T)."""
     values: Any
-    """The tokens' log-probabilities, float32 (B × W, T)."""
+    """The log-probabilities of the hypotheses' tokens, float32 (B × W, T)."""
     next_tokens: Any
     """A second buffer for `tokens`, swapped at each step."""
     next_values: Any
     """A second buffer for `values`, swapped at each step."""
     lists: Any
-    """The hypotheses' cache entries: `StepArguments.lists` of the step, int32 (B × W, `list_stride`)."""
+    """The lists of the hypotheses' KV cache entries, as `StepArguments.lists`, int32 (B × W, `list_stride`)."""
     next_lists: Any
     """A second buffer for `lists`, swapped at each step."""
     step: Any
@@ -61,11 +61,11 @@ class SearchArguments(NamedTuple):
     step_arguments: Any
     """The decoder step's arguments, `writer.StepArguments`."""
     select_arguments: Any
-    """The selection's arguments, `logits.SelectArguments`."""
+    """The selection's arguments, `selection.SelectArguments`."""
     rule_arguments: Any
-    """The arguments of the rules on tokens, `logits.RuleArguments`."""
+    """The arguments of the rules on tokens, `selection.RuleArguments`."""
     is_read: Any
-    """1 until the first selection in decoder-only models, whose prompts have given the first logits; else 0."""
+    """1 before the first selection of a decoder-only model, whose prompts have already given the logits; else 0."""
     is_ragged: Any
     """1 in decoder-only models, whose hypotheses have lists of different lengths: `sources` counts them; else 0."""
     list_stride: Any
@@ -79,11 +79,11 @@ class SearchArguments(NamedTuple):
     beam_size: Any
     """The beam size W."""
     certain_count: Any
-    """The number of hypotheses that must be certain before a sentence is done; 0: one finished hypothesis ends it."""
+    """The number of best hypotheses that must be final before a sentence is done; 0: one finished one is enough."""
     capacity: Any
     """The capacity in tokens T."""
     positions: Any
-    """The number of positions in the step's tables."""
+    """The number of positions in the position encoding tables of the decoder step."""
     newest: Any
     """The last token of each hypothesis, int64 (B × W,)."""
     row_sources: Any
@@ -96,7 +96,7 @@ class SearchArguments(NamedTuple):
     In decoder-only models, the number counts the prompt and the tokens so far, with the one that the next step reads.
     """
     all_sentences: Any
-    """The number of sentences at first N."""
+    """The number of sentences that the arrays have space for, N."""
     indices: Any
     """Each sentence's index in the input batch, int64 (B,)."""
     joined: Any
@@ -118,9 +118,9 @@ class SearchArguments(NamedTuple):
     finished_ended: Any
     """1 for finished hypotheses that end with the end symbol, 0 for those cut off, by slot, int64 (N, W + 1)."""
     finished_tokens: Any
-    """Tokens of finished hypotheses by slot, int32 (N, W + 1, T)."""
+    """Tokens of the finished hypotheses by slot, int32 (N, W + 1, T)."""
     finished_values: Any
-    """Log-probabilities of these tokens, float32 (N, W + 1, T)."""
+    """Log-probabilities of the finished hypotheses' tokens by slot, float32 (N, W + 1, T)."""
 
 
 @cache
@@ -153,10 +153,10 @@ def search_kernel() -> CompiledKernel:
 
 
 def _write_record(k: KernelBuilder) -> None:
-    """Emit `record(numbers, place, row, token, value, ended, sample)`: store a finished hypothesis if it ranks high.
+    """Emit `record(numbers, index, row, token, value, ended, own)`: store a finished hypothesis if it is good enough.
 
-    The hypothesis is `row` extended by a token with log-probability `value`; `place` is its sentence's index in the
-    input batch. Samples are ranked by their numbers.
+    The hypothesis is `row` extended by a token with log-probability `value`; `index` is its sentence's index in the
+    input batch. Each sentence keeps its W best. Samples are ranked by their numbers, `own`, instead of their scores.
     """
     with k.function("record", POINTER, I64, I64, I64, F32, I64, I64) as (numbers, index, row, token, value, ended, own):
         fields = Fields(k, numbers, SearchArguments._fields)
@@ -201,9 +201,11 @@ def _length_of(fields: Fields, sentence: Value) -> Value:
 
 
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
-    """Return how many finished hypotheses rank before a new one.
+    """Return how many finished hypotheses of a sentence rank before a new one.
 
-    In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`, only scores count.
+    `ranking` is the index of the sentence's first finished hypothesis and their number; `new` is the new one's score,
+    and whether it ended. In the paper's search, hypotheses that ended rank before those cut off; in that of `generate`,
+    only scores count.
     """
     k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.int64(0))
@@ -232,7 +234,8 @@ def _is_sampling(fields: Fields) -> Value:
 def _write_update(k: KernelBuilder) -> None:
     """Emit `go_on(numbers)`, which updates the hypotheses after a selection and sets the next step's arguments.
 
-    It records hypotheses that end, removes sentences that are done, and appends the selected tokens to the others.
+    The function records hypotheses that end, removes sentences that are done, and appends the selected tokens to the
+    others.
     """
     with k.function("go_on", POINTER) as (numbers,):
         fields = Fields(k, numbers, SearchArguments._fields)
@@ -284,7 +287,8 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
     """Record a selected candidate as a finished hypothesis unless its total is minus infinity (an empty slot).
 
-    Samples are all recorded: minus infinity marks those that have ended.
+    `kind` is the prefix of the candidates' arrays; `numbers` is the sentence, its index in the input batch, and the
+    candidate. Samples are all recorded: minus infinity marks those that have ended.
     """
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{kind}_totals", candidate)
@@ -299,9 +303,9 @@ def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return whether to continue a sentence: whether a live hypothesis can still improve on the finished ones.
+    """Return the condition to continue a sentence: a live hypothesis may still become better than the finished ones.
 
-    In greedy search: whether none has ended.
+    In greedy search, the condition is that no hypothesis has ended.
     """
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
@@ -331,7 +335,7 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
 
 
 def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, best: Value) -> Value:
-    """Return whether `search.beam.GenerateSearch` waits for the best live hypothesis, whose total is `best`."""
+    """Return the condition on which `search.beam.GenerateSearch` goes on, given the best live hypothesis' total."""
     k, beam_size, ranking = fields.k, fields.get("beam_size"), fields.get("ranking")
     is_never = k.build.icmp_signed("==", ranking, k.int64(RANKINGS.index("never")))
     length = k.build.select(is_never, fields.element("longest", sentence, I64), k.add(_length_of(fields, sentence), 1))
@@ -346,7 +350,7 @@ def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, b
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """Move the data of an unfinished sentence to its new index in the batch, which is not greater."""
+    """Move the data of an unfinished sentence to its new index in the batch, `to`, which is not greater."""
     k = fields.k
     for name, kind in (("indices", I64), ("joined", I64), ("longest", I64), ("greatest_penalties", F32)):
         k.store(fields.element(name, sentence, kind), fields.at(name, to, kind))
@@ -356,7 +360,10 @@ def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
 
 
 def _extend(fields: Fields, select: Fields, sentences: tuple[Value, Value], chosen: Value, new_row: Value) -> None:
-    """Copy the tokens of a live hypothesis' parent, and append the selected token."""
+    """Emit a live hypothesis' new row: a copy of its parent's tokens and KV cache list, and the selected token.
+
+    `sentences` is the sentence's old and new index in the batch, and `chosen` the index of the selected candidate.
+    """
     k, (sentence, to) = fields.k, sentences
     length, capacity = _length_of(fields, to), fields.get("capacity")
     row = k.add(k.mul(sentence, fields.get("width")), select.element("live_parents", chosen, I64))

@@ -36,7 +36,7 @@ from transduce.model.transformer import DecodingState
 
 
 RESERVED_STEPS = 8
-"""Steps that fit into the pool at first, and again after it is enlarged."""
+"""The decoding steps for which a KV cache pool has capacity at first, and again after it is enlarged."""
 _MIN_ENTRIES = 256  # minimum number of entries to allocate
 
 
@@ -46,7 +46,7 @@ class KVCachePool:
     def __init__(self, layers: int, rows: int, width: int, dtype: torch.dtype, *, extra_entries: int = 0) -> None:
         """Allocate KV cache entries for some steps of `rows` hypotheses, and `extra_entries` entries besides.
 
-        `width` is 2 × G × K, the elements of an entry per layer.
+        `width` is the number of elements of an entry in each layer: the keys and values of all heads.
         """
         self.entries = torch.empty(layers, extra_entries + _capacity_for(rows), width, dtype=dtype)
         self.used = 0
@@ -92,7 +92,7 @@ def _capacity_for(rows: int) -> int:
 def _compaction_kernel() -> CompiledKernel:
     """Compile `move(entries, layers, capacity, width, live, count)`: copy entry live[n] of each layer to index n.
 
-    live is ascending, so the move works in place; a PyTorch operation would copy everything twice. width counts
+    `live` is ascending, so the move works in place; a PyTorch operation would copy everything twice. `width` counts
     float32.
     """
     k = new_builder("pool", require_integer_tile())
@@ -148,15 +148,15 @@ class NativeSteps(DecodingState):
         self.logits_buffer = torch.empty(0, self.output.padded_outputs)
 
     def row_arguments(self) -> dict[str, int]:
-        """Return the step arguments that depend on the model's kind: each row's offset and count, and the memory."""
+        """Return the kernel arguments that depend on the kind of model, such as each row's source offset and length."""
         raise NotImplementedError
 
     def chunk_rows(self, rows: int) -> int:
-        """Return how many of the rows that `read` processes need scratch space at once."""
+        """Return how many of `rows` rows the kernel `read` processes at once; scratch space must suffice for them."""
         return rows
 
     def select_rows(self, rows: Tensor, width: int) -> None:
-        """Replace row n of the hypotheses by a copy of row rows[n]; the number of hypotheses W may change."""
+        """Replace row n of the hypotheses by a copy of row rows[n]; from now on sentences have `width` hypotheses."""
         self.lists = self.lists.index_select(0, rows)
         self.width = width
 
@@ -222,7 +222,7 @@ class NativeSteps(DecodingState):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
     def score_count(self) -> int:
-        """Return the number of attention scores to allocate: those of each thread, plus a vector."""
+        """Return the number of float32 of scratch space for attention scores, of all threads together."""
         return torch.get_num_threads() * (max(self.longest_source, self.position + 1) + MAX_LANES)
 
     def _run(self, x: Tensor, tables: PositionTables, ids: Tensor, *, is_step: bool) -> None:
@@ -328,10 +328,11 @@ class NativeState(NativeSteps):
         """Repeat each sentence's source offset and length for all of its hypotheses."""
         self.row_sources = self.sources if self.width == 1 else self.sources.repeat_interleave(self.width, dim=1)
 
+    @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the step arguments for cross-attention: each row's source offset and length, and the memory.
+        """Return the kernel arguments for cross-attention: each row's source offset and length, and the encoder output.
 
-        While the source is read, the arguments describe the layout of the texts instead.
+        While the kernel `read` runs, the arguments describe the layout of the texts instead.
         """
         memory = {"memory": self.memory.data_ptr(), "sources": self.memory.shape[1]}
         if self.layout is not None:
@@ -342,10 +343,11 @@ class NativeState(NativeSteps):
             "counts": firsts + self.row_sources.shape[1] * self.row_sources.element_size(),
         }
 
+    @override
     def chunk_rows(self, rows: int) -> int:
-        """Return how many of the rows that `read` processes need scratch space at once."""
         return rows if self.layout is None else self.layout.chunk_rows
 
+    @override
     def score_count(self) -> int:
         """Return the number of float32 of scratch space for attention: for whole texts, or for the scores of a step."""
         if self.layout is None:
@@ -413,10 +415,9 @@ def encode_texts(
 
 
 def check_range(numbers: Tensor, size: int, what: str) -> None:
-    """Refuse numbers that are no row of a table of `size` rows, which machine code would read out of bounds.
+    """Raise IndexError if a number is no row index of a table of `size` rows; machine code does not check bounds.
 
-    Raises:
-        IndexError: a number is out of range.
+    `what` names the numbers in the message.
     """
     least, greatest = (int(each) for each in numbers.aminmax())
     if least < 0 or greatest >= size:
@@ -433,7 +434,7 @@ def check_range(numbers: Tensor, size: int, what: str) -> None:
 class NativePromptState(NativeSteps):
     """A decoding state of a decoder-only model that runs on compiled kernels.
 
-    Its first step returns the prediction after the prompt and processes no token, as in `PromptState`.
+    The first step returns the prediction after the prompt and processes no token, as in `PromptState`.
     """
 
     def __init__(self, model: PrepackedDecoder, compiled: CompiledModel, prompt_ids: Tensor, lengths: Tensor) -> None:
@@ -454,8 +455,8 @@ class NativePromptState(NativeSteps):
         self.lists = torch.cat([self.lists, self.lists.new_zeros(len(counts), RESERVED_STEPS)], dim=1)
         self._after_prompt: Tensor | None = x.index_select(0, lengths.cumsum(0) - 1)  # (B, D)
 
+    @override
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Run a decoding step; return the last layer's output, (B × W, D), and the logits, (B × W, V)."""
         if self._after_prompt is not None:
             hidden, self._after_prompt = self._after_prompt, None
             return hidden, self.model.project(hidden)
@@ -474,6 +475,7 @@ class NativePromptState(NativeSteps):
         if self._after_prompt is not None:
             self._after_prompt = self._after_prompt.index_select(0, rows)
 
+    @override
     def row_arguments(self) -> dict[str, int]:
-        """Return the step arguments of each row's tokens: offset and count; a decoder-only model has no memory."""
+        """Return the kernel arguments that describe each row's sequence: its offset and its number of tokens."""
         return {"firsts": self.firsts.data_ptr(), "counts": self.counts.data_ptr(), "memory": 0, "sources": 0}

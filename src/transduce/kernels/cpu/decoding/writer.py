@@ -40,7 +40,7 @@ class StepArguments(NamedTuple):
     scales: Any
     """Scratch space (N,) for the scales of quantized rows."""
     projected: Any
-    """Scratch space for queries, (N, H × K); in the encoder for keys and values too, (N, H × K + 2 × G × K)."""
+    """Scratch space for the projected queries of each row; in the encoder for the projected keys and values too."""
     heads: Any
     """Scratch space (N, H × K) for the attention heads' outputs."""
     inner: Any
@@ -56,11 +56,11 @@ class StepArguments(NamedTuple):
     counts: Any
     """The number of source tokens of each row, int64 (N,); in decoder-only models, the tokens of its own sequence."""
     memory: Any
-    """Keys and values of the encoder output, (layers, S, 2 × G × K)."""
+    """Projected keys and values of the encoder output, (layers, source tokens, keys and values of all heads)."""
     sources: Any
     """The number of source tokens S."""
     past: Any
-    """The KV cache pool: keys and values of the tokens so far, (layers, entries, 2 × G × K)."""
+    """The KV cache pool of the tokens so far, (layers, entries, keys and values of all heads)."""
     entries: Any
     """The capacity of the pool in entries."""
     rotary_angles: Any
@@ -68,7 +68,7 @@ class StepArguments(NamedTuple):
     relative_bias: Any
     """The relative position bias at distance 0, in a table (H, distances)."""
     relative_bias_stride: Any
-    """The number of elements between two heads' rows in that table."""
+    """The number of elements between two heads' rows in the table of relative position biases."""
     position_encodings: Any
     """Encodings that are added to embeddings, by position, (positions, D)."""
     ids: Any
@@ -108,7 +108,7 @@ class Weights:
         self.zeros = torch.zeros(d_model)
         self.tensors: list[Tensor] = []
         self.matrices: list[Tensor] = []
-        """The matrices of which single rows are read, perhaps from their files."""
+        """The matrices of which kernels read single rows, perhaps from the file that a matrix is mapped from."""
         self._numbers: dict[int, int] = {}
 
     def index_of(self, tensor: Tensor) -> int:
@@ -148,7 +148,7 @@ class ModelEmitter:
         return StepArguments(*(self.k.pointer(number) for number in self.arguments))
 
     def part(self, chunk: Sequence[Value]) -> "ModelEmitter":
-        """Return an emitter that computes only one chunk of texts, whose fields are those of `encoder.Chunk`."""
+        """Return an emitter that computes only one chunk of texts; `chunk` is the values of an `encoder.Chunk`."""
         k, arguments, (first_row, rows, first_text, texts) = self.k, self.arguments, chunk
         row_bytes = {"x": 4 * self.config.d_model, "ids": 8, "firsts": 8, "token_types": 8}
         moved = {name: k.add(getattr(arguments, name), k.mul(first_row, size)) for name, size in row_bytes.items()}
@@ -172,7 +172,7 @@ class ModelEmitter:
     def embed(self, embedding: Embedding, weight: Tensor, *, is_ragged: bool = False) -> None:
         """Emit the embedding of each row's newest token, and append its KV cache entry to the row's list of entries.
 
-        If ragged, each row is at its own position; otherwise all rows are at `position`.
+        With `is_ragged`, each row is at its own position; otherwise all rows are at `position`.
         """
         k, arguments, pointers = self.k, self.arguments, self.pointers
         added, lists = pointers.position_encodings, pointers.lists
@@ -377,7 +377,11 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def sublayer(self, residual: Residual, emit: Callable[[Value], None]) -> None:
-        """Emit a sub-layer with residual connection and norm, which comes first (pre-norm) or last (post-norm)."""
+        """Emit a sub-layer with residual connection and norm, which comes first (pre-norm) or last (post-norm).
+
+        `emit` gets a pointer to the sub-layer's input, and emits code that adds the sub-layer's output to the residual
+        stream.
+        """
         source = self.pointers.x
         if not isinstance(residual.norm_before, nn.Identity):
             source = self.pointers.normed
@@ -387,7 +391,7 @@ class ModelEmitter:
             self.norm(residual.norm_after, self.pointers.x, self.pointers.x)
 
     def feed_forward(self, network: FeedForward | GatedFeedForward, source: Value) -> None:
-        """Emit a feed-forward network whose result is added to x, `FEED_FORWARD_ROWS` rows at a time."""
+        """Emit a feed-forward network of the rows at `source`, a block at a time; the result is added to x."""
         k, pointers, inner, outer = self.k, self.pointers, network.inner, network.outer
         assert isinstance(inner, NativeLinear)
         assert isinstance(outer, NativeLinear)
@@ -403,7 +407,10 @@ class ModelEmitter:
             self._gemm("add", outer, rows, out)
 
     def _activate(self, inner: NativeLinear, rows: tuple[Value, ...], size: Value, inner_width: Value) -> Value:
-        """Emit the inner linear layer of a feed-forward network with its activation; return a pointer to the result."""
+        """Emit a feed-forward network's inner linear layer and activation; return a pointer to the result.
+
+        `rows` are the arguments of the GEMM's left operand, and `size` the number of elements of the result.
+        """
         k, activation, inner_out = self.k, self.config.activation, self.pointers.inner
         if activation == "relu":
             self._gemm("relu", inner, rows, inner_out)
@@ -423,7 +430,7 @@ class ModelEmitter:
             k.barrier(self.share[1])
 
     def project(self, output: NativeVocabulary) -> None:
-        """Emit the vocabulary projection of x to logits."""
+        """Emit the vocabulary projection of the last layer's output to logits."""
         k, pointers = self.k, self.pointers
         self.scale_output()
         self.gemm("store", output, self.quantize(pointers.x, output), pointers.logits)
@@ -435,5 +442,5 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def self_attention_output(self, output: NativeLinear) -> None:
-        """Emit the output projection of attention, whose result is added to x."""
+        """Emit the output projection of attention, whose result is added to the residual stream."""
         self.gemm("add", output, self.quantize(self.pointers.heads, output), self.pointers.x)

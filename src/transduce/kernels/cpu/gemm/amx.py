@@ -26,22 +26,22 @@ from transduce.kernels.cpu.jit.tile import (
 )
 
 REGISTER_ROWS = 16
-"""Rows of a tile register."""
+"""The number of rows of a tile register."""
 REGISTER_BYTES = 64
-"""Bytes per row of a tile register; a row of D inputs is a multiple of it."""
+"""The number of bytes per row of a tile register; a row of D inputs is a multiple of it."""
 MIN_ROWS = 4
-"""With fewer rows, vector instructions take fewer cycles than AMX."""
+"""The minimum number of rows for AMX; with fewer rows, vector instructions take fewer cycles."""
 READABLE_EXTRA_ROWS = REGISTER_ROWS - 1
-"""Rows behind the last one that may be read."""
+"""The number of rows behind the last one that the AMX kernels may read."""
 _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
     """Emit `amx_<kind>_<ending>_<parts>(arguments…, rows, ahead, lines)`: multiply all rows by a block of outputs.
 
-    It takes 16 × parts rows at a time; for `halves`, 2 parts are the two halves of 16 rows. Rows behind the last one
-    are read up to a whole tile register, and ignored. At each step along the inputs, `lines` cache lines from `ahead`
-    on are prefetched for every 16 rows.
+    The function takes 16 × parts rows at a time; for `halves`, 2 parts are the two halves of 16 rows. Rows behind the
+    last one are read up to a whole tile register, and ignored. At each step along the inputs, `lines` cache lines from
+    `ahead` on are prefetched for every 16 rows.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
@@ -53,8 +53,8 @@ def emit_blocks(k: KernelBuilder, tile: Tile, ending: str) -> None:
 def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Value:
     """Return the condition that AMX is used: there are enough rows, and D fills whole tile registers.
 
-    For `pairs` a single row is enough. Vector instructions add in another order, and results must not depend on the
-    number of rows.
+    For `pairs` a single row is enough: vector instructions would add in another order, and results must not depend on
+    the number of rows.
     """
     has_rows = k.build.icmp_signed(">=", rows, k.int64(1 if tile.is_float else MIN_ROWS))
     fills_registers = k.build.icmp_signed(
@@ -69,10 +69,13 @@ def _inputs_per_register(tile: Tile) -> int:
 
 
 def emit_rows(
-    k: KernelBuilder, tile: Tile, ending: str, rows: Value, place_of: Callable[[Value], MicroKernelArguments]
+    k: KernelBuilder, tile: Tile, ending: str, rows: Value, arguments_from: Callable[[Value], MicroKernelArguments]
 ) -> None:
-    """Emit the multiplication of all rows by one block of weights; `place_of` returns the arguments from a row on."""
-    args = place_of(k.int64(0))
+    """Emit the multiplication of all rows by one block of weights.
+
+    `arguments_from(row)` returns the micro-kernel's arguments for the rows from `row` on.
+    """
+    args = arguments_from(k.int64(0))
     ahead = k.element_pointer(
         args.weights, k.mul(args.width, tile.weight_bytes, tile.columns), I8
     )  # the next block of weights
@@ -92,7 +95,9 @@ def emit_rows(
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
         prefetched = k.mul(lines, k.build.sdiv(whole_blocks, k.int64(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.element_pointer(ahead, k.mul(prefetched, tile.weight_bytes), I8)
-        k.call(f"amx_{tile.kind}_{ending}_1", *place_of(whole_blocks), k.build.sub(rows, whole_blocks), ahead, lines)
+        k.call(
+            f"amx_{tile.kind}_{ending}_1", *arguments_from(whole_blocks), k.build.sub(rows, whole_blocks), ahead, lines
+        )
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:
@@ -163,7 +168,7 @@ class _Blocks:
     """
 
     def __init__(self, k: KernelBuilder, tile: Tile, ending: str, parts: int, pointer: MicroKernelArguments) -> None:
-        self.k, self.tile, self.ending, self.parts, self.place = k, tile, ending, parts, pointer
+        self.k, self.tile, self.ending, self.parts, self.arguments = k, tile, ending, parts, pointer
         self.most = REGISTER_ROWS if tile.elements_per_activation == 2 else parts * REGISTER_ROWS
         self.size = REGISTER_ROWS * tile.lanes  # sums in a tile register
         with k.build.goto_entry_block():
@@ -177,7 +182,7 @@ class _Blocks:
         """Emit the loop that multiplies one block of rows after another by the block of 64 outputs."""
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.most // REGISTER_ROWS)
-        steps = k.build.sdiv(k.mul(self.place.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
+        steps = k.build.sdiv(k.mul(self.arguments.width, self.tile.weight_bytes), k.int64(REGISTER_BYTES))
         each_step = k.build.sdiv(k.add(steps, self.most - 1), steps)
         with k.loop(0, rows, self.most) as row:
             for vector in range(0, self.tile.vectors, 2):
@@ -194,9 +199,9 @@ class _Blocks:
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
         """Emit the sums of two vectors of outputs for rows from `row` on, interleaved with the previous epilogue.
 
-        After each step along the inputs, `each_step` rows of the previous sub-block are finished.
+        After each step along the inputs, the epilogue of `each_step` rows of the previous sub-block is emitted.
         """
-        k, tile, args, parts = self.k, self.tile, self.place, self.parts
+        k, tile, args, parts = self.k, self.tile, self.arguments, self.parts
         row_bytes = k.mul(args.width, tile.elements_per_activation, tile.weight_bytes)
         rounded = k.element_pointer(args.rounded, k.mul(row, row_bytes), I8)
         next_part = args.width if tile.elements_per_activation == 2 else k.mul(row_bytes, REGISTER_ROWS)
@@ -225,13 +230,13 @@ class _Blocks:
         """Emit the epilogue (bias, activation, store) of rows [first, last) of the previous sub-block."""
         k, tile, none = self.k, self.tile, self.k.int64(0)
         row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
-        out = k.add(k.mul(row_before, self.place.stride), column)
-        args = self.place._replace(
-            scales=k.element_pointer(self.place.scales, row_before),
-            start=k.element_pointer(self.place.start, column),
-            steps=k.element_pointer(self.place.steps, column),
-            bias=k.element_pointer(self.place.bias, column),
-            out=k.element_pointer(self.place.out, out, output_type(self.ending)),
+        out = k.add(k.mul(row_before, self.arguments.stride), column)
+        args = self.arguments._replace(
+            scales=k.element_pointer(self.arguments.scales, row_before),
+            start=k.element_pointer(self.arguments.start, column),
+            steps=k.element_pointer(self.arguments.steps, column),
+            bias=k.element_pointer(self.arguments.bias, column),
+            out=k.element_pointer(self.arguments.out, out, output_type(self.ending)),
         )
         sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)))
         initial, kind = (args.bias, F32) if tile.is_float else (args.start, I32)

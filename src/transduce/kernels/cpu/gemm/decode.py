@@ -94,14 +94,14 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 EPILOGUES = ("store", "relu", "add", "half")
-"""Epilogues of the GEMM kernels: see `emit_gemm`."""
+"""The names of the epilogues of the GEMM kernels, which `emit_gemm` describes."""
 
 
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
     """Emit `round_<kind>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
 
-    For integer tiles it writes the quantized rows and each row's scale, float32 (N,). For `pairs` it converts to
-    bfloat16 and leaves `scales` alone. Tiles of kind `floats` need no such function.
+    For integer tiles, the function writes the quantized rows and each row's scale, float32 (N,). For `pairs`, it
+    converts to bfloat16 and does not write `scales`. Tiles of kind `floats` need no such function.
     """
     if tile.is_float:
         emit_bfloat16_conversion(k)
@@ -272,9 +272,9 @@ _LEVELS = 127  # the greatest quantized magnitude of a weight
 _ROUNDED_ROWS = 1024  # rows that are quantized at a time
 _LAYOUT_VERSION = 1  # to be raised when weights are quantized or packed in another way, so that no cache is used
 INPUT_MULTIPLE = 16
-"""The number of inputs D must be a multiple of this."""
+"""The number of inputs D of a prepacked layer must be a multiple of this."""
 MIN_INPUTS_FOR_8_BITS = 512
-"""Layers with at least so many inputs D use 8-bit activations: rounding errors of longer sums cancel out."""
+"""The minimum number of inputs D of layers with 8-bit activations; in longer sums, more rounding errors cancel out."""
 
 
 class NativeLinear(nn.Module):
@@ -284,7 +284,7 @@ class NativeLinear(nn.Module):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Quantize and pack a float32 matrix (O, D), D a multiple of `MULTIPLE`.
+        """Quantize and pack a float32 matrix (O, D), where D is a multiple of `INPUT_MULTIPLE`.
 
         On the meta device only shapes and dtypes are determined.
         """
@@ -311,7 +311,10 @@ class NativeLinear(nn.Module):
         return weight.new_empty(blocks, dtype=dtype), *vectors
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the packed weights (P / C, D / group, C, group), and the initial sums, scales and bias, (P,) each."""
+        """Return the packed weights, (P / C, D / group, C, group), and the initial sums, scales and bias, (P,) each.
+
+        P is the number of outputs O, padded to blocks of C outputs; `Tile.group` inputs share 32 bits.
+        """
         tile, padding = self.tile, self.padded_outputs - self.outputs
         rounded, initial_sums, weight_scales = _round(weight, tile)
         grouped = F.pad(rounded, (0, 0, 0, padding)).view(-1, tile.columns, self.width // tile.group, tile.group)
@@ -365,7 +368,7 @@ class NativeLinear(nn.Module):
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize a matrix (O, D) for a tile; return the matrix, the initial sums (O,) and the weight scales (O,).
 
-    For floating-point tiles the last two are zero.
+    For floating-point tiles, the initial sums and the scales are zero.
     """
     if tile.is_float:
         dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
@@ -440,7 +443,7 @@ class BFloat16Vocabulary:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep the matrix (V, D), D a multiple of `MULTIPLE`, and the bias (V,), both in bfloat16."""
+        """Keep the matrix (V, D), D a multiple of `INPUT_MULTIPLE`, and the bias (V,), both in bfloat16."""
         self._weight, self._bias = weight, bias
         self._exact_bias = weight.new_zeros(len(weight), dtype=torch.float32) if bias is None else bias.float()
         self._tile = require_integer_tile()
@@ -562,7 +565,7 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
 def _widening_kernel(tile: Tile) -> CompiledKernel:
     """Compile a kernel that converts bfloat16 logits to float32 and computes the likeliest ones again in float32.
 
-    It is called as `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
+    The call is `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
     arguments.
     """
     k = new_builder("widening", tile)

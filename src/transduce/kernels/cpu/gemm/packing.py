@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from typing_extensions import override
 
 from transduce.kernels.cpu.decode_rows import transpose
 from transduce.kernels.cpu.gemm import amx
@@ -26,25 +27,25 @@ _LINE_BYTES = 64  # of a cache line
 
 
 class GemmLayout(NamedTuple):
-    """Block sizes of the training GEMM, for one kind of registers and elements."""
+    """Block sizes of the training GEMM, for one kind of registers and elements (pairs: see the package's docstring)."""
 
     panel: int
-    """Columns per panel, a whole number of vectors; the last panel of a matrix may have fewer."""
+    """Columns per panel (block of columns of a packed operand), whole vectors; a matrix's last panel may have fewer."""
     tile_rows: int
-    """Rows per tile, that is per register block."""
+    """The number of rows of a tile, the block of the result that registers hold."""
     min_rows: int
-    """The minimum number of rows of a product."""
+    """The minimum number of rows of the left operand."""
     row_multiple: int
-    """The number of summed rows is padded with zeros to a multiple of this."""
+    """The multiple to which the summed dimension is padded with zeros."""
     block: int
-    """Pairs in a block of left-hand rows.
+    """The number of pairs in a block of rows of the left operand.
 
-    A block fits in a cache beside a panel, and is multiplied by all panels in turn.
+    A block fits in a cache beside a panel, and is multiplied by all panels before the next block.
     """
     depth: int
-    """Pairs per pass over a block of sums, a multiple of `row_multiple`."""
+    """The number of pairs along the summed dimension in one pass over a block of sums, a multiple of `row_multiple`."""
     sum_tiles: int
-    """Row tiles per block of sums; they span whole vectors of rows.
+    """The number of tiles below each other in a block of sums; their rows fill whole vectors.
 
     All pairs are added to a block of sums before the next block starts.
     """
@@ -74,7 +75,7 @@ AMX = GemmLayout(panel=32, tile_rows=32, min_rows=16, row_multiple=32, block=1 <
 
 
 class Matrix(NamedTuple):
-    """A row-major matrix without gaps between its rows."""
+    """A row-major matrix without gaps between its rows, as LLVM values."""
 
     pointer: Value
     """Pointer to the first element."""
@@ -83,7 +84,7 @@ class Matrix(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient with respect to a layer's output."""
+    """The gradient with respect to a layer's output, as LLVM values."""
 
     matrix: Matrix
     sums: Value
@@ -91,7 +92,7 @@ class Gradient(NamedTuple):
 
 
 class TileRange(NamedTuple):
-    """A half-open range [first, last) of row tiles, the register blocks of a GEMM."""
+    """A half-open range [first, last) of tiles below each other in a GEMM's result."""
 
     first: Value
     last: Value
@@ -142,8 +143,8 @@ class Packer:
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
         """Pack columns of a gradient as rows of the left operand, and add the column sums to `gradient.sums`.
 
-        Each tile stores its first pairs, then its next ones. Columns span whole vectors. Rows behind the gradient's
-        last one count as zeros.
+        The rows of a tile are stored pair by pair: the first pair of each row, then the second pair of each row.
+        Columns span whole vectors. Rows behind the gradient's last one count as zeros.
         """
         k, matrix, tile_rows = self.k, gradient.matrix, self.layout.tile_rows
         start, stop = (k.build.sdiv(k.mul(each, tile_rows), k.int64(k.lanes)) for each in tiles)
@@ -212,16 +213,16 @@ class Packer:
         """Emit the condition that a row index is below the matrix's number of rows, so not padding."""
         return self.k.build.icmp_signed("<", row, matrix.rows)
 
-    def _pointer(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+    def _pointer(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
         """Return a pointer to the element of a matrix at a row and column."""
-        return self.k.element_pointer(place, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
+        return self.k.element_pointer(base, self.k.add(self.k.mul(row, matrix.columns), column), self.layout.kind)
 
-    def _load(self, place: Value, matrix: Matrix, row: Value, column: Value) -> Value:
+    def _load(self, base: Value, matrix: Matrix, row: Value, column: Value) -> Value:
         """Load a vector of a matrix row without conversion; rows past the last one are zero."""
         k = self.k
         kind = ir.VectorType(self.layout.kind, k.lanes)
         safe_row = k.minimum(row, k.add(matrix.rows, -1))
-        value = k.load(self._pointer(place, matrix, safe_row, column), kind)
+        value = k.load(self._pointer(base, matrix, safe_row, column), kind)
         return k.build.select(self._is_row(matrix, row), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
@@ -249,20 +250,20 @@ class Packer:
 
 
 PART_ROWS = amx.REGISTER_ROWS
-"""Rows of a part of a tile, which is one tile register."""
+"""The number of rows in a part of an AMX tile, which is one tile register."""
 TILE_ROWS = AMX.tile_rows
 TILE = TILE_ROWS * AMX.panel
-"""Sums in a tile."""
+"""The number of sums in an AMX tile."""
 STEP = 16
-"""Pairs per row of a tile register."""
+"""The number of pairs per row of a tile register."""
 PARTS = TILE_ROWS // PART_ROWS
 AMX_VECTORS = AMX.panel // PART_ROWS
-"""Vectors of columns in a panel."""
+"""The number of vectors of columns in an AMX panel."""
 _LEFT, _PANEL = 4, 6  # indices of the first such tile registers; those of sums are 0 to 3
 
 
 class PanelArguments(NamedTuple):
-    """The arguments of an emitted function that multiplies row tiles by one packed panel."""
+    """The arguments of an emitted function that multiplies several tiles of rows by one packed panel."""
 
     left: Value
     """Pointer to the first tile's rows."""
@@ -279,17 +280,17 @@ class PanelArguments(NamedTuple):
     depth: Value
     """The number of pairs to sum."""
     partial_sums: Value
-    """Pointer to partial sums of all tiles, between two spans of pairs."""
+    """Pointer to partial sums of all tiles, which are kept between two ranges of pairs."""
     is_first_span: Value
-    """Whether this is the first span, so that there are no partial sums yet: 0 or 1."""
+    """1 if this is the first range of pairs, so that there are no partial sums yet; else 0."""
     is_last_span: Value
-    """Whether this is the last span, so that sums are finished: 0 or 1."""
+    """1 if this is the last range of pairs, so that the sums are finished; else 0."""
     out: Value
     """Pointer to the panel's first column in the first row of the result."""
     stride: Value
-    """Columns of a row of the result."""
+    """The number of columns in a row of the result."""
     rows: Value
-    """Rows of the result."""
+    """The number of rows of the result."""
     first: Value
     """The first row tile."""
     last: Value
@@ -297,7 +298,7 @@ class PanelArguments(NamedTuple):
     step: Value
     """The step from one row tile to the next."""
     prefetched: Value
-    """Pointer to what is multiplied next, for prefetching."""
+    """Pointer to the data that is multiplied next, for prefetching."""
 
 
 PANEL_TYPES: tuple[Any, ...] = (POINTER, *[I64] * 4, POINTER, I64, POINTER, I64, I64, POINTER, *[I64] * 5, POINTER)
@@ -424,8 +425,8 @@ _APART = 4  # distance of rows that are read at once: several streams use more m
 class AmxPacker(Packer):
     """A `Packer` for AMX, which packs rows block by block; matrices consist of whole panels."""
 
+    @override
     def pack(self, matrix: Matrix, to: Value) -> None:
-        """Pack a matrix into `to`; elements of two consecutive rows (the summed dimension) are stored as a pair."""
         k, panel = self.k, self.layout.panel
         pairs = self.pairs_of(matrix.rows)
         with k.loop(0, pairs, k.lanes) as first, self._each_panel(matrix) as column:
@@ -457,10 +458,11 @@ class AmxPacker(Packer):
                     offset = k.mul(k.add(first, number * _APART), k.lanes)
                     k.store(value, k.element_pointer(target, k.add(offset, k.mul(pair, TILE_ROWS)), I32))
 
+    @override
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
         """Pack columns of a gradient in the layout of tile registers, and add the column sums to `gradient.sums`.
 
-        As in `pack_rows`, but the rows of the gradient are summed over.
+        The layout is that of `pack_rows`, but the rows of the gradient are the summed dimension.
         """
         k, matrix = self.k, gradient.matrix
         with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
@@ -477,7 +479,7 @@ class AmxPacker(Packer):
                     self._add_sums(gradient, column, total)
 
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
-        """Return a pointer to the packed rows of the tile with this index."""
+        """Return a pointer to the packed rows of tile number `tile`, in the range `tiles` that begins at `to`."""
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)
 

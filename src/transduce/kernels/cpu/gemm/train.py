@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from typing_extensions import override
 
 from transduce.kernels.cpu.gemm import amx
 from transduce.kernels.cpu.gemm.packing import (
@@ -38,7 +39,7 @@ _SPAN_PAIRS = 1 << 11  # pairs of a panel that stay in the L2 cache if the summe
 _SPAN_TILES = 32  # row tiles that are multiplied by such a part of a panel
 
 Epilogue = Literal["bias", "add", "sum", "mix"]
-"""Epilogues of a tile.
+"""The epilogues of a GEMM of training: the work on a tile's sums before they are stored.
 
 * `bias`: sums start with a bias; the result is cast to the element type, clamped from below, and set to zero where a
   ReLU was closed;
@@ -70,13 +71,13 @@ class Gemm(NamedTuple):
     """The operands, result and epilogue of one GEMM, as LLVM values in the code being emitted."""
 
     left: Value
-    """Pointer to the rows, without gaps; for the ending `add`, to a gradient whose columns are the rows."""
+    """Pointer to the rows of the left operand, without gaps; for `add`, to a gradient, whose columns are these rows."""
     rows: Value
     panels: Value
-    """Pointer to the packed columns."""
+    """Pointer to the right operand, packed in panels."""
     columns: Value
     pairs: Value
-    """Pairs along the summed dimension."""
+    """The number of pairs along the summed dimension."""
     out: Value
     """The address of the result, (rows, columns)."""
     ending: Epilogue
@@ -92,20 +93,20 @@ class Gemm(NamedTuple):
     scratch: Value | None = None
     """The address of scratch space, `GemmEmitter.thread_bytes` for each thread."""
     partial_sums: Value | None = None
-    """The address of float32 scratch space of whole row tiles by columns; 0: the summed dimension is not split."""
+    """The address of float32 scratch space for the sums of whole tiles; 0: the summed dimension is not split."""
 
 
 class GemmEmitter:
     """An emitter of GEMM code for one layout: functions for a register tile, and loops over tiles and panels."""
 
     layout: GemmLayout = AVX512_LAYOUT
-    """Block sizes."""
+    """The block sizes of the GEMM."""
     packer: type[Packer] = Packer
     """The class that packs matrices for this layout."""
     thread_bytes = AVX512_LAYOUT.block_bytes
     """The scratch space in bytes that each thread needs in `Gemm.scratch`."""
     splits_sums = True
-    """Whether `multiply` uses `Gemm.partial_sums`."""
+    """True if `multiply` uses `Gemm.partial_sums`."""
 
     def __init__(self, k: KernelBuilder, *endings: Epilogue) -> None:
         """Emit the functions that multiply a tile, one for each epilogue and panel width."""
@@ -117,8 +118,7 @@ class GemmEmitter:
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread computes some rows.
 
-        A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before it turns to the
-        next block.
+        A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before the next block.
         """
         if gemm.partial_sums is None:
             self._multiply_whole(gemm, thread, threads)
@@ -162,7 +162,7 @@ class GemmEmitter:
             self._each_panel(gemm, lambda _: (start, stop, 1))
 
     def _own_tiles(self, gemm: Gemm, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return the range of row tiles that the current thread computes."""
+        """Return the range of tiles, counted in rows of tiles, that the current thread computes."""
         k, tile_rows = self.k, self.layout.tile_rows
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
@@ -192,16 +192,16 @@ class GemmEmitter:
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed.
 
-        Tiles on the diagonal also compute some elements above it. Threads take tiles in turns. The number of rows is a
-        multiple of a tile's.
+        Tiles on the diagonal also compute some elements above it. Threads alternate in taking tiles. The number of rows
+        is a multiple of a tile's.
         """
         k, tile_rows = self.k, self.layout.tile_rows
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of the row tiles of a panel that this thread computes, in turns with others.
+            """Return (first, last, step) of the tiles of a panel that this thread computes, from the diagonal on.
 
-            The tiles start at the diagonal, in the row of the panel's first column, `column`.
+            `column` is the panel's first column.
             """
             first = k.build.sdiv(column, k.int64(tile_rows))
             offset = k.build.srem(k.add(k.build.sub(thread, first), k.mul(threads, tiles)), threads)
@@ -215,7 +215,7 @@ class GemmEmitter:
         tiles: Callable[[Value], tuple[Value, Value, Value | int]],
         span: PairRange | None = None,
     ) -> None:
-        """Emit a loop over all panels.
+        """Emit a loop that multiplies all panels.
 
         `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column.
         """
@@ -329,9 +329,9 @@ class GemmEmitter:
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
-        """Emit the ReLU masks of the epilogue `bias` for a vector of results.
+        """Emit the epilogue `bias`'s ReLU masks for a vector of results, at an offset in the result.
 
-        Records where elements are positive, and zeros elements whose `is_open` bit is 0.
+        One bit array records where elements are positive; the bits of the other say which elements become zero.
         """
         k, (positive, is_open) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
@@ -391,7 +391,7 @@ class GemmEmitter:
         return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
-        """Emit a prefetch of the part of the result to which the sums of a tile will be added."""
+        """Emit a prefetch of the part of the result to which a tile's sums will be added."""
         k = self.k
         for row in range(rows):
             for vector in range(vectors):
@@ -457,17 +457,17 @@ class _Block(NamedTuple):
     rows: Value
     """Pointer to the packed rows."""
     waiting: Value
-    """Pointer to the partial sums."""
+    """Pointer to the partial sums of the block."""
     tiles: TileRange
     """The row tiles."""
     columns: tuple[Value, Value]
     """The half-open range of columns, whole panels."""
     span: PairRange
-    """The pairs that are summed."""
+    """The range of pairs that are summed."""
     begins: Value
-    """Whether these are the first pairs: 0 or 1."""
+    """1 if these are the first pairs of the summed dimension, else 0."""
     ends: Value
-    """Whether these are the last pairs: 0 or 1."""
+    """1 if these are the last pairs of the summed dimension, else 0."""
 
 
 class AmxGemmEmitter(GemmEmitter):
@@ -483,6 +483,7 @@ class AmxGemmEmitter(GemmEmitter):
         k.features |= {"amx-tile", "amx-bf16"}
         super().__init__(k, *endings)
 
+    @override
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread packs and computes some rows."""
         amx.configure(self.k)
@@ -497,14 +498,14 @@ class AmxGemmEmitter(GemmEmitter):
         amx.release(self.k)
         self.k.store_fence()
 
+    @override
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed."""
         amx.configure(self.k)
         super().multiply_lower_triangle(gemm, thread, threads)
         amx.release(self.k)
 
+    @override
     def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
-        """Emit out += gradientᵀ · panels, and add the gradient's column sums where these are requested."""
         k = self.k
         with k.when(k.build.or_(k.is_nonzero(gemm.out), k.is_nonzero(gradient.sums))):
             amx.configure(k)
@@ -518,7 +519,7 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the thread's blocks of rows; code emitted in the body of `with` runs for each block.
+        """Emit a loop over the thread's blocks of rows; code that is emitted in the body of `for` runs for each block.
 
         If one pass covers the whole summed dimension, no partial sums are stored: a block has all columns, and as many
         rows as fit.
@@ -578,6 +579,7 @@ class AmxGemmEmitter(GemmEmitter):
             )
             k.call(tile_name(gemm.ending, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
+    @override
     def _panel(
         self, gemm: Gemm, tiles: tuple[Value, Value, Value | int], column: Value, width: int, span: PairRange
     ) -> None:
@@ -613,10 +615,12 @@ class AmxGemmEmitter(GemmEmitter):
             "rows": gemm.rows,
         }
 
+    @override
     def _narrow_panels(self) -> Sequence[int]:
         """Return an empty sequence, since AMX needs whole panels and none is narrower."""
         return ()
 
+    @override
     def _write_tile(self, ending: Epilogue, vectors: int) -> None:
         """Emit the function that multiplies all row tiles by one packed panel of columns."""
         k = self.k

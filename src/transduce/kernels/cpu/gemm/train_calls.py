@@ -42,7 +42,7 @@ from transduce.kernels.cpu.jit.tile import AVX512_TILE, Tile
 class ForwardArguments(NamedTuple):
     """Arguments of the kernel `forward`, out = x Wᵀ + b.
 
-    They are addresses of matrices in the GEMM's dtype unless stated otherwise.
+    The fields are addresses of matrices in the GEMM's dtype, unless stated otherwise.
     """
 
     x: Any
@@ -64,7 +64,7 @@ class ForwardArguments(NamedTuple):
     packed_weight: Any
     """Scratch space of O × I elements for the packed weight."""
     is_nontemporal: Any
-    """Whether outputs are written by non-temporal stores, past the caches: 0 or 1."""
+    """1 if outputs are written by non-temporal stores, past the caches, else 0."""
     thread_scratch: Any
     """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
     positive_mask: Any
@@ -74,7 +74,7 @@ class ForwardArguments(NamedTuple):
 class BackwardArguments(NamedTuple):
     """Arguments of the kernel `backward`, the backward pass of a linear layer.
 
-    They are addresses of matrices in the GEMM's dtype unless stated otherwise; 0: not requested.
+    The fields are addresses of matrices in the GEMM's dtype, unless stated otherwise; 0: not requested.
     """
 
     x: Any
@@ -86,7 +86,7 @@ class BackwardArguments(NamedTuple):
     x_gradient: Any
     """The gradient with respect to x, (N, I)."""
     relu_mask: Any
-    """If x is a ReLU's output, N × I bits that say where it was positive; elsewhere the gradient is set to 0."""
+    """If x is a ReLU's output, N × I bits that are 1 where x was positive; elsewhere the gradient is set to 0."""
     weight_gradient_sum: Any
     """float32, (O, I): the gradient with respect to the weight is added to it."""
     bias_gradient_sum: Any
@@ -104,7 +104,7 @@ class BackwardArguments(NamedTuple):
     thread_scratch: Any
     """Scratch space of `GemmEmitter.thread_bytes` for each thread."""
     is_nontemporal: Any
-    """Whether `by_x` is written by non-temporal stores, past the caches: 0 or 1."""
+    """1 if `x_gradient` is written by non-temporal stores, past the caches, else 0."""
     partial_sums: Any = 0
     """Scratch space of N × I float32, N padded to whole row tiles, if there are many outputs, as of a vocabulary."""
 
@@ -227,7 +227,7 @@ def supports_gemm_sizes(positions: int, inputs: int, outputs: int, dtype: torch.
 
 
 def _outputs_together(tile: Tile) -> int:
-    """Return the number of which the outputs of a linear layer must be a multiple."""
+    """Return the number that the outputs of a linear layer must be a multiple of."""
     return max(tile.lanes, gemm_emitter_of(tile).layout.row_multiple)
 
 
@@ -310,8 +310,8 @@ def linear_backward(
         x: (N, I).
         weight: (O, I).
         sums: tensors that the weight and bias gradients are added to.
-        by_x: whether the gradient of x is requested.
-        is_open: if x is a ReLU's output, N × I bits that are set where it was positive. The result is then the gradient
+        by_x: True if the gradient of x is requested.
+        is_open: if x is a ReLU's output, N × I bits that are set where x was positive. The result is then the gradient
             of the ReLU's input.
     """
     result = torch.empty_like(x) if by_x else None
@@ -347,7 +347,10 @@ class PackedProjection:
         _backward(gradient, x, weight, by_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return the weight to pack, or None if it is packed already, and the tensor for the packed weight."""
+        """Return the weight to pack, or None if it is packed already, and the tensor for the packed weight.
+
+        `number` is 0 for the forward and 1 for the backward pass, which pack the weight differently.
+        """
         packed = self._packed[number]
         if packed is not None:
             return None, packed

@@ -199,14 +199,14 @@ def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
 
 @cache
 def _has_pairs() -> bool:
-    """Return whether this process may use AVX-512's bfloat16 instructions."""
+    """Return whether this process may use AVX-512's instruction that multiplies pairs of bfloat16 numbers."""
     features = llvm.get_host_cpu_features()
     return bool(features.get("avx512bf16")) and os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper() not in _NO_PAIRS
 
 
 @cache
 def _has_amx_pairs() -> bool:
-    """Return whether this process may use AMX's bfloat16 instructions."""
+    """Return whether this process may use AMX's instruction that multiplies pairs of bfloat16 numbers."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
     return _has_amx(llvm.get_host_cpu_features(), limit, "amx-bf16")
 
@@ -345,7 +345,7 @@ class ThreadLimiter:
         self._others = 0.0  # CPU time of the other threads when the window began
 
     def size(self, wanted: int) -> int:
-        """Return how many threads to use for work that can use `wanted` threads."""
+        """Return how many threads to use for work that could use `wanted` threads."""
         if self._most is not None and self._clock() >= self._retry_at:
             self._most = self._most * 2 if self._most * 2 < self._failed else None
         return wanted if self._most is None else min(wanted, self._most)
@@ -386,11 +386,11 @@ def useful_threads(work: int, max_threads: int | None = None) -> int:
     return _LIMITER.size(wanted) if wanted > 1 else 1
 
 
-def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
+def run_timed(kernel: CompiledKernel, numbers: Sequence[int] | Any, work: int, max_threads: int | None = None) -> None:
     """Run a kernel whose steps take `work` multiply-adds each, and record its timing for the choice of threads.
 
     Args:
-        program: the kernel.
+        kernel: a kernel whose threads meet at barriers.
         numbers: its arguments, as a tuple or as a ctypes array of 64-bit integers.
         work: multiply-adds between barriers, roughly.
         max_threads: the maximum number of threads; PyTorch's if None.
@@ -398,10 +398,10 @@ def run_timed(program: CompiledKernel, numbers: Sequence[int] | Any, work: int, 
     array = (ctypes.c_int64 * len(numbers))(*numbers) if isinstance(numbers, tuple) else numbers
     threads = useful_threads(work, max_threads)
     if threads == 1:
-        program.run_array(array, 1)
+        kernel.run_array(array, 1)
         return
     before = time.perf_counter(), time.thread_time(), time.process_time()
-    program.run_array(array, threads)
+    kernel.run_array(array, threads)
     after = time.perf_counter(), time.thread_time(), time.process_time()
     seconds, own, _ = (now - then for then, now in zip(before, after, strict=True))
     _LIMITER.record_call(threads, seconds, own, (before[2] - before[1], after[2] - after[1]))

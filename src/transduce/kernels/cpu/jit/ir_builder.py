@@ -15,7 +15,7 @@ F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 VOID = ir.VoidType()
 UNROLLED_VECTORS = 4
-"""Vectors of a row that are processed per iteration, each with an accumulator of its own, to hide latency."""
+"""Vectors of a row that are processed per iteration, each with its own accumulator, to hide instruction latency."""
 
 Value = Any
 """An LLVM value, such as the result of an instruction (llvmlite has no type annotations)."""
@@ -269,7 +269,7 @@ class KernelBuilder:
         return self.build.shuffle_vector(one, other, mask)
 
     def _fold(self, values: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """Emit the reduction of a vector to one element by repeatedly combining its halves."""
+        """Emit the reduction of a vector to one element: `join` combines its halves, again and again."""
         width = self.lanes
         while width > 1:
             width //= 2
@@ -324,7 +324,7 @@ class KernelBuilder:
     ) -> None:
         """Emit a store of a float32 vector as F32 or bfloat16 (I16), rounded to nearest even; NaN remains NaN.
 
-        `inside` is an optional mask of the lanes to store.
+        `mask` is an optional mask of the lanes to store.
         """
         at = self.element_pointer(pointer, index, kind)
         values = values if kind == F32 else self.to_bfloat16(values)
@@ -335,7 +335,7 @@ class KernelBuilder:
             self.intrinsic(name, VOID, values, at, mask)
 
     def _load_inside(self, at: Value, elements: Any, mask: Value) -> Value:
-        """Emit a load of a vector under a mask; elements outside the mask are zero."""
+        """Emit a load of a vector from the pointer `at`; elements outside of the mask are zero."""
         name = f"llvm.masked.load.v{self.lanes}{'f32' if elements.element == F32 else 'i16'}.p0"
         return self.intrinsic(name, elements, at, mask, ir.Constant(elements, None))
 
@@ -394,7 +394,7 @@ class KernelBuilder:
         return address
 
     def load_variable(self, pointer: Value, type_of: Value) -> Value:
-        """Emit a load of a variable whose type is that of `like`."""
+        """Emit a load of a variable that has the type of the value `type_of`."""
         return self.build.load(pointer, typ=type_of.type)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
@@ -404,11 +404,11 @@ class KernelBuilder:
     def accumulate(
         self, variables: list[Value], number: int, value: Value, join: Callable[[Value, Value], Value]
     ) -> None:
-        """Emit the combination of a vector with accumulator `number` by the operation `join`."""
+        """Emit the combination of accumulator `number` with a vector by the operation `join`, such as an addition."""
         self.store(join(value, self.load_variable(variables[number], value)), variables[number])
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
-        """Combine all accumulators into one vector, pairwise, by the operation `join`."""
+        """Emit the combination of all accumulators to one vector, pairwise, by the operation `join`."""
         values = [self.build.load(each, typ=self.floats) for each in variables]
         while len(values) > 1:
             values = [join(one, other) for one, other in zip(values[::2], values[1::2], strict=True)]

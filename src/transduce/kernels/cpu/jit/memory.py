@@ -24,7 +24,7 @@ from transduce.kernels.cpu.jit.compiler import (
     new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import I8, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.tile import Tile
 
 # --- named arrays ---
@@ -105,35 +105,31 @@ class Arena:
 
 # --- rows of a mapped file ---
 # A step reads few rows of a vocabulary matrix: embeddings, and the weights of the likeliest tokens. If the matrix is
-# mapped from a file, Linux maps 64 KiB around each of them, which makes the whole matrix resident after some hundred
-# steps. Kernels therefore read rows by `pread`, except in the windows that were needed first, which are those of
-# frequent tokens.
+# mapped from a file, Linux maps 64 KiB around each of them, or 2 MiB where the page cache holds large pages. That makes
+# the whole matrix resident after some hundred steps. Kernels therefore read rows by `pread`.
 
 
-_WINDOW_BITS = 16  # Linux maps pages in windows of 64 KiB
-_MAX_WINDOWS = 256  # that are read through the mapping, 16 MiB
 _MIN_FILE_BYTES = 32 << 20  # smaller matrices are read through their mapping
-_READ, _DESCRIPTOR, _START, _WINDOWS_LEFT, _MARKS = range(5)  # the elements of `FileRows.numbers`
+_READ, _DESCRIPTOR, _START = range(3)  # the elements of `FileRows.numbers`
 _MAPS = Path("/proc/self/maps")  # exists on Linux only
 
 
 class FileRows:
     """The rows of a float32 matrix in the file that the matrix is mapped from, for kernels that read single rows."""
 
-    def __init__(self, descriptor: int, start: int, size: int) -> None:
-        """Take over an open file, in which the matrix's `size` bytes begin at offset `start`."""
+    def __init__(self, descriptor: int, start: int) -> None:
+        """Take over an open file, in which the matrix begins at offset `start`."""
         self._descriptor = descriptor
-        self.numbers = torch.zeros(_MARKS + ((size >> _WINDOW_BITS) + 2) // 8 + 1, dtype=torch.int64)
-        """The address of `pread`, or 0: read the mapping; file descriptor, offset, windows left, a byte per window."""
         read = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
-        self.numbers[:_MARKS] = torch.tensor([read, descriptor, start, _MAX_WINDOWS])
+        self.numbers = torch.tensor([read, descriptor, start])
+        """The numbers for `row_pointer`: address of `pread`, or 0 to read the mapping; file descriptor; offset."""
 
     def __del__(self) -> None:
         os.close(self._descriptor)
 
     @classmethod
     def find(cls, matrix: Tensor) -> "FileRows | None":
-        """Return the rows of a matrix in its file; None if it is small, or not as it is in a file."""
+        """Find the file that a matrix is mapped from; None if the matrix is small or differs from the file's."""
         size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
         fits = matrix.dtype == torch.float32 and matrix.dim() == 2 and matrix.is_contiguous() and _version(matrix) == 0
         if not fits or size < _MIN_FILE_BYTES or not _MAPS.exists():
@@ -148,7 +144,7 @@ class FileRows:
 
     @classmethod
     def _open(cls, path: Sequence[str], found: tuple[int, int], start: int, matrix: Tensor) -> "FileRows | None":
-        """Open a mapped file, and compare its identity and the ends of a matrix; None if they differ."""
+        """Open the file that a matrix is mapped from; None if it is another file or has other first and last rows."""
         size, row = matrix.numel() * matrix.itemsize, matrix.shape[1] * matrix.itemsize
         try:
             descriptor = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC) if path else -1
@@ -156,7 +152,7 @@ class FileRows:
             return None
         if descriptor < 0:
             return None
-        rows, status = cls(descriptor, start, size), os.fstat(descriptor)
+        rows, status = cls(descriptor, start), os.fstat(descriptor)
         is_same = (status.st_ino, status.st_dev) == found and all(
             os.pread(descriptor, row, start + at) == ctypes.string_at(matrix.data_ptr() + at, row)
             for at in (0, size - row)
@@ -171,7 +167,7 @@ _NO_FILE = torch.zeros(1, dtype=torch.int64)
 
 
 def file_rows(matrix: Tensor) -> Tensor:
-    """Return where `row_pointer` finds the rows of a matrix: numbers that the caller must keep while a kernel runs.
+    """Return the numbers by which `row_pointer` finds a matrix's rows; the caller keeps them while a kernel runs.
 
     A matrix that was changed in memory is not read from its file any more.
     """
@@ -201,37 +197,23 @@ def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, wid
 
     Args:
         k: the IR builder.
-        matrix: a pointer to the matrix, (…, D).
+        matrix: a pointer to the matrix, (rows, width).
         rows: a pointer to what `file_rows` returned for it.
-        number: the row.
-        width: the number of columns D.
-        scratch: a pointer to D float32.
+        number: the index of the row.
+        width: the number of columns.
+        scratch: a pointer to space for one row.
     """
     mapped = k.element_pointer(matrix, k.mul(number, width))
     found = k.variable(mapped)
     read = k.load(k.element_pointer(rows, _READ, I64), I64)
     with k.when(k.is_nonzero(read)):
         size = k.mul(width, 4)
-        first = k.mul(number, size)
-        base, address = (k.build.ptrtoint(each, I64) for each in (matrix, mapped))
-        window, first_window = (k.build.lshr(each, k.int64(_WINDOW_BITS)) for each in (address, base))
-        mark = k.element_pointer(k.element_pointer(rows, _MARKS, I64), k.build.sub(window, first_window), I8)
-        with k.when(k.build.icmp_unsigned("==", k.load(mark, I8), ir.Constant(I8, 0))):
-            left_at = k.element_pointer(rows, _WINDOWS_LEFT, I64)
-            left = k.load(left_at, I64)
-            with k.build.if_else(k.build.icmp_signed(">", left, k.int64(0))) as (by_mapping, by_file):
-                with by_mapping:
-                    k.store(k.add(left, -1), left_at)
-                    k.store(ir.Constant(I8, 1), mark)
-                with by_file:
-                    descriptor, start = (
-                        k.load(k.element_pointer(rows, each, I64), I64) for each in (_DESCRIPTOR, _START)
-                    )
-                    kind = ir.FunctionType(I64, [I32, POINTER, I64, I64])
-                    function = k.build.inttoptr(read, kind.as_pointer())
-                    values = (k.build.trunc(descriptor, I32), scratch, size, k.add(start, first))
-                    with k.when(k.build.icmp_signed("==", k.build.call(function, values), size)):
-                        k.store(scratch, found)
+        descriptor, start = (k.load(k.element_pointer(rows, each, I64), I64) for each in (_DESCRIPTOR, _START))
+        kind = ir.FunctionType(I64, [I32, POINTER, I64, I64])
+        function = k.build.inttoptr(read, kind.as_pointer())
+        values = (k.build.trunc(descriptor, I32), scratch, size, k.add(start, k.mul(number, size)))
+        with k.when(k.build.icmp_signed("==", k.build.call(function, values), size)):
+            k.store(scratch, found)
     return k.load_variable(found, mapped)
 
 
@@ -261,7 +243,7 @@ class MemoryBlock:
 
 
 class StackAllocator:
-    """A stack allocator: each new block follows all blocks in use."""
+    """An allocator of memory blocks on a stack: each new block lies behind all blocks in use."""
 
     def __init__(self, size: int) -> None:
         """Reserve `size` bytes of address space; if the system refuses, all blocks are allocated on the heap."""
@@ -289,7 +271,7 @@ class StackAllocator:
 
 
 class _HeapBlock(MemoryBlock):
-    """A block on the heap, for when the stack is full."""
+    """A memory block on the heap, used when the stack is full."""
 
     def __init__(self, stack: StackAllocator, memory: torch.Tensor) -> None:
         super().__init__(stack, memory.data_ptr())
@@ -312,7 +294,7 @@ def process_stack() -> StackAllocator:
 
 
 class MemoryOffset(NamedTuple):
-    """A memory address given as an offset from a base address, which is known only when the kernel calls run."""
+    """A memory address as an offset from a base address, which is known only when the kernel calls run."""
 
     base: int
     """The index of the base among those passed to `CompiledSteps.run`."""

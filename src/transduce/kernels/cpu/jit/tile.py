@@ -26,7 +26,7 @@ from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER
 Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
-"""Bits of one half of a 12-bit activation."""
+"""The number of bits in each half of a 12-bit activation."""
 _MAX_HALF = 65504.0  # the greatest finite float16
 
 
@@ -34,17 +34,17 @@ class Tile(NamedTuple):
     """The shape and number format of a GEMM register block, which is what a micro-kernel computes."""
 
     lanes: int
-    """32-bit elements per vector register."""
+    """The number of 32-bit elements per vector register."""
     vectors: int
-    """Registers of outputs in a block."""
+    """The number of registers of outputs in a block."""
     rows: int
-    """Rows of activations in a block."""
+    """The number of rows of activations in a block."""
     kind: Kind
-    """The format that rows are quantized to."""
+    """The format that rows are quantized to, such as `bytes` or `pairs`."""
     amx: bool = False
     """True if rows are multiplied by AMX.
 
-    For integers this applies to batches of enough rows, as the sums are equal; for `pairs` it applies to all.
+    Integer formats use it for batches of enough rows, since the sums are equal; `pairs` uses it for all batches.
     """
 
     @property
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
     def max_quantized(self) -> int:
         """The greatest quantized magnitude of an activation.
 
-        With 12 bits it is small enough that sums of `max_inputs` products fit in 32 bits.
+        With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits.
         """
         return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
 
@@ -107,7 +107,7 @@ class Tile(NamedTuple):
 
     @property
     def with_12_bits(self) -> "Tile":
-        """This tile with activations quantized to 12 bits, as `halves` or `words`, whichever suits its machine."""
+        """The tile for activations that are quantized to 12 bits on the same machine, as `halves` or `words`."""
         return self._replace(kind="halves" if self.kind == "bytes" else "words")
 
 
@@ -122,27 +122,27 @@ class MicroKernelArguments(NamedTuple):
     """Arguments of a micro-kernel, which multiplies a few rows by one block of C outputs."""
 
     rounded: Value
-    """Pointer to the first quantized row, (rows, D × planes) in `Tile.element`."""
+    """Pointer to the first quantized row; each row has D elements, or 2 × D for `halves`."""
     scales: Value
     """Pointer to the rows' scales, float32; unused for floats."""
     width: Value
-    """The number of inputs D."""
+    """The number of inputs D of the linear layer."""
     weights: Value
-    """Pointer to the block's weights, (D / group, C, group)."""
+    """Pointer to the weights of the block's C outputs, (D / group, C, group)."""
     start: Value
-    """Pointer to the initial 32-bit integer sums, (C,)."""
+    """Pointer to the initial 32-bit integer sums, one for each output of the block."""
     steps: Value
-    """Pointer to the outputs' weight scales, float32 (C,)."""
+    """Pointer to the weight scales, float32, one for each output of the block."""
     bias: Value
-    """Pointer to the bias, float32 (C,)."""
+    """Pointer to the bias, float32, one number for each output of the block."""
     out: Value
     """Pointer to the first output of the first row."""
     stride: Value
-    """Elements from one output row to the next."""
+    """The number of elements from one output row to the next."""
 
 
 MICRO_KERNEL_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, POINTER, POINTER, POINTER, POINTER, I64)
-"""The LLVM types of `Place`'s fields."""
+"""The LLVM types of `MicroKernelArguments`' fields."""
 
 
 def output_type(ending: str) -> Any:
@@ -151,34 +151,34 @@ def output_type(ending: str) -> Any:
 
 
 def dequantize_and_store(
-    k: KernelBuilder, place: MicroKernelArguments, ending: str, row: Value | int, sums: dict[int, Value]
+    k: KernelBuilder, args: MicroKernelArguments, ending: str, row: Value | int, sums: dict[int, Value]
 ) -> None:
     """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
 
     `sums` maps the index of a vector within the block to its 32-bit sums.
     """
-    scale = k.splat(k.load(k.element_pointer(place.scales, row)))
+    scale = k.splat(k.load(k.element_pointer(args.scales, row)))
     for vector, total in sums.items():
         column = vector * k.lanes
-        size = k.build.fmul(scale, k.load_floats(place.steps, column))
-        value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(place.bias, column))
-        store_outputs(k, place, ending, row, vector, value)
+        size = k.build.fmul(scale, k.load_floats(args.steps, column))
+        value = k.madd(k.build.sitofp(total, k.floats), size, k.load_floats(args.bias, column))
+        store_outputs(k, args, ending, row, vector, value)
 
 
 def store_outputs(
-    k: KernelBuilder, place: MicroKernelArguments, ending: str, row: Value | int, vector: int, value: Value
+    k: KernelBuilder, args: MicroKernelArguments, ending: str, row: Value | int, vector: int, value: Value
 ) -> None:
     """Emit the store of one vector of a row's outputs with an epilogue.
 
     Args:
         k: the IR builder.
-        place: the micro-kernel's arguments.
+        args: the micro-kernel's arguments.
         ending: "store", "relu", "add" (to what `out` holds), or "half" (clamp and convert to float16).
         row: the row within the block.
         vector: the vector's index within the block.
         value: float32 outputs.
     """
-    target = k.element_pointer(place.out, k.add(k.mul(place.stride, row), vector * k.lanes), output_type(ending))
+    target = k.element_pointer(args.out, k.add(k.mul(args.stride, row), vector * k.lanes), output_type(ending))
     if ending == "relu":
         value = k.maximum(value, k.splat(0.0))
     elif ending == "add":

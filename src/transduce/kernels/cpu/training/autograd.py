@@ -95,7 +95,7 @@ def attend(
 
 
 def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int, shared: int) -> None:
-    """Raise ValueError unless the shapes and dtypes of attention's arguments match; kernels do not check bounds."""
+    """Raise ValueError unless the arguments of attention fit together; the kernels themselves do not check bounds."""
     batch, heads = len(projected), num_heads + (0 if memory is not None else 2 * (num_heads // shared))
     if num_heads % shared or projected.shape[2] % heads:
         raise ValueError(f"{projected.shape[2]} columns for {num_heads} heads, of which {shared} share keys")
@@ -113,7 +113,7 @@ def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num
 class _Attend(torch.autograd.Function):
     """Attention as an autograd function that recomputes the attention weights in the backward pass.
 
-    It stores only each query's greatest score and the inverse of its sum of exponentials.
+    The forward pass saves only each query's greatest score and the inverse of its sum of exponentials.
     """
 
     @staticmethod
@@ -158,16 +158,19 @@ class _Inputs(NamedTuple):
     """The input tensors of attention, or the gradients with respect to these tensors."""
 
     projected: Tensor
-    """Queries, keys and values, (B, Q, 3 × H × K); with a memory, queries alone, (B, Q, H × K)."""
+    """Queries, keys and values of all heads, joined along the last dimension; queries alone if there is a `memory`."""
     memory: Tensor | None
-    """Keys and values of the memory, (B, L, 2 × H × K)."""
+    """Projected keys and values of the encoder output, joined along the last dimension; None in self-attention."""
     lengths: Tensor | None = None
     """The number of keys of each sentence, int64 (B,); None: a causal mask."""
     bias: Tensor | None = None
-    """What is added to the scores of all sentences, float32, (H, Q, Q), its rows padded to `BIAS_KEYS`."""
+    """Biases added to the scores of all sentences, float32, (heads, Q, Q padded to a multiple of `BIAS_KEYS`)."""
 
     def starts(self, inner: int, shared: int) -> tuple[int, int, int]:
-        """Return the addresses of the first query, key and value, for queries of `inner` columns."""
+        """Return the addresses of the first query, key and value.
+
+        `inner` is the number of columns of the queries, and `shared` the number of query heads for each key/value head.
+        """
         size = inner * self.projected.element_size()
         start = self.projected.data_ptr()
         keys = start + size if self.memory is None else self.memory.data_ptr()
@@ -227,7 +230,7 @@ def _run_attention(
 def attention_shape(
     width: int, dtype: torch.dtype, options: AttentionOptions, *, biased: bool = False
 ) -> AttentionShape:
-    """Return the shape for which attention kernels are compiled, for a head width and dtype on this processor."""
+    """Return the `AttentionShape` that attention kernels are compiled for, given a head width, a dtype and options."""
     lanes, pairs, drops = require_integer_tile().lanes, bfloat16_tile(), options.drop_of_256 > 0
     has_pairs = dtype == torch.bfloat16 and width % AMX_KEYS == 0 and pairs is not None and pairs.lanes == lanes
     is_plain = not drops and not biased and options.shared == 1
@@ -274,8 +277,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class NormNode(torch.autograd.Function):
     """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
 
-    It is LayerNorm, or RMSNorm without a bias. The backward pass adds the gradient of the returned x in the same pass,
-    and adds weight and bias gradients to float32 sums where these exist.
+    The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradient of the returned x in the
+    same pass, and adds weight and bias gradients to float32 sums where these exist.
     """
 
     @staticmethod
@@ -316,9 +319,9 @@ def _run_norm(
     out: Tensor,
     backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
 ) -> None:
-    """Run a norm kernel.
+    """Run a kernel of LayerNorm or RMSNorm, forward or backward.
 
-    For the backward pass, `backward_tensors` holds `gradient`, `kept`, `shares` and the two sums of `NormArguments`.
+    For the backward pass, `backward_tensors` holds the last five of `NormArguments`, from `gradient` on.
     """
     x, weight, bias = tensors
     arguments = NormArguments(
@@ -343,7 +346,7 @@ def _run_norm(
 
 
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
-    """Return whether the kernels of `linear` take this input, this weight and these rows of the weight."""
+    """Return whether the kernels of `linear` take this input, this weight and this range of the weight's rows."""
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
     if tile is None or not kinds or not weight.is_contiguous() or x.shape[-1] != weight.shape[1]:
@@ -428,14 +431,18 @@ def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def embed(ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-    """Return rows of a weight (V, D) times `scale`: ids (…), int64, to (…, D); see `backend.TrainingKernels.embed`."""
+    """Return the embeddings of token ids, (…) to (…, D): rows of a weight (V, D) times `scale`.
+
+    `backend.TrainingKernels.embed` describes the arguments.
+    """
     return embed_rows(ids, weight, RowSums(scale, frozen_row, sum_of_gradients(weight), add_rows_in_place))
 
 
 def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None) -> None:
-    """Add factor · part[n] (N, D) to total[ids[n]] (V, D), except to the frozen row (that of padding).
+    """Add factor · part[n] to row ids[n] of total, for each n; the row `frozen_row` (that of padding) is skipped.
 
-    See `backend.TrainingKernels.add_rows_in_place`. Raises ValueError or IndexError if the arguments do not fit.
+    `backend.TrainingKernels.add_rows_in_place` describes the arguments. Raises ValueError or IndexError if they do not
+    fit.
     """
     ids, part = ids.flatten().contiguous(), part.reshape(-1, part.shape[-1]).contiguous()
     fits = total.dim() == 2 and total.shape[1:] == part.shape[1:] and len(ids) == len(part)
@@ -460,7 +467,7 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
-    """Compile the kernel `scatter`, which adds rows to the rows of a table that ids select, for a dtype."""
+    """Compile the kernel `scatter`, which adds rows of a dtype to the rows of another matrix that ids select."""
     k = new_builder("scatter", tile)
     ScatterEmitter(k, LLVM_TYPES[dtype]).write()
     return compile_kernels(k, ScatterEmitter.names)
@@ -471,22 +478,22 @@ def _kernels(dtype: torch.dtype, tile: Tile) -> dict[str, CompiledKernel]:
 
 
 class _Arguments(NamedTuple):
-    """Arguments of the kernel that applies rotary embeddings."""
+    """Arguments of the kernel that applies rotary embeddings to rows; each row holds one position of a sentence."""
 
     x: Any
-    """Address of the input, (B × T, C)."""
+    """Address of the input, (rows, columns)."""
     out: Any
-    """Address of the output, (B × T, C)."""
+    """Address of the output, (rows, columns)."""
     rows: Any
-    """The number of rows B × T."""
+    """The number of rows: sentences × positions."""
     columns: Any
-    """The number of columns C."""
+    """The number of columns: the rotated heads, then columns that are copied."""
     heads: Any
-    """The number of heads to rotate, the first ones of each row."""
+    """The number of heads to rotate."""
     length: Any
-    """The number of positions T."""
+    """The number of positions of each sentence."""
     angles: Any
-    """Address of float32 cosines, then sines, (T, K)."""
+    """Address of each position's float32 cosines, then sines, (positions, head width)."""
 
 
 def supports_rotary(x: Tensor, width: int) -> bool:
@@ -499,12 +506,12 @@ def apply_rotary(projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
     """Rotate the first `heads` heads of each row by its position (rotary embedding), and copy the rest.
 
     Args:
-        projected: (B, T, C).
-        rotation: the angles, (T, K / 2).
+        projected: rows of projected heads, (sentences, positions T, columns).
+        rotation: the angles of each position, (T, head width / 2).
         heads: the number of heads to rotate.
 
     Returns:
-        (B, T, C).
+        A tensor of the shape of `projected`.
     """
     length, half = rotation.cosine.shape
     if projected.shape[1] != length or projected.shape[2] < 2 * half * heads:
@@ -533,7 +540,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
-    """Run the rotary embedding kernel on x (B, T, C) with angles (T, K)."""
+    """Run the kernel of rotary embeddings on x (sentences, T, columns) with angles (T, head width)."""
     out = torch.empty_like(x)
     length, width = angles.shape
     run = _rotation_kernel(x.dtype, require_integer_tile(), width, interleaved=interleaved).run
@@ -548,8 +555,8 @@ def _run(x: Tensor, angles: Tensor, heads: int, *, interleaved: bool) -> Tensor:
 @cache
 def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved: bool) -> CompiledKernel:
     """Compile the rotary embedding kernel for heads of this width; it copies the columns after the rotated heads."""
-    k, kind = new_builder("turning", tile), LLVM_TYPES[dtype]
-    with kernel(k, "turn", len(_Arguments._fields)) as (numbers, *share):
+    k, kind = new_builder("rotary", tile), LLVM_TYPES[dtype]
+    with kernel(k, "rotate", len(_Arguments._fields)) as (numbers, *share):
         args = _Arguments(*numbers)
         first, last = k.thread_range(args.rows, *share)
         with k.loop(first, last) as row:
@@ -559,8 +566,8 @@ def _rotation_kernel(dtype: torch.dtype, tile: Tile, width: int, *, interleaved:
             ]
             with k.loop(0, args.heads) as head:
                 column = k.mul(head, width)
-                source, target = (k.element_pointer(place, column, kind) for place in pointers)
+                source, target = (k.element_pointer(each, column, kind) for each in pointers)
                 emit_rotary_head(k, width, (source, target), angles, interleaved=interleaved, kind=kind)
             with k.loop(k.mul(args.heads, width), args.columns, k.lanes) as column:
                 k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
-    return compile_kernels(k, ("turn",))["turn"]
+    return compile_kernels(k, ("rotate",))["rotate"]

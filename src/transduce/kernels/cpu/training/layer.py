@@ -82,7 +82,7 @@ _GRADIENTS = "query_gradient", "key_gradient", "value_gradient"
 
 
 class Base(IntEnum):
-    """An enumeration of the base addresses of a plan's memory offsets, in the order of `CompiledSteps.run`."""
+    """An enumeration of the base addresses of a layer plan's memory offsets, in the order of `CompiledSteps.run`."""
 
     NOWHERE = 0
     """Address 0, for arguments that are plain numbers."""
@@ -93,40 +93,40 @@ class Base(IntEnum):
     OUT = 3
     """The layer's output."""
     KEPT = 4
-    """The block of memory that is kept for the backward pass."""
+    """The memory block that the forward pass fills for the backward pass."""
     TEMPORARY = 5
-    """The scratch space of a pass."""
+    """The scratch space of the forward or the backward pass."""
     BY_OUT = 6
-    """The gradient of the output."""
+    """The gradient with respect to the layer's output."""
     BY_X = 7
-    """The gradient of the input."""
+    """The gradient with respect to the layer's input."""
     BY_MEMORY = 8
-    """The gradient of the encoder output."""
+    """The gradient with respect to the encoder output."""
     PARTS = 9
     """The first base of the first sub-layer; each sub-layer has `PartBase.COUNT` bases."""
 
 
 class PartBase(IntEnum):
-    """An enumeration of a sub-layer's base addresses; each parameter's is followed by that of its gradient sum."""
+    """An enumeration of the base addresses of a sub-layer; each parameter is followed by its gradient sum."""
 
     SEED = 0
-    """The seed of the dropout of its output, a number."""
+    """The seed of the dropout of the sub-layer's output; a number, not an address."""
     INNER_SEED = 1
-    """The seed of the dropout of its attention weights or activation, a number."""
+    """The seed of the dropout of the attention weights or of the activation; a number, not an address."""
     LENGTHS = 2
-    """The number of keys of each sentence."""
+    """The number of keys of each sentence, for attention."""
     NORM = 3
-    """The weight of its norm."""
+    """The weight of the sub-layer's norm."""
     NORM_BIAS = 5
-    """The bias of its norm."""
+    """The bias of the sub-layer's norm."""
     FIRST = 7
-    """The weight of its first linear layer."""
+    """The weight of the sub-layer's first linear layer."""
     FIRST_BIAS = 9
-    """The bias of its first linear layer."""
+    """The bias of the sub-layer's first linear layer."""
     LAST = 11
-    """The weight of its last linear layer."""
+    """The weight of the sub-layer's last linear layer."""
     LAST_BIAS = 13
-    """The bias of its last linear layer."""
+    """The bias of the sub-layer's last linear layer."""
     COUNT = 15
     """The number of bases per sub-layer."""
 
@@ -137,7 +137,7 @@ class PartShape(NamedTuple):
     heads: int
     """The number of heads H; 0 for a feed-forward network."""
     inner: int
-    """H × K, or the inner width of the feed-forward network."""
+    """The total width of the query heads, H × K, or the inner width of the feed-forward network."""
     reads_memory: bool
     """True if attention is to the encoder output."""
     has_lengths: bool
@@ -149,7 +149,7 @@ class PartShape(NamedTuple):
     epsilon: float
     """The norm's epsilon."""
     has_biases: tuple[bool, bool]
-    """True for each of the first and the last linear layer that has a bias."""
+    """Two flags: True if the first linear layer has a bias, and True if the last one has."""
     drop_of_256: int
     """The dropout rate of the output in 256ths."""
     inner_drop_of_256: int
@@ -159,7 +159,7 @@ class PartShape(NamedTuple):
     activation: str | None
     """The activation of a feed-forward network."""
     projected: int
-    """The number of outputs of the first linear layer."""
+    """The number of outputs of the first linear layer, such as queries, keys and values together."""
 
     @property
     def is_relu(self) -> bool:
@@ -192,10 +192,10 @@ class LayerShape(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A range of rows of a weight matrix, with the same range of the bias."""
+    """A range of rows of a linear layer's weight, with the same range of the bias."""
 
     slot: PartBase
-    """The base of the weight; its bias' base follows two later."""
+    """The weight's index in `PartBase`; the bias has this index plus 2."""
     start: int
     """The first row."""
     stop: int
@@ -239,7 +239,7 @@ class LayerPlan:
 
 
 def _gradient_sum_of(parameter: MemoryOffset, bytes_each: int) -> MemoryOffset:
-    """Return the offset of the float32 gradient sum of a slice of a parameter with elements of `bytes_each` bytes."""
+    """Return the offset of the float32 gradient sum at a parameter's offset, whose elements have `bytes_each` bytes."""
     return MemoryOffset(parameter.base + 1, parameter.bytes // bytes_each * _FLOAT)
 
 
@@ -256,15 +256,15 @@ class _Part:
         self.keeps_output = self.shape.norm_is_before or self.bytes < _LARGE
         """False if the output, a post-norm, is recomputed in the backward pass."""
         self.input_of: _Part | None = None
-        """The preceding sub-layer, if its output has to be recomputed."""
+        """The preceding sub-layer if the backward pass has to recompute its output; else None."""
         self.last = _Matrix(PartBase.LAST, 0, layer.width, self.shape.inner)
         self.positive: MemoryOffset | None = None
-        """A bit array of the positive elements of a feed-forward network's inner layer, for ReLU."""
+        """A bit array of the positive elements of a feed-forward network's inner layer; None unless ReLU is used."""
         self.keeps_inner = self.shape.is_relu or self.rows * self.shape.inner * self.item_bytes < _LARGE
         """False if the activation is recomputed in the backward pass."""
 
     def _first(self, start: int, stop: int) -> _Matrix:
-        """Return the range [start, stop) of the output rows of the sub-layer's first linear layer."""
+        """Return rows [start, stop) of the weight of the sub-layer's first linear layer."""
         return _Matrix(PartBase.FIRST, start, stop, self.layer.width)
 
     def base_offset(self, base: PartBase) -> MemoryOffset:
@@ -272,7 +272,7 @@ class _Part:
         return MemoryOffset(self.first_base + base)
 
     def emit_forward(self, w: "_Writer", x: MemoryOffset, out: MemoryOffset) -> None:
-        """Append the kernel calls for a sub-layer: norm(x + dropout(f(x))), or pre-norm x + dropout(f(norm(x)))."""
+        """Append the forward kernel calls of a sub-layer f: norm(x + dropout(f(x))) or x + dropout(f(norm(x)))."""
         shape = self.shape
         self.x = x
         self.norm_sums = self.kept.allocate(self.rows * 2 * _FLOAT)
@@ -332,7 +332,7 @@ class _Part:
             w.drop_inner(out)
 
     def emit_backward(self, w: "_Writer", by_out: MemoryOffset, by_x: MemoryOffset) -> None:
-        """Append the kernel calls of a sub-layer's backward pass: gradients of x, parameters and encoder output."""
+        """Append the backward kernel calls of a sub-layer, for the gradients of x, parameters and encoder output."""
         shape, scratch = self.shape, w.scratch
         by_sum = by_out
         if not shape.norm_is_before:
@@ -420,7 +420,7 @@ class _Writer:
     ) -> None:
         """Append a call of the norm's backward kernel.
 
-        The kernel adds `kept`, the gradient of x through the residual connection, to its result.
+        The kernel adds `kept`, the gradient of x through the residual connection, to the gradient that it computes.
         """
         part = self.part
         shares = self.scratch.allocate(part.layer.threads * 2 * part.layer.width * _FLOAT)
@@ -469,7 +469,7 @@ class _Writer:
         self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
 
     def _drop(self, arguments: DropoutArguments) -> None:
-        """Append a call of the dropout kernel with these inputs and this rate."""
+        """Append a call of the dropout kernel with these arguments."""
         self.steps.add(self._rows["drop"], arguments)
 
     @property
@@ -482,7 +482,7 @@ class _Writer:
     ) -> None:
         """Append a call of the kernel of a linear layer, out = x · Wᵀ + b.
 
-        If `positive` is given, it applies ReLU and sets the bits of `positive` where the result is positive.
+        With `positive`, the kernel also applies ReLU, and sets the bits of `positive` where results are positive.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         weight, bias = self._parameters(matrix)
@@ -509,8 +509,8 @@ class _Writer:
     ) -> None:
         """Append a call of the kernel that computes a linear layer's backward pass.
 
-        It writes the gradient of x, zero where `is_open` bits are 0, and adds the weight and bias gradients to their
-        sums.
+        The kernel writes the gradient of x to `by_x`, zero where bits of `is_open` are 0, and adds the weight and bias
+        gradients to their float32 sums.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = padded_rows(rows, self.part.layer.tile)
@@ -551,7 +551,7 @@ class _Writer:
         ) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
-        """Append a call of the attention kernel, on the sub-layer's projected queries, keys and values."""
+        """Append a call of the attention kernel, from projected queries, keys and values to `context`."""
         self._attend("attend", context, None)
 
     def attend_backward(self, by_context: MemoryOffset, by_projected: MemoryOffset, by_memory: MemoryOffset) -> None:
@@ -559,14 +559,14 @@ class _Writer:
         self._attend("attend_backward", by_context, (by_projected, by_memory))
 
     def _attend(self, name: str, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None) -> None:
-        """Append a call of an attention kernel, with `gradients` for the backward pass."""
+        """Append a call of the attention kernel called `name`; the backward kernel writes the `gradients`."""
         part, layer, shape = self.part, self.part.layer, self.part.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
         kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention)
         scratch_each = attention_scratch_size(kind, keys, layer.length)
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
         arguments = AttentionArguments(
-            *self._thirds(part.projected, part.memory),
+            *self._query_key_value(part.projected, part.memory),
             query_stride=shape.inner if shape.reads_memory else shape.projected,
             key_stride=shape.projected - shape.inner if shape.reads_memory else shape.projected,
             batch=layer.batch,
@@ -576,7 +576,7 @@ class _Writer:
             lengths=part.base_offset(PartBase.LENGTHS) if shape.has_lengths else 0,
             context=context,
             sums=part.attention_sums,
-            **dict(zip(_GRADIENTS, self._thirds(*gradients) if gradients else (0, 0, 0), strict=True)),
+            **dict(zip(_GRADIENTS, self._query_key_value(*gradients) if gradients else (0, 0, 0), strict=True)),
             scratch=scratch,
             scratch_per_thread=scratch_each,
             seed=part.base_offset(PartBase.INNER_SEED),
@@ -585,10 +585,12 @@ class _Writer:
         self.steps.add(attention_kernels(kind)[name], arguments)
         self.scratch.free([scratch])
 
-    def _thirds(self, projected: MemoryOffset, memory: MemoryOffset) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return the memory offsets of an attention's projected queries, keys and values.
+    def _query_key_value(
+        self, projected: MemoryOffset, memory: MemoryOffset
+    ) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
+        """Return the offsets of queries, keys and values within the projections, or within the projections' gradients.
 
-        Keys and values follow the queries, or are the memory's.
+        Keys and values follow the queries in `projected`; in cross-attention they are in `memory`.
         """
         size = self.part.shape.inner * self.part.item_bytes
         first = 0 if self.part.shape.reads_memory else size
@@ -615,7 +617,7 @@ _WHOLE_LAYERS = table(
 
 
 def run_layer(layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object]) -> Tensor | None:
-    """Compute an encoder or decoder layer as one autograd node; return None if the kernels do not support it.
+    """Return an encoder or decoder layer's output, computed as one autograd node; None if kernels do not support it.
 
     Args:
         layer: an encoder or decoder layer.
@@ -788,5 +790,5 @@ class NativeTraining:
     softmax_ = staticmethod(softmax_)
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Compute `component(*args, **kwargs)`, with these kernels where they compute the same function."""
+        """Call a model component, `component(*args, **kwargs)`, and compute it with CPU kernels if these support it."""
         return execute(self, component, *args, **kwargs)

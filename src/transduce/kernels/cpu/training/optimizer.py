@@ -39,7 +39,7 @@ class UpdateArguments(NamedTuple):
     master: Any
     """The float32 master parameters."""
     gradient: Any
-    """The gradients, which are zeroed."""
+    """The gradients, which the kernel sets to zero."""
     average: Any
     """The moving average of the parameters; 0: none."""
     bfloat16_copy: Any
@@ -49,14 +49,14 @@ class UpdateArguments(NamedTuple):
     average_decay: Any
     """The decay of the moving average.
 
-    It and all numbers below are the bits of a float32, unless stated otherwise.
+    This number and those of the next fields are the bits of a float32, unless stated otherwise.
     """
     first: Any
     """Address of the first moments; for `adam` only."""
     second: Any
     """Address of the second moments; for `adam` only."""
     factor: Any
-    """The factor of the gradient, applied first; for `adam` only."""
+    """The factor that the gradient is multiplied by first; for `adam` only."""
     beta1: Any
     """Adam's β1; for `adam` only."""
     beta2: Any
@@ -70,9 +70,9 @@ class UpdateArguments(NamedTuple):
     update: Any
     """Address of a vector that is subtracted from the parameters, times the rate; 0: none; for `apply` only."""
     has_bfloat16_move: Any
-    """Not 0 if `move` is bfloat16; for `apply` only."""
+    """Not 0 if `update` is bfloat16; for `apply` only."""
     shrink: Any
-    """The factor of the parameters before `move` is subtracted; for `apply` only."""
+    """The factor that the parameters are multiplied by before `update` is subtracted; for `apply` only."""
 
 
 class MomentumArguments(NamedTuple):
@@ -89,9 +89,9 @@ class MomentumArguments(NamedTuple):
     count: Any
     """The number of elements."""
     factor: Any
-    """The bits of a float32 factor of the gradient, applied first."""
+    """The bits of a float32 factor that the gradient is multiplied by first."""
     decay: Any
-    """The bits of a float32 decay of the momentum."""
+    """The decay of the momentum, as the bits of a float32."""
 
 
 class UpdateEmitter:
@@ -117,9 +117,9 @@ class UpdateEmitter:
                 self._momentum(momentum_args, number, inside)
 
     def _each_vector(self, count: Value, thread: Value, threads: Value) -> Iterator[tuple[Value, Value | None]]:
-        """Emit a loop over the thread's share of vectors; yields the first element and a mask of valid lanes or None.
+        """Emit a loop over the thread's share of vectors; yields a vector's first element, and a mask of lanes or None.
 
-        The last thread also processes the last, incomplete vector, which has a mask.
+        Only the last, incomplete vector has a mask; the last thread processes it.
         """
         k = self.k
         full_vectors = k.build.sdiv(count, k.int64(k.lanes))
@@ -151,10 +151,7 @@ class UpdateEmitter:
         inside: Value | None,
         work: Callable[[UpdateArguments, Value, Value | None], Value],
     ) -> None:
-        """Emit an update of the parameters by `work`, and what every update ends with.
-
-        At the end of an update, gradients are cleared, and the moving average and the bfloat16 copy are refreshed.
-        """
+        """Emit a parameter update: run `work`, zero the gradient, and refresh the moving average and bfloat16 copy."""
         k = self.k
         master = work(args, number, inside)
         self._put(k.splat(0.0), args.gradient, number, inside)
@@ -166,7 +163,7 @@ class UpdateEmitter:
             self._put(master, args.bfloat16_copy, number, inside, I16)
 
     def _take(self, args: UpdateArguments, number: Value, inside: Value | None) -> Value:
-        """Emit the update master · shrink - rate · move of the master weights, and return the new parameters."""
+        """Emit the update master · shrink - rate · update, stored as the master weights, and return the new weights."""
         k = self.k
         before = self._get(args.master, number, inside)
         master, shrunk = k.variable(before), k.build.fmul(before, self._real(args.shrink))
@@ -197,7 +194,7 @@ class UpdateEmitter:
         return master
 
     def _mean(self, address: Value, beta: Value, new: Value, number: Value, inside: Value | None) -> Value:
-        """Emit the update of a moment or momentum to β · moment + (1 - β) · new, and return it."""
+        """Emit the update of a moment or momentum at an address to β · moment + (1 - β) · new, and return it."""
         k = self.k
         before = self._get(address, number, inside)
         moment = k.madd(self._real(beta), k.build.fsub(before, new), new)
@@ -205,16 +202,16 @@ class UpdateEmitter:
         return moment
 
     def _real(self, bits: Value) -> Value:
-        """Return a vector that repeats the float32 number whose bits an integer argument holds."""
+        """Return a vector that repeats one float32 number, whose bits are given as an integer."""
         k = self.k
         return k.splat(k.float_from_bits(bits))
 
     def _get(self, address: Value, number: Value, inside: Value | None) -> Value:
-        """Load a float32 vector from element `number` of an array."""
+        """Load the float32 vector from element `number` of an array on; lanes outside the mask `inside` are zero."""
         return self.k.load_as_float32(self.k.pointer(address), number, F32, mask=inside)
 
     def _put(self, value: Value, address: Value, number: Value, inside: Value | None, kind: Any = F32) -> None:
-        """Store a vector at element `number` of an array, as float32 or, with `kind` I16, as bfloat16."""
+        """Store a vector from element `number` of an array on, as float32 or, with `kind` I16, as bfloat16."""
         self.k.store_float32_as(value, self.k.pointer(address), number, kind, mask=inside)
 
 
@@ -225,7 +222,7 @@ _WIDE, _NARROW = (torch.float32,), (torch.bfloat16,)
 
 
 def supports_update(vectors: UpdatedVectors) -> bool:
-    """Return whether the compiled optimizer kernels support these vectors of parameters."""
+    """Return whether the compiled optimizer kernels support the device and the dtypes of these vectors."""
     working_fits = vectors.working is None or vectors.working.dtype == torch.bfloat16
     return find_integer_tile() is not None and working_fits and vectors.master.device.type == "cpu"
 
@@ -235,7 +232,7 @@ def update_by_adam(
 ) -> None:
     """Update parameters by Adam, and refresh their moving average and bfloat16 copies.
 
-    See `backend.TrainingKernels.update_by_adam`.
+    `backend.TrainingKernels.update_by_adam` describes the arguments.
     """
     _run("adam", vectors, average_decay, moments, numbers)
 
@@ -243,7 +240,7 @@ def update_by_adam(
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
     """Update Nesterov momentum from gradients, and write the update's direction to `out`.
 
-    See `backend.TrainingKernels.update_momentum`.
+    `backend.TrainingKernels.update_momentum` describes the arguments.
     """
     for vector in (gradient, momentum, out):
         _check(vector, gradient.numel(), kinds=_WIDE + _NARROW if vector is out else _WIDE)
@@ -264,7 +261,7 @@ def apply_update(
 ) -> None:
     """Subtract rate × move from the parameters × shrink, and update their moving average and bfloat16 copies.
 
-    See `backend.TrainingKernels.apply_update`.
+    `backend.TrainingKernels.apply_update` describes the arguments.
     """
     if move is not None:
         _check(move, vectors.master.numel(), kinds=_WIDE + _NARROW)
@@ -328,9 +325,9 @@ def _kernels(tile: Tile) -> dict[str, CompiledKernel]:
 
 
 POLYNOMIALS = 3
-"""The number of polynomials that are applied one after another."""
+"""The number of polynomials that Muon's orthogonalization applies one after another."""
 SCRATCH_SQUARES = 2 + POLYNOMIALS
-"""F × F matrices in a thread's scratch space."""
+"""The number of square matrices in a thread's scratch space, as large as the matrix's shorter side."""
 _SUMS = 4  # accumulators of a sum of squares
 
 
@@ -341,11 +338,11 @@ class OrthogonalizeArguments(NamedTuple):
     """
 
     matrices: Any
-    """M addresses of bfloat16 matrices (R, C)."""
+    """The addresses of the bfloat16 matrices, each of R rows and C columns."""
     done: Any
-    """Output, int64 (M,): 1 for matrices that were changed, 0 for those whose size exceeds `most`."""
+    """Output, int64 for each matrix: 1 if the matrix was changed, 0 if `most` excludes it."""
     count: Any
-    """The number of matrices M."""
+    """The number of matrices."""
     rows: Any
     """The number of rows R."""
     columns: Any
@@ -353,7 +350,7 @@ class OrthogonalizeArguments(NamedTuple):
     coefficients: Any
     """The coefficients a, b and c of each polynomial a x + b x³ + c x⁵, float32 (3, 3)."""
     margin: Any
-    """The bits of a float32: matrices are divided by √‖x xᵀ‖, an upper bound of their spectral norm, times this."""
+    """The bits of a float32: a matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this."""
     most: Any
     """The bits of a float32: the upper limit of ‖x xᵀ‖ and of its inverse."""
     scale: Any
@@ -363,22 +360,22 @@ class OrthogonalizeArguments(NamedTuple):
     scratch: Any
     """Scratch space of `bytes_per_thread` for each thread."""
     bytes_per_thread: Any
-    """The size in bytes of 2 × R × C + `SQUARES` × F² bfloat16 elements."""
+    """The size in bytes of 2 × R × C + `SCRATCH_SQUARES` × min(R, C)² bfloat16 elements."""
 
 
 class _Task(NamedTuple):
     """A matrix that Muon orthogonalizes, with its scratch space and the threads that process it."""
 
     x: Value
-    """The address of the matrix with F rows; transposed if R > C."""
+    """The address of the matrix, transposed if it has more rows than columns."""
     squares: list[Value]
-    """The addresses of the F × F matrices."""
+    """The addresses of scratch matrices of `rows` × `rows` elements."""
     packed: Value
     """The address of scratch space for a packed operand."""
     rows: Value
-    """The number of rows F."""
+    """The number of rows of x, the shorter side of the matrix."""
     columns: Value
-    """The number of columns, the greater of R and C."""
+    """The number of columns of x, the longer side of the matrix."""
     threads: tuple[Value, Value]
     """The thread's index, and the number of threads."""
 
@@ -420,7 +417,7 @@ class OrthogonalizeEmitter:
                 k.call("one", numbers, matrix, scratch, thread, threads)
 
     def _make(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
-        """Emit the orthogonalization of the kernel's matrix number `matrix` by Muon's polynomials."""
+        """Emit the orthogonalization of the matrix with the index `matrix` by Muon's polynomials."""
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
         is_tall = k.build.icmp_signed(">", args.rows, args.columns)
@@ -460,7 +457,7 @@ class OrthogonalizeEmitter:
         k.barrier(threads[1])  # before the scratch space is reused
 
     def _length(self, square: Value, elements: Value) -> Value:
-        """Return the Euclidean norm of `elements` bfloat16 elements, a multiple of `_SUMS` vectors."""
+        """Return the Euclidean norm of an array of `elements` bfloat16 numbers, a multiple of `_SUMS` vectors."""
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
         with k.loop(0, elements, _SUMS * k.lanes) as start:
@@ -473,9 +470,9 @@ class OrthogonalizeEmitter:
         )
 
     def _coefficients(self, args: OrthogonalizeArguments, number: int, shrink: Value) -> tuple[Value, Value, Value]:
-        """Emit loads of the coefficients a, b, c of Muon's polynomial `number`, a I + b x xᵀ + c (x xᵀ)².
+        """Emit loads of the coefficients a, b, c of Muon's polynomial number `number`, a I + b x xᵀ + c (x xᵀ)².
 
-        They include the factors shrink² of b and shrink⁴ of c, because x is not yet multiplied by `shrink`.
+        The matrix x is not yet multiplied by `shrink`, so b is returned times shrink², and c times shrink⁴.
         """
         k, pointer = self.k, self.k.pointer(args.coefficients)
         a, b, c = (k.load(k.element_pointer(pointer, 3 * number + n)) for n in range(3))
@@ -522,13 +519,13 @@ class OrthogonalizeEmitter:
         factors: tuple[Value, Value] | None = None,
         diagonal: Value | None = None,
     ) -> None:
-        """Emit a symmetric out = f1 · other + f2 · left · rightᵀ + diagonal · I of F × F elements.
+        """Emit a call that computes a symmetric square matrix, out = f1 · other + f2 · left · rightᵀ + diagonal · I.
 
         Args:
-            one: the matrix that is processed.
+            one: the matrix that is orthogonalized, with F rows.
             left: the address of the left operand, (F, columns).
             right: the address of the right operand, (F, columns).
-            out: the address of the result.
+            out: the address of the result, (F, F).
             columns: F if None.
             other: the address of the matrix to add, or None.
             factors: f1 and f2; 0 and 1 if None.
@@ -541,7 +538,7 @@ class OrthogonalizeEmitter:
         k.call("symmetric", *addresses, *numbers, *sizes, one.packed, *one.threads)
 
     def _replace(self, one: _Task, factor: Value, *, other: Value | None, factors: tuple[Value, Value]) -> None:
-        """Emit a call that replaces Muon's matrix x by f1 · other + f2 · factor · x, where `factors` is (f1, f2)."""
+        """Emit a call that replaces the matrix `one.x` by f1 · other + f2 · factor · x; `factors` is (f1, f2)."""
         k = self.k
         k.call("mixed", factor, one.x, other or k.int64(0), *factors, one.rows, one.columns, one.packed, *one.threads)
 
@@ -550,8 +547,8 @@ class OrthogonalizeEmitter:
     def _write_symmetric(self) -> None:
         """Emit the function `symmetric`, which computes out = f1 · other + f2 · left · rightᵀ + diagonal · I.
 
-        Its arguments are (left, right, other, out, f1, f2, diagonal, F, C, packed, thread, threads). Only the lower
-        half is multiplied; the upper half is mirrored.
+        The arguments are (left, right, other, out, f1, f2, diagonal, F, C, packed, thread, threads); left and right are
+        (F, C). Only the half below the diagonal is multiplied; the other half is mirrored.
         """
         k = self.k
         with k.function("symmetric", *[I64] * 4, *[F32] * 3, *[I64] * 5) as (left, right, other, out, *more):
@@ -565,10 +562,9 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _write_mixed(self) -> None:
-        """Emit the function `mixed`, which computes right = f1 · other + f2 · left · right.
+        """Emit the function `mixed`, which replaces right by f1 · other + f2 · left · right.
 
-        Its arguments are (left, right, other, f1, f2, F, C, packed, thread, threads). left is (F, F); right is (F, C)
-        and is replaced by the result.
+        The arguments are (left, right, other, f1, f2, F, C, packed, thread, threads); left is (F, F), right is (F, C).
         """
         k = self.k
         with k.function("mixed", *[I64] * 3, *[F32] * 2, *[I64] * 5) as (left, right, other, *more):
@@ -580,12 +576,12 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Describe a GEMM with the epilogue `mix`, which combines the product with another matrix.
+        """Describe a GEMM whose result is mixed with another matrix (epilogue `mix`).
 
         Args:
             addresses: of the left operand, the packed right operand and the result.
             sizes: rows, columns of the left operand, columns of the result.
-            mixture: see `Gemm.values`.
+            mixture: the epilogue's arguments; see `Gemm.values`.
         """
         k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
         return Gemm(
@@ -623,15 +619,15 @@ class OrthogonalizeEmitter:
                 k.store_float32_as(k.build.fadd(k.load_as_float32(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
-        """Emit loads of `lanes` × `lanes` bfloat16 numbers: a vector for each row, widened to 32 bits by zeros."""
+        """Emit loads of `lanes` × `lanes` bfloat16 numbers: one vector for each row, widened to 32 bits by zeros."""
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
         offsets = (k.add(k.mul(k.add(row, n), columns), column) for n in range(k.lanes))
         return [k.build.zext(k.load(k.element_pointer(matrix, offset, I16), kind), k.ints) for offset in offsets]
 
     def _write_transposed(self) -> None:
-        """Emit `transposed(matrix, out, R, C, thread, threads)`, the transpose of a bfloat16 matrix.
+        """Emit `transposed(matrix, out, R, C, thread, threads)`, which transposes a bfloat16 matrix into `out`.
 
-        It processes as many rows at a time as fill a cache line of `out`.
+        The function takes as many rows at a time as fill a cache line of `out`.
         """
         k = self.k
         block_rows, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
@@ -666,7 +662,7 @@ def supports_orthogonalization(matrices: Sequence[Tensor]) -> bool:
 
 
 def _suits(matrix: Tensor) -> bool:
-    """Return whether `orthogonalize_in_place` supports a matrix: its dtype, size and memory layout."""
+    """Return whether `orthogonalize_in_place` supports a matrix, by its dtype, device, size and memory layout."""
     fits = matrix.shape[0] % _TOGETHER == matrix.shape[1] % _TOGETHER == 0 and matrix.numel() > 0
     return fits and matrix.dtype == torch.bfloat16 and matrix.device.type == "cpu" and matrix.is_contiguous()
 

@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def _scores(q, k, rows, columns, num_keys, scale, CAUSAL: tl.constexpr):
-    """Return scores of queries (Q, K) and keys (L, K) in units of log 2, -inf where attention is masked."""
+    """Return the attention scores of queries (Q, K) and keys (L, K), times log₂(e); -inf where attention is masked."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
     seen = columns[None, :] < num_keys
     if CAUSAL:
@@ -19,14 +19,14 @@ def _scores(q, k, rows, columns, num_keys, scale, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _weights(scores):
-    """Return the softmax of each row of scores, float32."""
+    """Return the softmax of each row of scores that were multiplied by log₂(e), float32."""
     powers = tl.exp2(scores - tl.max(scores, axis=1)[:, None])
     return powers / tl.sum(powers, axis=1)[:, None]
 
 
 @triton.jit
 def _load(start, rows, lanes, count, stride):
-    """Load the rows of one head as a block; rows from index `count` on are zero."""
+    """Load rows of one head as a block; rows from index `count` on become zero."""
     return tl.load(start + rows[:, None] * stride + lanes[None, :], mask=rows[:, None] < count, other=0.0)
 
 
@@ -47,7 +47,8 @@ def attend(
 ):  # fmt: skip
     """Compute attention of one head (program axis 0) in one sentence (axis 1), and store the output.
 
-    Queries, keys and values are rows with these strides, in elements; starts and counts are those of the sentences.
+    Queries, keys and values are rows, and their strides count elements. Starts and counts give each sentence's first
+    row and number of rows.
     """
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
@@ -105,7 +106,7 @@ _HIDDEN = tl.constexpr(-1e30)  # finite, so that a fully masked row gives no NaN
 
 @triton.jit
 def _accumulate(scores, v, greatest, total, context):
-    """Update an online softmax with a block of scores (Q, L), in units of log 2, and values (L, K).
+    """Update an online softmax with a block of scores (Q, L), multiplied by log₂(e), and values (L, K).
 
     Returns the greatest scores, the sums of exponentials and the weighted sums of values.
     """
@@ -118,20 +119,20 @@ def _accumulate(scores, v, greatest, total, context):
 
 @triton.jit
 def _load_keys_and_values(pointers, exist, inner):
-    """Load keys and the values that follow them `inner` elements later."""
+    """Load keys at `pointers`, and values that lie `inner` elements behind them."""
     return tl.load(pointers, mask=exist, other=0.0), tl.load(pointers + inner, mask=exist, other=0.0)
 
 
 @triton.jit
 def _append(pointers, k, v, exist, inner):
-    """Store new keys in the cache at `pointers`, and the new values `inner` elements later."""
+    """Store new keys in the cache at `pointers`, and new values `inner` elements behind them."""
     tl.store(pointers, k, mask=exist)
     tl.store(pointers + inner, v, mask=exist)
 
 
 @triton.jit
 def _apply_listed_mask(scores, entries, rows):
-    """Mask the scores (Q, L) of each hypothesis at listed positions whose entry has no bit for the hypothesis."""
+    """Mask the scores (Q, L) of each hypothesis at the listed positions whose entry lacks the hypothesis' bit."""
     return tl.where(((entries[None, :] >> rows[:, None]) & 1) != 0, scores, _HIDDEN)
 
 

@@ -19,14 +19,14 @@ def _hash(x, seed):
 @triton.jit(do_not_specialize=["seed"])
 def drop(
     residual, x, out, seed, count, drop_of_256, scale,
-    HAS_RESIDUAL: tl.constexpr, SEED_IS_PLACE: tl.constexpr, EIGHTS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SEED_IS_ADDRESS: tl.constexpr, EIGHTS: tl.constexpr,
 ):  # fmt: skip
     """Compute residual + dropout(x); each program processes EIGHTS groups of 8 elements.
 
-    Each element is dropped by its own random byte; the 8 elements of a group share two hashes. With SEED_IS_PLACE,
-    `seed` is an address.
+    Each element is dropped by a random byte of its own; the 8 elements of a group share two hashes. With
+    SEED_IS_ADDRESS, `seed` is the address of the seed.
     """
-    if SEED_IS_PLACE:
+    if SEED_IS_ADDRESS:
         seed = tl.load(seed)
     eighths = tl.program_id(0) * EIGHTS + tl.arange(0, EIGHTS)
     lanes = tl.arange(0, 8)[None, :]
@@ -47,7 +47,7 @@ def sum_rows(
     x, kept, out, total, count, width, rows_each,
     MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the sum of rows to `total`; with MASKED, count only elements where `kept` is positive.
+    """Add the sum of rows to `total`; with MASKED, elements count as zero where `kept` is not positive.
 
     With MASKED, the masked rows are stored to `out`.
     """
@@ -111,7 +111,7 @@ def norm(
 ):  # fmt: skip
     """Compute the norm of ROWS rows per program; LayerNorm if CENTERED, else RMSNorm.
 
-    Stores each row's mean and inverse standard deviation for the backward pass.
+    Each row's mean and inverse standard deviation are stored for the backward pass.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -138,7 +138,7 @@ def norm_backward(
 ):  # fmt: skip
     """Compute the gradient of x, and add the weight and bias gradients to their sums at the end.
 
-    Programs take blocks of rows in turns. With KEPT, `by_kept` is added to the gradient of x.
+    Each program processes several blocks of rows. With KEPT, `by_kept` is added to the gradient of x.
     """
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -201,16 +201,16 @@ def add_and_norm(
 @triton.jit
 def embed(
     tokens, weight, table, position, out, scale, offset, width,
-    PLACED: tl.constexpr, BLOCK: tl.constexpr,
+    ADDS_POSITION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute scale × embedding for one token per program; with PLACED, add the position encoding.
+    """Compute scale × embedding for one token per program; with ADDS_POSITION, add the position encoding.
 
     The embedding is rounded before the addition, as in the model's own module.
     """
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = lanes < width
     x = tl.load(weight + tl.load(tokens + row) * width + lanes, mask=inside, other=0.0).to(tl.float32) * scale
-    if PLACED:
+    if ADDS_POSITION:
         encoding = table + (tl.load(position) + offset) * width + lanes
         x = x.to(out.dtype.element_ty).to(tl.float32) + tl.load(encoding, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + lanes, x.to(out.dtype.element_ty), mask=inside)
@@ -271,7 +271,7 @@ def apply_update(
 
 @triton.jit
 def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
-    """Update Nesterov momentum, and store the decayed combination of momentum and gradient."""
+    """Update Nesterov momentum, and store the direction of the update: a weighted mean of momentum and gradient."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
     slope = tl.load(gradient + offsets, mask=exist, other=0.0) * factor

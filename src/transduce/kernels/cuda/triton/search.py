@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def _read(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
-    """Load logits as float32; -inf for the two tokens that are never generated, and for NaN."""
+    """Load logits as float32, plus a bias if BIASED; -inf for the two tokens that are never generated, and for NaN."""
     x = tl.load(logits + ids, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
         x += tl.load(bias + ids, mask=exist, other=0.0).to(tl.float32)
@@ -20,7 +20,7 @@ def _read(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
 @triton.jit
 def find_top_tokens(
     logits, bias, done, values, tokens, normalizers, maxima, length, position, vocabulary, width, never, never_too,
-    BIASED: tl.constexpr, COUNT: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, ROOM: tl.constexpr,
+    BIASED: tl.constexpr, COUNT: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, MAX_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Find the COUNT best tokens and the log-sum-exp of one row of logits per program.
@@ -36,7 +36,7 @@ def find_top_tokens(
         return
     part: tl.constexpr = BLOCK // CHUNKS
     row_logits = logits + row.to(tl.int64) * vocabulary
-    best = maxima + row * ROOM
+    best = maxima + row * MAX_CHUNKS
     greatest = -1e38
     total = 0.0
     for start in range(0, vocabulary, BLOCK):
@@ -48,7 +48,7 @@ def find_top_tokens(
         tl.store(best + start // part + tl.arange(0, CHUNKS), tl.max(tl.reshape(x, (CHUNKS, part)), axis=1))
     tl.store(normalizers + row, greatest + tl.log(total))
     tl.debug_barrier()
-    ids = _best_chunks(best, tl.cdiv(vocabulary, BLOCK) * CHUNKS, vocabulary, COUNT, LANES, ROOM)
+    ids = _best_chunks(best, tl.cdiv(vocabulary, BLOCK) * CHUNKS, vocabulary, COUNT, LANES, MAX_CHUNKS)
     ids = tl.reshape(ids[:, None] * part + tl.arange(0, part)[None, :], (LANES * part,))
     x = _read(row_logits, bias, ids, ids < vocabulary, never, never_too, BIASED)
     numbers = tl.arange(0, LANES * part)
@@ -63,12 +63,12 @@ def find_top_tokens(
 
 
 @triton.jit
-def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.constexpr, ROOM: tl.constexpr):
-    """Return the indices of the COUNT chunks with the greatest maxima.
+def _best_chunks(best, chunks, vocabulary, COUNT: tl.constexpr, LANES: tl.constexpr, MAX_CHUNKS: tl.constexpr):
+    """Return the indices of the COUNT chunks of logits whose maxima are greatest.
 
-    An index behind the last chunk fills up the result if there are fewer.
+    If there are fewer chunks, the result is filled with an index behind the last chunk.
     """
-    lanes, numbers = tl.arange(0, LANES), tl.arange(0, ROOM)
+    lanes, numbers = tl.arange(0, LANES), tl.arange(0, MAX_CHUNKS)
     remaining = tl.load(best + numbers, mask=numbers < chunks, other=float("-inf"))
     chosen = tl.full((LANES,), vocabulary, tl.int32)
     for number in tl.static_range(COUNT):
@@ -171,7 +171,7 @@ def _choose(
     values, best, normalizers, scores, sums, penalty, eos,
     WIDTH: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Split a sentence's candidates into those that live on and those that end; lane n holds the n-th best.
+    """Split a sentence's candidates into those that live on and those that end; element n is the n-th best.
 
     Returns parents, tokens, log-probabilities, totals and float64 sums of the live ones, then parents, scores and
     log-probabilities of those that end.
@@ -179,7 +179,7 @@ def _choose(
     numbers = tl.arange(0, CANDIDATES)
     owners = numbers // COUNT
     exist = numbers < WIDTH * COUNT
-    piece = tl.load(best + numbers, mask=exist, other=0)
+    token_ids = tl.load(best + numbers, mask=exist, other=0)
     logit = tl.load(values + numbers, mask=exist, other=float("-inf"))
     value = tl.where(logit > float("-inf"), logit - tl.load(normalizers + owners, mask=exist, other=0.0), logit)
     remaining_totals = tl.load(scores + owners, mask=exist, other=float("-inf")) + value
@@ -194,7 +194,7 @@ def _choose(
         hit = numbers == tl.argmax(remaining_totals, axis=0)
         total = tl.max(remaining_totals, axis=0)
         owner = tl.sum(tl.where(hit, owners, 0), axis=0)
-        token = tl.sum(tl.where(hit, piece, 0), axis=0)
+        token = tl.sum(tl.where(hit, token_ids, 0), axis=0)
         token_value = tl.sum(tl.where(hit, value, 0.0), axis=0)
         candidate_sum = tl.sum(tl.where(hit, float64_sums, 0.0), axis=0)
         remaining_totals = tl.where(hit, float("-inf"), remaining_totals)
@@ -217,9 +217,9 @@ def _enter(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge newly finished hypotheses into a sentence's N best; return the score of the worst of the N.
+    """Merge newly finished hypotheses into a sentence's FOUND best; return the score of the worst of these.
 
-    Among equals, older ones come first.
+    Among equal scores, older hypotheses come first.
     """
     slots, lanes = tl.arange(0, FINISHED), tl.arange(0, WIDE)
     is_kept = slots < FOUND
@@ -249,7 +249,7 @@ def _enter(
 
 @triton.jit
 def _update_cached_positions(listed, count, parents, lanes, exist, cached, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Update a sentence's list of cached positions.
+    """Update a sentence's list of cached positions that its hypotheses attend to.
 
     Keeps the positions that live hypotheses descend from, and adds the newest.
     """
