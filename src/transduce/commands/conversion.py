@@ -44,7 +44,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Export a model, and print how well the result agrees with it."""
+    """Export a model, and print how well the export agrees with the model."""
     from transduce.exchange.export import export
 
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])
@@ -122,7 +122,7 @@ def add_quantize_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_quantize(options: argparse.Namespace) -> int:
-    """Quantize a model, and print where its weights are, or how often they translate as float32 does."""
+    """Quantize a model, and print where its weights are, or how often it translates like the float32 model."""
     from transduce.model_folder.upkeep import quantize_folder
 
     check_writable(report=options.json, inputs=[options.folder, options.prove, options.references])

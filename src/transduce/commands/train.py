@@ -243,7 +243,7 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 class _ForecastKeeper(Callback):
-    """A callback that stores the run's forecast, which the command reports after a dry run."""
+    """A callback that stores the forecast of a run's time and memory, which the command prints after a dry run."""
 
     forecast: "RunForecast | None" = None
 
@@ -328,7 +328,7 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Train, show samples, and print the share of held-out sentences that were translated exactly right."""
+    """Train a translator; print samples and the share of held-out sentences that it translates exactly right."""
     from transduce.demonstration.run import SENTENCES, demo
 
     check_folder(options.out)
@@ -352,13 +352,13 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def _activation() -> str:
-    """Return the command that activates `make demo`'s environment, or nothing if it is active or not in use."""
+    """Return the command that activates `make demo`'s environment; empty if the environment is active or not in use."""
     of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
     return "source .venv/bin/activate, then: " if of_make else ""
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove a folder that a demonstration created, and no other."""
+    """Remove the folder of an earlier demonstration; refuse any other folder."""
     from transduce.demonstration.run import refuse_other_run
     from transduce.tasks.run.run_folder import SETTINGS_FILE
 

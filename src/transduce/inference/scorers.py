@@ -6,13 +6,14 @@ from functools import cache
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import compiled_state, exact_projection, search_reductions, start_fast, start_prompts
 from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Decoder, DecodingState
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import AttentiveScorer, Hypothesis, Scorer
 from transduce.search.selection import use_kernels
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
@@ -35,8 +36,8 @@ def install_search_kernels() -> None:
 # Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
-class TransformerScorer:
-    """Implements `search.scorer.Scorer` for a batch of source sentences, and `AttentiveScorer` with `attentive=True`.
+class TransformerScorer(Scorer, AttentiveScorer):
+    """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
     """
@@ -66,8 +67,8 @@ class TransformerScorer:
         # Padding and end symbols, which coverage must not count as untranslated, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
 
+    @override
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
         if self.trace is not None:
             self.trace = AttentionTrace()
         if self._logits is not None:
@@ -89,12 +90,12 @@ class TransformerScorer:
         heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.state.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         if self._wordless is not None:
             self._wordless = self._wordless.index_select(0, rows)
         self.state.keep_sentences(rows)
@@ -106,8 +107,8 @@ class TransformerScorer:
 # Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
-class ContinuingScorer:
-    """Implements `search.scorer.Scorer` for a decoder-only model that continues prompts of at least one token each."""
+class ContinuingScorer(Scorer):
+    """A scorer for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
@@ -134,7 +135,7 @@ class ContinuingScorer:
         self.has_started = False
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
+        """Return the logits of the next token of W texts per prompt, (B, W, V), after their newest tokens, (B, W).
 
         The first call ignores its argument, because the prompts are already in the state.
         """
@@ -157,16 +158,16 @@ class ContinuingScorer:
         step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let text w of prompt b continue text parents[b, w], (B, W), by reordering the cached states."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         rows = (first + parents).flatten()
         self.width = parents.shape[1]
         if len(rows) != len(self.texts) or bool((rows != torch.arange(len(rows), device=rows.device)).any()):
             self._keep_rows(rows)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the prompts with these indices in the batch."""
         offsets = torch.arange(self.width, device=rows.device)
         self._keep_rows((rows[:, None] * self.width + offsets).flatten())
 
@@ -220,7 +221,7 @@ def batch_invariant_scorer(
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
-class BatchInvariantScorer:
+class BatchInvariantScorer(Scorer, AttentiveScorer):
     """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
 
     Every batch thereby has enough rows for batch-invariant matrix multiplication.
@@ -234,21 +235,21 @@ class BatchInvariantScorer:
         self.width = 1
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
+    @override
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W), and return the logits of the next token of the real sentences, (B, W, V)."""
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
+    @override
     def attention(self) -> Tensor:
-        """Return the attention to the source at the newest decoding step, (B, W, S)."""
         return self.inner.attention()[: self.sentences]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.inner.reorder(self._fill(parents))
         self.width = parents.shape[1]
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         self.sentences = len(rows)
         self._keep(rows)
 

@@ -22,7 +22,7 @@ from transduce.serving.metrics import Metrics
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response whose body is the message as JSON in UTF-8."""
+    """Return a response whose body is `content` as JSON in UTF-8."""
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
@@ -84,11 +84,11 @@ class ResponseMiddleware:
         """Wrap an application.
 
         Args:
-            app: answers all requests, with an error response where necessary.
-            metrics: counts the requests.
+            app: the application that answers all requests, with an error response where necessary.
+            metrics: the metrics that count the requests.
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
-            refuse: returns the error to answer every request with now, or None.
+            refuse: function that returns the error to answer every request with at present, or None.
             root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app
@@ -131,7 +131,7 @@ class ResponseMiddleware:
 
 
 class _Exchange:
-    """A sender of one response that adds the common headers and records the status."""
+    """A sender of one response that adds cross-origin headers, records the status and limits the time to send it."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
@@ -151,7 +151,7 @@ class _Exchange:
 
 
 class ProgressBuffer:
-    """The latest progress of each line. A slow client misses steps, so that nothing piles up."""
+    """A buffer of the latest progress of each line, in which new progress replaces progress not sent yet."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], Progress] = {}
@@ -177,7 +177,7 @@ class ProgressBuffer:
 
 
 class EventStream(Response):
-    """A response that sends events as they are produced. Their producer must watch for disconnected clients."""
+    """A response that sends events as an iterator yields them; the iterator must watch for disconnected clients."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-store"}, media_type="text/event-stream")

@@ -222,9 +222,9 @@ def save_checkpoint(
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
     try:
-        _do_together(lambda: _begin(partial), together, alone=True)
+        _do_together(lambda: _create_partial(partial), together, alone=True)
         _do_together(lambda: _write_tensors(partial, checkpoint, together), together)
-        _do_together(lambda: _complete(partial, final, checkpoint.state), together, alone=True)
+        _do_together(lambda: _finish(partial, final, checkpoint.state), together, alone=True)
     except (OSError, SafetensorError) as error:
         if together.is_first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -261,7 +261,7 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
         raise failure or OSError("another process could not write its part")
 
 
-def _begin(partial: Path) -> None:
+def _create_partial(partial: Path) -> None:
     """Create an empty partial folder for a checkpoint, in place of one that an interrupted save left."""
     _remove_leftovers(partial.parent)
     partial.mkdir(parents=True)
@@ -299,7 +299,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
         sync_file(path)
 
 
-def _complete(folder: Path, final: Path, state: RunState) -> None:
+def _finish(folder: Path, final: Path, state: RunState) -> None:
     """Write a checkpoint's state and the digests of its files, flush them, and rename `folder` to `final`."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
@@ -492,8 +492,8 @@ class Best(msgspec.Struct, frozen=True):
 class Selection:
     """A record of a run's best validation, which decides when training stops early.
 
-    A value replaces the best one if the difference is larger than its standard error on the dev set. A smaller
-    difference may be noise, and the lower dev loss decides.
+    A metric that differs from the best by more than the standard error of the difference decides. A smaller difference
+    may be noise: then the lower dev loss decides, unless the metric is significantly below its highest value so far.
     """
 
     def __init__(self, settings: ResolvedTraining) -> None:
@@ -504,8 +504,9 @@ class Selection:
     def is_better(self, event: ValidationEvent) -> bool:
         """Return whether a validation is better than the best one so far.
 
-        A metric that differs by more than its noise decides; otherwise the lower dev loss does. With `best_by` = last,
-        every validation is better. One whose loss is not finite is never better.
+        A metric that differs from the best by more than its noise decides. Otherwise the lower dev loss decides, unless
+        the metric is below its highest value so far by more than the noise. With `best_by` = last, every validation is
+        better. A validation whose loss is not finite is never better.
         """
         if not math.isfinite(event.loss):
             return False

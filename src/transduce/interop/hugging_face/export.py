@@ -17,9 +17,10 @@ import msgspec
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.interop.components import MAXIMUM_POSITIONS, Ids
+from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_names import Family as StoredNames
 from transduce.interop.hugging_face.import_names import Names, find_names
@@ -52,8 +53,8 @@ class StoredParameter(NamedTuple):
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
-    """`rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs, outputs); `reversed`: rows in
-    reverse order; `flat`: a vector (V,) stored as (1, V).
+    """How the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs,
+    outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) stored as (1, rows).
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -80,13 +81,13 @@ class StoredParameter(NamedTuple):
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes this model, or None."""
+    """Return the name of the Hugging Face class that computes a model with this configuration, or None."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens this model, or None."""
+    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None."""
     family = family_for(config)
     return None if family is None else family.automatic
 
@@ -289,7 +290,7 @@ class _OpenedModel:
             )
 
     def use_greedy_search(self, unk_id: int, forced: Sequence[int]) -> None:
-        """Make `generate` search as this package's greedy search does, whatever the folder's generation config says.
+        """Make `generate` search as this package's greedy search does, regardless of the folder's generation config.
 
         Args:
             unk_id: id of the target vocabulary's unknown token.
@@ -331,7 +332,7 @@ class _OpenedModel:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' report of unused tensors, which `_OpenedModel` checks itself."""
+    """Suppress transformers' report of unused tensors in a `with` block, since `_OpenedModel` checks them."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -340,11 +341,11 @@ def _quiet(transformers: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
-class HuggingFaceModel(_OpenedModel):
-    """Implements `ExportedModel` for an encoder–decoder run by transformers."""
+class HuggingFaceModel(_OpenedModel, ExportedModel):
+    """An encoder–decoder that transformers runs."""
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         inputs = self._rows([[self.config.start_id, *row] for row in targets])["input_ids"]
         with torch.inference_mode():
             logits = self.model(**self._sources(sources), decoder_input_ids=inputs).logits  # (B, T, V)
@@ -352,11 +353,8 @@ class HuggingFaceModel(_OpenedModel):
         log_probs = logits.log_softmax(dim=-1).gather(-1, expected[..., None])[..., 0]
         return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of each source's translation, at most `max_tokens` of them.
-
-        `generate` searches with one beam.
-        """
         with torch.inference_mode():
             written = self.model.generate(
                 **self._sources(sources), num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
@@ -367,14 +365,11 @@ class HuggingFaceModel(_OpenedModel):
         return self._rows(sources)
 
 
-class HuggingFaceLanguageModel(_OpenedModel):
-    """Implements `ExportedModel` for a decoder-only language model run by transformers."""
+class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
+    """A decoder-only language model that transformers runs."""
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
-
-        Each target continues the prompt with the same index in `sources`.
-        """
         prompts = [[self.config.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
         with torch.inference_mode():
@@ -385,8 +380,8 @@ class HuggingFaceLanguageModel(_OpenedModel):
             for number, (prompt, row, ids) in enumerate(zip(prompts, rows, labels, strict=True))
         ]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids with which `generate` greedily continues each prompt, at most `max_tokens` of them."""
         rows = self._rows([[self.config.start_id, *row] for row in sources], pad_left=True)
         with torch.inference_mode():
             written = self.model.generate(
@@ -395,11 +390,11 @@ class HuggingFaceLanguageModel(_OpenedModel):
         return self._until_end(written[:, rows["input_ids"].shape[1] :])
 
 
-class HuggingFaceEncoder(_OpenedModel):
-    """Implements `ExportedEncoder` for an encoder run by transformers."""
+class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
+    """An encoder that transformers runs."""
 
+    @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Return the encoder's outputs for each row, by the names that `ExportedEncoder` uses."""
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
         types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
@@ -419,7 +414,7 @@ class HuggingFaceEncoder(_OpenedModel):
 
 
 def _split_rows(tensor: Tensor, rows: Ids) -> list[NDArray[Any]]:
-    """Split a batch into rows and remove their padding: (B, L, …) to arrays (tokens, …), (B, …) to arrays (…)."""
+    """Split (batch, length, …) or (batch, …) into one array per row, (tokens, …) without padding or (…)."""
     if tensor.dim() == 2:
         return list(tensor.numpy())
     return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
@@ -483,7 +478,7 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
 def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the contents of the files of a tokenizer that was read from a tokenizer.json of the user's own, by name.
 
-    The result is empty for other tokenizers. An export with these files must be compared with the tokenizer.
+    The result is empty for other tokenizers. The caller must check that the files tokenize like the tokenizer.
     """
     if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.target is not None:
         return {}
@@ -524,10 +519,10 @@ def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequenc
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the tokenizer.json of a vocabulary with tokens of target languages or tags; nothing for other ones.
+    """Return the tokenizer.json, by file name, of a vocabulary with language tokens or tags; else an empty dict.
 
-    A vocabulary that is directed to a language adds its token to each text. With another one, a text may start with
-    `>>cs<< `, which is then the token, whose following space is not part of the text.
+    If the vocabulary has a selected target language, the tokenizer puts the language's token before each text.
+    Otherwise a text may start with a token such as `>>cs<<`; the space after this token is not part of the text.
     """
     if vocabulary.before:
         before = [vocabulary.token(id) for id in vocabulary.before]
