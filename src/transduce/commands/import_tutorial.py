@@ -351,4 +351,4 @@ _INNER: "dict[Style, str]" = {
     "separate": "pos_ffn.fc.0.weight",
     "blocks": "ffn.dense1.weight",
 }
-"""The end of the name of the first matrix of a feed-forward network, of which each layer has one."""
+"""For each style, the ending of the name of a feed-forward network's first matrix, by which layers are counted."""

@@ -562,7 +562,7 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as the exported tokenizer reads them: after the target language's token if there are several."""
+    """Return texts as the exported tokenizer reads them: with several target languages, after a language's token."""
     if len(original.source_vocabularies) == 1:
         return list(texts)
     tokens = ["".join(each.tokens(each.before)) for each in original.source_vocabularies]

@@ -338,7 +338,7 @@ def _special_ids(
 
 
 def _with_start(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer of word lists with the start symbol before each source sentence."""
+    """Return a tokenizer of word lists that puts the start symbol before each source sentence."""
     start = _named(tokenizer.record.source.ids, "bos") if isinstance(tokenizer, ImportedTokenizer) else None
     if start is None or not isinstance(tokenizer, ImportedTokenizer):
         raise TransduceError(
