@@ -48,7 +48,7 @@ _BELONG_TO = {
 
 @runtime_checkable
 class _Drawn(Protocol):
-    """A result of a causal tool: it draws itself as text and as heat maps."""
+    """An interface of the results of causal tools, which can be drawn as text and as heat maps."""
 
     def draw(self) -> str: ...
     def chart(self) -> "Chart": ...
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the model makes of a sentence with the attention in it, or the result of another tool."""
+    """Print how the model reads a sentence, with its attention, or the result of the tool that the options choose."""
     from transduce.inference.translator import Translator
     from transduce.inspection.sentence import inspect_text
 
@@ -375,7 +375,7 @@ def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> int:
 def _show(
     options: argparse.Namespace, result: "Inspection | TextInspection | PronounAttention | _Drawn", drawn: str
 ) -> int:
-    """Print a result as text or JSON, and write the requested files."""
+    """Print a result as its text `drawn` or as JSON, write the requested JSON file, and return the exit code 0."""
     content = msgspec.json.encode(result) + b"\n"
     if options.json == "-":
         sys.stdout.buffer.write(content)

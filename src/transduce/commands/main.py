@@ -17,7 +17,7 @@ from transduce.ui_language import LANGUAGES, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
-"""The time at which the command started, before it imported what it needs."""
+"""Value of `time.monotonic` when the command started, before it imported what it needs."""
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, or two
 # functions in one of `_SHARED_MODULES`; it is imported only when used, so that `--help` answers at once.

@@ -43,15 +43,15 @@ class _Dialect(NamedTuple):
     run_properties: str
     text: str
     kept: frozenset[str]
-    """Children of a paragraph that stay where they are: its properties."""
+    """Children of a paragraph that stay where they are: the properties of the paragraph."""
     containers: frozenset[str] = frozenset()
     """Children of a paragraph that contain runs, such as links."""
     holders: frozenset[str] = frozenset()
-    """Elements inside a container that hold its runs."""
+    """Elements inside a container that hold the container's runs."""
     separators: frozenset[str] = frozenset()
     """Elements that end a text: tabs."""
     breaks: frozenset[str] = frozenset()
-    """Line breaks, which end a text unless its sentence goes on."""
+    """Line breaks, which end a text unless the sentence goes on after them."""
     ignored: frozenset[str] = frozenset()
     """Elements that a program adds again by itself, such as marks of spelling errors."""
     objects: frozenset[str] = frozenset()
@@ -191,7 +191,7 @@ class _OpenXmlParagraph(_Paragraph):
         return style is not None and is_code_style(style.get(f"{_W}val"))
 
     def _atoms(self, parent: Any) -> Iterator["_Atom"]:
-        """Yield the content of a paragraph in order, as (kind, run or container, text or element)."""
+        """Yield the content of an element of a paragraph in order, as (kind, run or container, text or element)."""
         dialect = self.dialect
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
@@ -230,7 +230,7 @@ class _OpenXmlParagraph(_Paragraph):
         return None if style is None else style.get(f"{_W}val")
 
     def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
-        """Find the formatting that most of the paragraph's text has."""
+        """Find and store the formatting that most of the paragraph's text has."""
         counts: Counter[bytes] = Counter()
         runs: dict[bytes, Any] = {}
         for kind, run, content in atoms:
@@ -341,8 +341,8 @@ class _OpenXmlParagraph(_Paragraph):
 
         Args:
             tag: the tag.
-            holders: the open elements that hold runs; a container is added or removed.
-            runs: runs with the formatting of the open tags; one is added or removed.
+            holders: the open elements that hold runs; the tag of a container adds or removes one.
+            runs: runs with the formatting of the open tags; the tag of a formatting adds or removes one.
         """
         payload = self.payloads[tag.id]
         if isinstance(payload, list):
@@ -539,7 +539,7 @@ def _document(
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[_PartFile]:
-    """Yield the files of an archive whose names match, with the paragraphs that have text."""
+    """Yield the files of an archive whose names match a pattern, with the paragraphs that have text."""
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
         if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in archive[name]):
@@ -634,7 +634,7 @@ def read_opendocument(source: Source) -> Document:
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
-    """Yield the paragraphs with text to translate, without texts that show a number or a formula's result."""
+    """Yield the paragraphs under an element that have text to translate, not a number or a formula's result."""
     styles = _Styles(root)
     deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
     for element in root.iter(*_PARAGRAPHS):
@@ -750,13 +750,16 @@ def _characters(element: Any) -> Iterator[str]:
 
 
 def _space_count(element: Any) -> int:
-    """Return the number of spaces that an element stands for, at most 1,000."""
+    """Return the number of spaces that an OpenDocument element stands for, at most 1,000."""
     count = element.get(f"{_TEXT}c", "1")
     return min(1_000, int(count)) if count.isdecimal() and len(count) < 10 else 1
 
 
 def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
-    """Append a text; spaces that XML would collapse become elements. Return whether the text ends with a space."""
+    """Append a text to an element, and return whether the text ends with a space.
+
+    Spaces that OpenDocument would collapse, also after an earlier space, become elements.
+    """
     for index, word in enumerate(xml_text(text).split(" ")):
         if index and not is_after_space:
             _append_characters(holder, " ")
@@ -785,7 +788,7 @@ def _clear(element: Any) -> None:
 
 
 def _collapsed(text: str | None) -> str:
-    """Return a text of the file with line breaks and tabs replaced by spaces; an empty text for None."""
+    """Return a text with its line breaks and tabs replaced by spaces; an empty text for None."""
     return " ".join((text or "").replace("\n", " ").replace("\t", " ").split(" ")) if text else ""
 
 

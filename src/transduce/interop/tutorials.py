@@ -60,9 +60,9 @@ _FEED_FORWARD_LIST = {
 
 
 def _separate(ours: str, theirs: str) -> _Layer:
-    """Return the names of an attention's weights if W_Q, W_K and W_V are separate layers and the norm is inside.
+    """Return the names of an attention module that has layers W_Q, W_K and W_V and its own norm.
 
-    The keys are this package's names, which start with `ours`; the values are the tutorial's.
+    Keys are this package's names, which start with `ours`; values are the tutorial's, which start with `theirs`.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_Q", "W_K", "W_V")),
@@ -72,9 +72,10 @@ def _separate(ours: str, theirs: str) -> _Layer:
 
 
 def _block(ours: str, theirs: str, norm: str) -> _Layer:
-    """Return the names of an attention's weights if its norm belongs to a block around the attention.
+    """Return the names of an attention module whose norm belongs to a block around it.
 
-    The keys are this package's names, which start with `ours`; the values are the tutorial's.
+    Keys are this package's names, which start with `ours`; values are the tutorial's, which start with `theirs` or, for
+    the norm, with `norm`.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_q", "W_k", "W_v")),
@@ -421,7 +422,7 @@ def _layer_weights(
 def _neutral(
     weights: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[str, ...], torch.Size]], style: Style
 ) -> dict[str, Tensor]:
-    """Return zeros for biases and ones for norms of which the weights have none at all, which changes no output.
+    """Return zeros for biases and ones for norms that no layer of the model has, which changes no output.
 
     Listings of the style `separate` make norms inside `forward`, so their norms have no weights. "The Annotated
     Transformer" has all weights.

@@ -83,7 +83,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
     """Overwrite the embeddings of tokens that are words with their vectors from a file.
 
-    A token gets the vector of its own spelling, of the spelling without the leading ▁, or of that in lower case, in
+    A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
     this order. Rows of other tokens, and of padding, end and unknown, stay unchanged.
 
     Args:
@@ -164,7 +164,7 @@ def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> Non
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """Map each spelling to the rows that can use its vector, with the preference of the spelling (0 is best)."""
+    """Return for each spelling the embedding rows that may use its vector, as pairs (row, preference; 0 is best)."""
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):

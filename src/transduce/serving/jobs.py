@@ -17,7 +17,7 @@ from transduce.text.word_spans import Span
 
 
 class QueuedModel(Protocol):
-    """An interface of models of any kind, with what the queue of requests needs."""
+    """An interface of translation and language models, with the parts that the queue of requests uses."""
 
     search: SearchSettings
     """Search settings for requests that set none."""
@@ -27,11 +27,11 @@ class QueuedModel(Protocol):
 
     @property
     def max_source_tokens(self) -> int:
-        """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+        """The maximum number of tokens of a sentence that is not split, without the end-of-sentence token."""
 
 
 class Model(QueuedModel, Protocol):
-    """An interface of translation models, with what the server needs."""
+    """An interface of translation models, with the parts that the server uses."""
 
     source_language: str
     target_language: str
@@ -57,7 +57,7 @@ class Model(QueuedModel, Protocol):
         Args:
             sentences: the batch.
             search: search settings.
-            indices: index of each sentence in its own request, on which its random draws depend.
+            indices: index of each sentence in the client's request, on which the sentence's random draws depend.
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
             text_settings: how each sentence, which is a line or a text, is divided into sentences.
@@ -71,7 +71,10 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Return the spans in each best translation that correspond to the given spans of its source sentence."""
+        """Return the spans in each best translation that correspond to `spans` of its source sentence.
+
+        `glossary` is the one that the translations were made with.
+        """
 
     def encode_target(self, text: str) -> list[int]:
         """Return the token ids of a text in the target language."""
@@ -84,12 +87,12 @@ class Model(QueuedModel, Protocol):
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""Receives a sentence's index in its job, the tokens of its best hypothesis so far, and how many of them are final."""
+"""Callback for progress: takes a sentence's index in its job, its best hypothesis' tokens, and how many are final."""
 
 
 @runtime_checkable
 class TextProgress(Protocol):
-    """A receiver of translation progress that also follows lines with several sentences, by their text."""
+    """A progress callback that also receives the text of lines with several sentences."""
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Receive a sentence's index in its job, the tokens of its best hypothesis, and how many of them are final."""
@@ -103,7 +106,7 @@ class ContinuousDecoder(Protocol):
 
     @property
     def free_texts(self) -> int:
-        """The number of further hypotheses that are decoded at once, at most."""
+        """The maximum number of hypotheses that the decoder can still take."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
         """Start decoding sentences together with those that are being decoded."""
@@ -146,7 +149,7 @@ class Job:
             sentences: the sentences to translate.
             search: search settings.
             seconds: the deadline, counted from now.
-            progress: called by the decoding thread after each step.
+            progress: called by the decoding thread after each step, or None.
             glossary: terms to use in the translation.
             text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.

@@ -63,7 +63,7 @@ class AdmissionCounter:
 
 
 def decoding_path(data: bytes, root_path: str = "") -> str | None:
-    """Return the path of a request whose first bytes ask for a decoding, or None for any other request.
+    """Return the path of a request that needs decoding, or None for any other request.
 
     Args:
         data: the first bytes of the request.
@@ -81,7 +81,7 @@ def decoding_path(data: bytes, root_path: str = "") -> str | None:
 
 
 class ReadersWriterLock:
-    """A readers-writer lock: many threads share it, or one holds it exclusively. Waiting exclusive use comes first.
+    """A readers-writer lock, which several threads share or one thread holds exclusively.
 
     Threads that want to share the lock wait while another thread waits to hold it exclusively.
     """
@@ -187,7 +187,7 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
 
 
 class RateLimiter:
-    """A token bucket per client: it fills up evenly, and each request takes one token."""
+    """A rate limiter with a token bucket per client: each request takes a token, and tokens return at an even rate."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Create a limiter of each client to `per_minute` requests a minute; 0 means no limit."""

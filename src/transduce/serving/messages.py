@@ -24,7 +24,7 @@ class UploadedFile(msgspec.Struct, frozen=True):
     """A file in a multipart form: its name and its content."""
 
     name: str
-    """The file name that the client sent; only its suffix may be trusted to mean anything."""
+    """The file name that the client sent, which is not trusted; its suffix shows the format."""
     content: bytes
 
 
@@ -75,7 +75,7 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
     """Set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Set if the request asked for some; best first, without duplicates."""
+    """Alternative translations, set if the request asked for some; best first, without duplicates."""
     quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
@@ -110,7 +110,7 @@ class Language(msgspec.Struct, kw_only=True, frozen=True):
     code: str
     name: str
     targets: list[str]
-    """Codes of the languages that it can be translated to."""
+    """Codes of the languages that this language can be translated to."""
 
 
 class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):

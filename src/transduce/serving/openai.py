@@ -71,7 +71,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Options of a streamed response of OpenAI's API."""
 
     include_usage: bool | None = False
-    """Whether a last event has the numbers of tokens."""
+    """True if a last event has the numbers of tokens."""
     include_obfuscation: bool | None = None
     """Accepted without effect."""
 
@@ -528,7 +528,7 @@ class OpenAIEventFormatter(EventFormatter):
         self._sent: str | None = None
 
     def progress(self, progress: Progress) -> bytes:
-        """Return an event with the text that became final since the last event; later lines wait for the end."""
+        """Return an event with the text that became final since the last event, from the first line only."""
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:

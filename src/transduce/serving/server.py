@@ -96,7 +96,7 @@ class LimitedConnection(H11Protocol):
                 self._start_timer()
 
     def _admits(self, data: bytes) -> bool:
-        """Return whether to read a new request now; otherwise it was refused, or waits for the event loop."""
+        """Return whether to read a new request now; if not, refuse it or postpone it to the next loop iteration."""
         path = decoding_path(data, self.root_path)
         if path is None:
             return True

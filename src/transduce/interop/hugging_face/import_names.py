@@ -17,7 +17,7 @@ class Names(NamedTuple):
     theirs: tuple[str, ...]
     """Names of the stored tensors, whose rows are concatenated."""
     transposed: bool = False
-    """The tensor is stored as (inputs, outputs)."""
+    """True if the tensor is stored as (inputs, outputs)."""
 
 
 class Family(NamedTuple):
@@ -221,8 +221,7 @@ GPT2 = Family(
 def variant(family: Family, present: Collection[str]) -> Family:
     """Return the table of tensor names that fits a checkpoint.
 
-    The table is the family's own, or that of gated T5, or of a RoBERTa classifier or tagger if the stored names
-    show one.
+    The table is the family's, unless `present` has the names of gated T5, or of a RoBERTa classifier or tagger.
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5

@@ -31,7 +31,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     cutting: TokenizationRecord
     """The algorithm that splits text into tokens."""
     ids: dict[str, int]
-    """The id of each token. No two tokens share an id."""
+    """The id of each token; no two tokens share an id."""
     size: int
     """Number of ids in the model's embedding table, which may exceed the number of tokens."""
     pad_id: int
@@ -54,7 +54,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     other_ends: tuple[int, ...] = ()
     """Ids other than the end symbol at which a language model may end a text."""
     keeps_line_feeds: bool = False
-    """Line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
+    """True if line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
     marks: tuple[str, str, str] = SPECIAL_TOKENS
     """An encoder's tokens for the start of a text, its end, and a masked token."""
 
