@@ -108,8 +108,7 @@ def run(options: argparse.Namespace) -> int:
 def _save(found: "ImportedModel", out: str, tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> int:
     """Save imported weights as a model folder, and return the number of parameters."""
     from transduce.model.build import build_model
-    from transduce.model.decoder import Decoder
-    from transduce.model.transformer import Transformer
+    from transduce.model.transformer import Decoder, Transformer
     from transduce.model_folder.write import save
 
     model = build_model(found.config)

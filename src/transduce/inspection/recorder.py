@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.recurrent import Recurrent, join_step_weights
 from transduce.model.series import SeriesTransformer
-from transduce.model.transformer import EncoderDecoderLayers
+from transduce.model.transformer import Decoder, Encoder, EncoderDecoderLayers
 
 Edit = Callable[[Tensor], Tensor]
 """A function that returns the replacement of an activation, in the activation's shape."""

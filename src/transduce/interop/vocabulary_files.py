@@ -40,9 +40,8 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     with_pieces,
 )
-from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Symbol, Vocabulary
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""
