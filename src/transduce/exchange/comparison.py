@@ -562,7 +562,7 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as the exported tokenizer reads them: with several target languages, after a language's token."""
+    """Return texts as input for the exported tokenizer; for several target languages, add a language token to each."""
     if len(original.source_vocabularies) == 1:
         return list(texts)
     tokens = ["".join(each.tokens(each.before)) for each in original.source_vocabularies]
