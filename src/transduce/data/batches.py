@@ -190,7 +190,7 @@ class Plan(Protocol):
 
 
 class BatchPlan:
-    """A plan of all batches of all epochs with random access: at most one block is read and sorted for a batch.
+    """A plan of the batches of all epochs, which returns any of them on request, reading and sorting at most one block.
 
     A batch holds at most ``batch_tokens`` target tokens without padding, and at most ``max_padded_tokens`` per side
     with padding (default: twice ``batch_tokens``); a longer pair is a batch alone. Every epoch has the same number of

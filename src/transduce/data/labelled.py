@@ -119,7 +119,10 @@ class TaggedTexts(LabeledTexts):
 
 
 class LabeledPlan:
-    """A plan of all batches of all epochs with random access; an epoch contains every text once."""
+    """A plan of the batches of labeled texts of all epochs, which returns any of them on request.
+
+    An epoch contains every text once.
+    """
 
     def __init__(
         self, texts: LabeledTexts, *, rows: int, seed: int, pad_id: int, share: tuple[int, int] = (0, 1)

@@ -268,7 +268,7 @@ class _Epoch(NamedTuple):
 
 
 class SentencePairPlan:
-    """A plan of all batches of all epochs with random access.
+    """A plan of the batches of masked segment pairs of all epochs, which returns any of them on request.
 
     An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
     row is cut where rows end, or in the middle of rows with two segments, so that all of it is read. Two parts of the
