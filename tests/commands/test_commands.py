@@ -35,7 +35,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def feed(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Standard input that is no terminal, in a locale that knows ASCII only."""
+    """Replace standard input by bytes, as from a pipe in a locale that supports ASCII only."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
 
 

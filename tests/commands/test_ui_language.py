@@ -40,7 +40,7 @@ TRANSLATED = {entry.msgid: entry.msgstr for entry in polib.pofile(str(CHINESE)) 
 
 @pytest.fixture(scope="module")
 def untranslated() -> list[str]:
-    """Messages of the code that have no Chinese entry."""
+    """Return the messages of the code that have no Chinese entry."""
     return [text for text in GENERATOR.messages() if text not in TRANSLATED]
 
 

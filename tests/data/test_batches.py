@@ -15,7 +15,7 @@ from transduce.text import CorpusFiles, FilterSettings, Tokenizer, TokenizerSett
 
 
 class SyntheticCorpus:
-    """Pairs of random lengths, each side made of the pair's number; counts how often ids are read."""
+    """A corpus of pairs of random lengths whose tokens are the pair's number, which counts how often ids are read."""
 
     source_pad_id = target_pad_id = -1
 

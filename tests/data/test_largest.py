@@ -10,7 +10,7 @@ from transduce.data.id_files import IdRun
 
 
 class SyntheticCorpus:
-    """Pairs of random lengths, a few of them long."""
+    """A corpus of pairs of random lengths, a few of them long."""
 
     source_pad_id = target_pad_id = 0
 

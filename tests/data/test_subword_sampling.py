@@ -40,7 +40,7 @@ def bpe() -> Tokenizer:
 
 
 def reference_dropout(text: str, scores: dict[str, float], rate: float, random: Random) -> tuple[str, ...]:
-    """Algorithm 1 of Provilkov et al. 2020 to the letter: each step drops each possible merge on its own."""
+    """Return the tokens of a text by algorithm 1 of Provilkov et al. 2020, which drops merges anew in each step."""
     parts = list(text)
     while True:
         merges = [

@@ -212,7 +212,7 @@ def test_english_is_a_function_of_chinese() -> None:
 
 
 def draws() -> list[AlignedPair]:
-    """All that the rules say in 30,000 draws, repeated sentences included."""
+    """Return 1,000 draws of each rule of the grammar, repeated sentences included."""
     chance = random.Random(4)
     return [pair_of(rule(chance)) for rule, _ in RULES for _ in range(1000)]
 

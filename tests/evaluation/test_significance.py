@@ -54,7 +54,7 @@ def make_references(sentences: int, seed: int = 1) -> list[str]:
 
 
 def corrupt(lines: list[str], share: float, seed: int) -> list[str]:
-    """A made-up system that gets this share of the words wrong."""
+    """Return lines in which a random share of the words is replaced by others."""
     generator = random.Random(seed)
 
     def translate(line: str) -> str:

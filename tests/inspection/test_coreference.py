@@ -28,7 +28,7 @@ SENTENCE = "The animal didn't cross the street because it was tired."
 
 
 def by_hand(*heads: dict[str, float], antecedent: str = "animal", left_to_right: bool = False) -> PronounAttention:
-    """One layer, whose heads spend these weights."""
+    """Return the attention of a pronoun in one layer whose heads have these weights by word."""
     return PronounAttention(
         words=WORDS,
         pronoun=7,

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def need(form: str) -> None:
-    """Skips a test where the form's packages are missing."""
+    """Skip a test if packages for an export format are missing."""
     missing = [name for name in PACKAGES[form] if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed: pip install 'transduce[export,hf]'")

@@ -49,7 +49,7 @@ def _python(code: str) -> str:
 
 
 def _skeleton(folder: Path, parts: tuple[str, ...]) -> Path:
-    """A package with the folders of transduce and nothing in them."""
+    """Write a package with the folders of transduce and empty modules, and return its folder."""
     for name in dict.fromkeys(("", "kernels", *parts)):  # a contract names the kernels
         part = folder / "transduce" / name
         part.mkdir()

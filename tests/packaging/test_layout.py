@@ -79,7 +79,7 @@ def banned_code(name: str, text: str) -> Iterator[str]:
 
 
 def _used_names(node: ast.AST) -> Iterator[str]:
-    """The modules that an import names, or the dotted name that a call calls."""
+    """Yield the modules that an import names, or the dotted name of the function that a call calls."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)

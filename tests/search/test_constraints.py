@@ -155,7 +155,7 @@ def search(
 
 
 def best_by_enumeration(table: Tensor, spellings: list[tuple[int, ...]], longest: int) -> float:
-    """The best score of all sequences that end in time and contain the phrases."""
+    """Return the best score among all sequences up to a length that contain the phrases."""
     scores = table.log_softmax(-1).tolist()
     best = -math.inf
     for length in range(longest):

@@ -15,7 +15,7 @@ FIRST = {END: 0.05, A: 0.5, B: 0.3, C: 0.15}
 
 
 class TwoStepScorer:
-    """One of a, b, c by FIRST, then the end symbol for certain; logits are not normalised."""
+    """A scorer that gives a, b and c the logits FIRST, without normalization, and then the end symbol."""
 
     def __init__(self) -> None:
         self.position = 0

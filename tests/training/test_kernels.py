@@ -29,7 +29,7 @@ def absent(_: str) -> str:
 
 @pytest.fixture
 def uncached() -> Iterator[None]:
-    """Forget which kernels this machine has, before and after a test of other machines."""
+    """Clear the cached choice of kernels before and after a test that simulates other machines."""
     why_no_kernels.cache_clear()
     yield
     why_no_kernels.cache_clear()

@@ -101,7 +101,7 @@ def test_another_error_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Begun:
-    """Sums over processes that were begun, and are over at once."""
+    """A stand-in for a process group whose asynchronous sums are complete at once."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

@@ -131,7 +131,7 @@ def test_the_kernels_weight_pairs_as_pytorch_does() -> None:
 
 
 class PaddedAgain:
-    """Kernels for packed batches that compute on padded ones, as no CPU has others."""
+    """Kernels for packed batches that compute on padded batches, as there are none for a CPU."""
 
     def supports(self, *_: object) -> bool:
         """Return that every model is supported."""
