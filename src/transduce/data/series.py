@@ -106,7 +106,7 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Read a table, plain or gzip, with tabs in .tsv files and otherwise the delimiter that the header uses.
+    """Read a table of time series, plain or gzip; cells are separated by tabs in .tsv files, else as in the header.
 
     Args:
         path: the file.
