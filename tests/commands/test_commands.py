@@ -1,4 +1,4 @@
-"""The command line: what goes where, what a mistake says, and what scripts rely on."""
+"""Test the command line: output streams, error messages, and exit codes that scripts rely on."""
 
 import io
 import json

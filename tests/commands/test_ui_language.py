@@ -1,4 +1,4 @@
-"""Messages in the user's language: the catalog is complete, commands speak Chinese, and English stays as it is."""
+"""Test messages in the user's language: the catalog is complete, commands speak Chinese, English is the default."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""`transduce inspect`, `transduce align` and `transduce plot`, as they are typed."""
+"""Test the commands `transduce inspect`, `transduce align` and `transduce plot`."""
 
 import json
 import shutil

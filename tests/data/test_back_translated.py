@@ -1,4 +1,4 @@
-"""Pairs whose source a machine wrote: tagged, and never what a model is judged by."""
+"""Test back-translated pairs: their sources are tagged, and they never become dev pairs."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise

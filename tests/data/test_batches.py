@@ -1,4 +1,4 @@
-"""Batches: every pair once an epoch, the same for the same seed, reachable without replay, little padding."""
+"""Test batches: every pair once per epoch, equal for equal seeds, access to any position, little padding."""
 
 from collections.abc import Sequence
 from itertools import pairwise

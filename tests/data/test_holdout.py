@@ -1,4 +1,4 @@
-"""Holding out a dev set in one pass."""
+"""Test holding out a dev set in one pass over the pairs."""
 
 import random
 

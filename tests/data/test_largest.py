@@ -1,4 +1,4 @@
-"""The stand-ins for the largest batches have the shapes that the plan's batches really reach."""
+"""Test that stand-ins for the largest batches have the largest shapes of a plan's batches."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The sample that a vocabulary is learnt from."""
+"""Test the sample of pairs that a vocabulary is learned from."""
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise

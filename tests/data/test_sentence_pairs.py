@@ -1,4 +1,4 @@
-"""Rows of two stretches: half of the second ones follow, no row mixes documents, any batch is reached at once."""
+"""Test rows of two segments: half of the second ones follow, no row mixes documents, access to any batch."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Tables of numbers, their scale, and the windows that are cut out of them."""
+"""Test tables of time series, their scale, and their windows."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

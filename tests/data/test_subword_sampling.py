@@ -1,4 +1,4 @@
-"""BPE-dropout and sampling by a unigram model: the texts stay, the draws are those of the papers and repeatable."""
+"""Test BPE-dropout and sampling by a unigram model: texts stay, and draws are repeatable and follow the papers."""
 
 from collections import Counter
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The demonstration's corpus: its English, its split, its alignments, and that it is always the same."""
+"""Test the demonstration's corpus: its English, its split, its alignments, and its reproducibility."""
 
 import hashlib
 import os

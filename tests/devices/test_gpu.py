@@ -1,5 +1,6 @@
-"""Training and search on a device that pretends to be a GPU: no tensor of the processor among its own, the results of
-the processor, and no more waiting than a GPU can afford. Where there is a GPU, the same on that one, with its kernels.
+"""Test training and search on a simulated GPU, and on a real one with its kernels where there is one.
+
+Results must equal those of the CPU. No operation may mix tensors of both devices, and the CPU may wait only rarely.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Links of the pages lead to a file that is there, and those with an anchor to a heading that is there."""
+"""Test that links of the pages lead to existing files and headings."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Lists on the pages are complete: what stands in the code stands on the page."""
+"""Test that lists on the pages are complete: everything that the code defines is listed."""
 
 import re
 import subprocess

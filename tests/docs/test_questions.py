@@ -1,4 +1,4 @@
-"""Every block of the questions and the errata runs, prints what the page says, and is the same in both languages."""
+"""Test that every block of the questions and errata runs, prints what is shown, and is equal in both languages."""
 
 import contextlib
 import importlib.util

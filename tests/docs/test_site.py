@@ -1,4 +1,4 @@
-"""The site of `make docs` builds without warnings in both languages, needs no other address and has no broken link."""
+"""Test that the site of `make docs` builds without warnings in both languages, works offline and has no broken link."""
 
 import json
 import os

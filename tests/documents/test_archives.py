@@ -1,4 +1,4 @@
-"""Office files and e-books: texts and formatting; and archives that are made to do harm."""
+"""Test Office files and e-books: texts and formatting, and malicious archives."""
 
 import io
 import random

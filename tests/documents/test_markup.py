@@ -1,4 +1,4 @@
-"""HTML, XML and XLIFF: tags are kept and balanced, entities stay intact, and what is between is translated."""
+"""Test HTML, XML and XLIFF: tags stay balanced, entities stay intact, and text is translated."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Random documents: tags stay balanced wherever they are put, no text is lost, and nothing changes without need."""
+"""Test random documents: tags stay balanced at any position, no text is lost, and nothing else changes."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Subtitles: sentences across cues, dialogues, tags and line lengths."""
+"""Test subtitles: sentences across cues, dialogues, tags and line lengths."""
 
 from collections.abc import Sequence
 

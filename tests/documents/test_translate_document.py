@@ -1,4 +1,4 @@
-"""`transduce.translate_document` and `transduce translate` with documents: files, resuming, and mistakes."""
+"""Test `transduce.translate_document` and `transduce translate` with documents: files, resuming, and errors."""
 
 import io
 import os

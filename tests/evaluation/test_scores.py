@@ -1,4 +1,4 @@
-"""Scores: equal to the sacrebleu command's, with signature, and with warnings where they mislead."""
+"""Test that scores and signatures equal the sacrebleu command's, and that misleading scores cause warnings."""
 
 import gzip
 import hashlib

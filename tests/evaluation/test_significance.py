@@ -1,4 +1,4 @@
-"""Paired tests: right about equal, clearly and randomly different systems, and agreeing with sacreBLEU."""
+"""Test paired significance tests on equal, clearly and randomly different systems, and against sacreBLEU."""
 
 import math
 import random

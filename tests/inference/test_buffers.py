@@ -1,4 +1,4 @@
-"""A component with ordinary buffers trains, resumes and loads with the buffers' real values."""
+"""Test that a component with ordinary buffers trains, resumes and loads with the buffers' real values."""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Translating by examples: votes by hand, pairs that a model learns without being trained, and what is refused."""
+"""Test kNN retrieval: probabilities by hand, pairs that a model uses without training, and refused input."""
 
 import json
 import math

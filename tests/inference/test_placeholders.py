@@ -1,4 +1,4 @@
-"""Protected spans reach the translation exactly once, with and without placeholder tokens in the vocabulary."""
+"""Test that protected spans occur exactly once in the translation, with and without placeholder tokens."""
 
 from typing import Any
 

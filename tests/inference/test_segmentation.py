@@ -1,4 +1,4 @@
-"""Texts are divided into sentences and layout, and the layout of the source survives in the translation."""
+"""Test the division of texts into sentences and layout, and that translations keep the source's layout."""
 
 import time
 from typing import Any

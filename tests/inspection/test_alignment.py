@@ -1,4 +1,4 @@
-"""Word alignment: heads are chosen by known alignments, and what they find is right."""
+"""Test word alignment: heads are chosen by known alignments, and their alignments are right."""
 
 import unicodedata
 from pathlib import Path

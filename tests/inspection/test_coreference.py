@@ -1,4 +1,4 @@
-"""From a pronoun to the word that it stands for: attention by hand, by words, in encoders and decoders."""
+"""Test the attention from a pronoun to its antecedent: by hand, by words, in encoders and decoders."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The corpus doctor: planted faults are found and counted, at their lines, and a sound corpus has none."""
+"""Test that the corpus doctor finds and counts inserted faults with their lines, and none in a sound corpus."""
 
 import gzip
 import random

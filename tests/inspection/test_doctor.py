@@ -1,4 +1,4 @@
-"""The doctor on sound models: ours in its shapes, PyTorch's own; what a report says, and from settings."""
+"""Test the doctor on sound models of this package and of PyTorch, its reports, and its use with settings."""
 
 import dataclasses
 import math

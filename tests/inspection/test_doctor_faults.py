@@ -1,4 +1,4 @@
-"""A textbook Transformer with one fault at a time: the doctor finds each by its check, and passes it without.
+"""Test that the doctor finds each of many faults in a textbook Transformer, and none without a fault.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""`transduce export`: every form of a trained model, compared before it has a name; and all that is refused."""
+"""Test `transduce export`: every format of a trained model, compared before it is published; and refused requests."""
 
 import importlib.util
 import json

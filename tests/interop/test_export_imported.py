@@ -1,4 +1,4 @@
-"""Models that were imported go out again: with the tokenizer that they came with."""
+"""Test that imported models are exported with the tokenizer that they came with."""
 
 import json
 import shutil

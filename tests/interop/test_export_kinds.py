@@ -1,4 +1,4 @@
-"""`transduce export` of trained language models, encoders and recurrent models: what goes out, and what is refused."""
+"""Test `transduce export` of trained language models, encoders and recurrent models, and refused requests."""
 
 import json
 import subprocess

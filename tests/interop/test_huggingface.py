@@ -1,4 +1,4 @@
-"""A model folder is Hugging Face's: its classes open it offline, and compute what we compute."""
+"""Test that Hugging Face's classes open a model folder offline and compute the same results."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Encoders of Hugging Face's with heads: classes and hidden words as transformers tells them, by our own commands."""
+"""Test imported Hugging Face encoders with heads: classes and masked words equal those of transformers."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whole Hugging Face folders: opened as they are, imported by the command, and translated with their own settings."""
+"""Test whole Hugging Face folders: opened directly, imported by the command, translated with their own settings."""
 
 import json
 import shutil

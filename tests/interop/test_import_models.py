@@ -1,4 +1,4 @@
-"""Models made by transformers from random weights: the same logits, and the same output as `generate`."""
+"""Test random models of transformers after import: the same logits, and the same output as `generate`."""
 
 import json
 from collections.abc import Mapping

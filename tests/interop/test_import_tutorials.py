@@ -1,4 +1,4 @@
-"""Models written after the tutorials compute the same here."""
+"""Test that models written as in well-known tutorials compute the same after import."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""A model that was exported to Hugging Face, trained on there and saved comes back."""
+"""Test importing a model that was exported to Hugging Face, trained further there and saved."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Initial weights: the scale of each matrix, and a first loss near ln V."""
+"""Test initial weights: the scale of each matrix, and a first loss near ln V."""
 
 import math
 

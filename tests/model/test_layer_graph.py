@@ -1,4 +1,4 @@
-"""A component that nobody has listed takes the reference path in every search, and exporters refuse it."""
+"""Test that an unlisted component takes the reference path in every search, and that exporters refuse it."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The model folder: what is written reads back, damage is refused, and no moment of writing leaves it unreadable."""
+"""Test the model folder: content reads back, damage is refused, and an interrupted write leaves a readable folder."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Precisions `int8` and `bf16`: what a user sees of them."""
+"""Test the precisions `int8` and `bf16` as users see them."""
 
 import re
 from pathlib import Path

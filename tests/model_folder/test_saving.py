@@ -1,4 +1,4 @@
-"""`transduce.save`: what a loop trained comes back the same, and nothing else is written over."""
+"""Test `transduce.save`: a trained model reads back the same, and other files are not overwritten."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml: the package keeps them, and a breach is caught."""
+"""Test that the package keeps the import contracts of pyproject.toml, and that a violation is detected."""
 
 import os
 import shutil

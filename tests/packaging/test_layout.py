@@ -1,4 +1,4 @@
-"""Size budgets and bans: all can be read in one go, and nothing runs code that it finds in a file."""
+"""Test limits on the size of files and functions, and that nothing runs code from a file."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""The wheel that users install: complete, without the tests, and working away from the checkout."""
+"""Test that the wheel is complete, has no tests, and works outside of the repository."""
 
 import os
 import subprocess

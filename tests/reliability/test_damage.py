@@ -1,4 +1,4 @@
-"""Sixty damaged checkpoints: all are refused, with the reason, and the one before is taken."""
+"""Test sixty damaged checkpoints: all are refused with a reason, and the previous one is used."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""Bad numbers and bad batches: nothing is contaminated, one step is skipped for each, and a hopeless run stops."""
+"""Test faulty losses and batches: each costs one step and nothing else, and a hopeless run stops."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Signals at any moment: saved and gone at once, no finished step lost. A lost terminal ends nothing."""
+"""Test signals at any moment: the run saves and ends at once without losing a step; a lost terminal ends nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Beam search on trellises that can be solved by hand, and against the enumeration of all sequences."""
+"""Test beam search on trellises solved by hand, and against the enumeration of all sequences."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""With the rule, any model at all writes trees over exactly the sentence's words."""
+"""Test that with the bracket rule any model writes trees over exactly the sentence's words."""
 
 import pytest
 import torch

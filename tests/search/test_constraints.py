@@ -1,4 +1,4 @@
-"""Phrases that must be there: following them, sharing the beam out, and what is guaranteed."""
+"""Test phrases that a translation must contain: their state, the division of the beam, and the guarantee."""
 
 import itertools
 import math

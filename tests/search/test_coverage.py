@@ -1,4 +1,4 @@
-"""The coverage penalty against its formula, and what it is for; models that decide together."""
+"""Test the coverage penalty against its formula and its effect; and ensembles of models."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""An observer of a search sees every step, and can abandon sentences at once."""
+"""Test that an observer of a search sees every step, and can abandon sentences at once."""
 
 from collections.abc import Collection
 

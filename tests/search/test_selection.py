@@ -1,4 +1,4 @@
-"""Diverse beams: groups that avoid each other's choices, on steps that can be computed by hand."""
+"""Test diverse beam search, whose groups avoid each other's tokens, on steps computed by hand."""
 
 import math
 

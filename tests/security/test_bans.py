@@ -1,4 +1,4 @@
-"""Nothing in the package can run what it finds in a file: no unpickling, no evaluation, no shell."""
+"""Test that no module of the package can run code from a file: no unpickling, no evaluation, no shell."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Names that come out of a file or a request lead nowhere but into their folder."""
+"""Test that file names from files and requests never lead outside of their folder."""
 
 from pathlib import Path
 

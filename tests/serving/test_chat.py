@@ -1,4 +1,4 @@
-"""OpenAI's API, as far as its clients need it to have a text translated."""
+"""Test the part of OpenAI's chat API that clients need for translation."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Completions by OpenAI's and Ollama's APIs: limits, stop sequences, tokens, and language models."""
+"""Test OpenAI's and Ollama's completion APIs: limits, stop sequences, tokens, and language models."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""DeepL's API: texts, glossaries and documents."""
+"""Test DeepL's API: texts, glossaries and documents."""
 
 from typing import Any
 from urllib.parse import urlencode

@@ -1,4 +1,4 @@
-"""A client that goes away: what it asked for is not decoded any further."""
+"""Test that requests of disconnected clients are not decoded any further."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""LibreTranslate's API, as its clients use it."""
+"""Test LibreTranslate's API as its clients use it."""
 
 import json
 import time

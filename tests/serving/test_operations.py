@@ -1,4 +1,4 @@
-"""Loading models again, Unix domain sockets, TLS, and a path under which a proxy offers the server."""
+"""Test reloading models, Unix domain sockets, TLS, and the path under which a proxy offers the server."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""The page of `transduce serve`: what the server sends, and what a person can do with it in a real browser."""
+"""Test the page of `transduce serve`: the server's answers, and its use in a real browser."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The table of request fields in docs/serving.md agrees with the messages and with what the protocols document."""
+"""Test that the table of request fields in docs/serving.md agrees with the messages and the protocols."""
 
 import re
 from pathlib import Path

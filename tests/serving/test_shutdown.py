@@ -1,4 +1,4 @@
-"""The end: what was accepted is answered, what comes new is refused, and the process leaves with status 0."""
+"""Test shutdown: accepted requests are answered, new ones are refused, and the exit status is 0."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Server-sent events: what is certain so far, then the result."""
+"""Test server-sent events: the final part of the translation so far, then the result."""
 
 import http.client
 import itertools

@@ -1,4 +1,4 @@
-"""POST /inspect and POST /intervene: what they answer, and that they keep to the rules that all requests keep to."""
+"""Test POST /inspect and POST /intervene: their answers, and the rules that all requests follow."""
 
 import http.client
 import json

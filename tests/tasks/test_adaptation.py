@@ -1,4 +1,4 @@
-"""Runs that begin with what others have learnt: LoRA on a trained model, and embeddings from word vectors."""
+"""Test runs from trained weights: LoRA on a trained model, and embeddings from word vectors."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Every form of the same pairs trains the same model, bit by bit, as plain files."""
+"""Test that every format of the same pairs trains the same model as plain files, bit by bit."""
 
 import bz2
 import csv

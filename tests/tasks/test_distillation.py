@@ -1,4 +1,4 @@
-"""`--distill-from`: a model translates the sources first, and what it writes is learnt, in one command."""
+"""Test `--distill-from`: a model translates the sources, and a new model is trained on the result, in one command."""
 
 import copy
 import shutil

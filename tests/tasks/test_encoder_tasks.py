@@ -1,4 +1,4 @@
-"""Pretraining, then classification from it; and parsing: each trained for a moment, end to end, and used."""
+"""Test pretraining, classification from it, and parsing: each trained for a few steps, end to end, and used."""
 
 import io
 import json

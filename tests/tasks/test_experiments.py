@@ -1,4 +1,4 @@
-"""Experiments: variants × seeds in processes, with an own component, resumed, reported; and their statistics."""
+"""Test experiments: variants × seeds in processes, with a user's component, resumed, reported; and their statistics."""
 
 import json
 import shutil

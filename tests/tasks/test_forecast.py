@@ -1,4 +1,4 @@
-"""A forecast adds up the durations of a run's parts, and a dry run measures them without leaving anything behind."""
+"""Test that a forecast adds up the durations of a run's parts, which a dry run measures without leaving files."""
 
 import json
 import math

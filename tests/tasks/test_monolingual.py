@@ -1,4 +1,4 @@
-"""`--monolingual`: the other direction is trained, its text translated back, and all of it learnt, in one command."""
+"""Test `--monolingual`: a reverse model translates text back, and a model is trained on all of it, in one command."""
 
 import shutil
 from pathlib import Path

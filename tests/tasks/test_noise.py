@@ -1,4 +1,4 @@
-"""Noise: what is taken away, how much of it, and that the text can be put together again."""
+"""Test denoising: which tokens are removed, how many, and that the text can be restored."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Runs with vocabularies of one's own: word lists, symbols, line feeds, extended base models, sampled tokens."""
+"""Test runs with a user's vocabularies: word lists, symbols, line feeds, extended base models, sampled tokens."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Text alone, prepared ahead of training: for language models, denoising and masked language models."""
+"""Test text prepared ahead of training for language models, denoising and masked language models."""
 
 import json
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""`torchrun … -m transduce train`: several processes train the run that one would, and take it up from each other."""
+"""Test `torchrun … -m transduce train`: several processes train the same run as one, and resume each other's runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Tagging: files of columns, training from random and from pretrained weights, scores, the command, and bad input."""
+"""Test tagging: column files, training from random and pretrained weights, scores, the command, and bad input."""
 
 import json
 import random

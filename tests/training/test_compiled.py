@@ -1,4 +1,4 @@
-"""Compiled layers compute what they did; the batches made ahead are the same ones."""
+"""Test that compiled layers compute the same, and that prefetched batches are the same ones."""
 
 import threading
 from typing import NamedTuple

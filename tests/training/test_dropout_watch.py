@@ -1,4 +1,4 @@
-"""Dropout that a model has come to need is turned off, and stays off."""
+"""Test that dropout is turned off if the loss is higher with it, and stays off."""
 
 import io
 from collections.abc import Callable, Iterator

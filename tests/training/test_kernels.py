@@ -1,4 +1,4 @@
-"""Whose kernels a run trains with: chosen, said, and refused where there are none."""
+"""Test which kernels a run trains with: selected, reported, and refused if there are none."""
 
 import importlib.metadata
 import json

@@ -1,4 +1,4 @@
-"""The loop on tiny models and random batches: what a run promises about resuming, skipping, stopping and reporting."""
+"""Test the training loop on tiny models and random batches: resuming, skipping, stopping and reporting."""
 
 import io
 import json

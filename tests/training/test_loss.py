@@ -1,4 +1,4 @@
-"""The loss fused with the projection: PyTorch's cross-entropy, exact gradients, exact in chunks."""
+"""Test the loss fused with the projection against PyTorch's cross-entropy: gradients, and computation in chunks."""
 
 import math
 

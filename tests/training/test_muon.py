@@ -1,4 +1,4 @@
-"""Muon: singular values near one, matrices of layers by it and the rest by Adam, and everything that holds for Adam."""
+"""Test Muon: singular values near one, Muon for layers' matrices and Adam for the rest, and all that holds for Adam."""
 
 import copy
 import math

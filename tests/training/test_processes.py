@@ -1,4 +1,4 @@
-"""Several processes that train one model: the same losses as one, replicated and sharded."""
+"""Test training of one model in several processes, replicated and sharded: the same losses as in one."""
 
 import json
 import subprocess

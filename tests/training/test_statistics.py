@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics in a run: saved, resumed, kept with the model, and untouched by steps left out."""
+"""Test BatchNorm's running statistics: saved, resumed, kept with the model, and unchanged by skipped steps."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The event file: known checksums, and read back by TensorBoard itself."""
+"""Test the event file: known checksums, and reading by TensorBoard itself."""
 
 import math
 import struct

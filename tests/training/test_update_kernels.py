@@ -1,4 +1,4 @@
-"""The kernels that update parameters do what PyTorch's operations do one after another."""
+"""Test that the kernels that update parameters equal PyTorch's operations."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Weights of pairs in the loss: hand-solved cases, the packed path, files with weights, and runs that use them."""
+"""Test weights of pairs in the loss: cases solved by hand, the packed path, files with weights, and runs."""
 
 import json
 from pathlib import Path
