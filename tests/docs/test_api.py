@@ -1,4 +1,4 @@
-"""docs/api.md is what docs/generate_api.py makes of the public names as they are now."""
+"""Test that docs/api.md is what docs/generate_api.py writes for the current public names."""
 
 import ast
 import importlib.util
