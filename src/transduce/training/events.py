@@ -345,7 +345,7 @@ def _event_key(line: bytes) -> _EventKey | None:
 
 
 class _RobustStandardError(io.TextIOBase):
-    """A wrapper of standard error that ignores a closed terminal or pipe."""
+    """A wrapper of standard error that raises no error if the terminal or pipe behind it is closed."""
 
     @property
     def stream(self) -> TextIO:

@@ -437,7 +437,7 @@ class Optimizer(Protocol):
 
     @property
     def rows(self) -> dict[str, Rows] | None:
-        """The rows of the complete tensors that this process holds; None if it holds all."""
+        """The rows of the complete tensors that this process holds, by parameter name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Sliceable]], updates: int) -> None:
         """Load the state of a checkpoint; of its complete tensors, only the needed rows are read."""

@@ -134,7 +134,7 @@ class LanguageModel(TextKind):
     unused_filters = ("max_tokens", "max_length_ratio", "drop_empty", "drop_identical", "drop_duplicates")
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert JSON lines to a file with one text per line."""
+        """Convert JSON lines to files with one text per line, and return settings that name these files."""
         text_only(settings.data, "language model")
         return write_texts(settings.data, folder, overwrite=overwrite)
 

@@ -443,7 +443,7 @@ class Translation(TextKind):
         return (_LOSS_COST + _SEARCH_COST * translated) * corpus.dev.target_tokens
 
     def trained_validation_seconds(self, validation: Validation, seconds: float, expected: float) -> float:
-        """Return how long a validation will take when translations are as long as the references."""
+        """Return how long a validation will take once translations are as long as the references, in seconds."""
         if not isinstance(validation, DevSet):
             return seconds
         ratio = validation.length_ratio

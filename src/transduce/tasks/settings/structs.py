@@ -409,7 +409,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return tuple(corpus.direction for corpus in self.corpora for _ in corpus.dev_source)
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return the mixture of the corpora over the run, given the number of pairs of each file of `source`."""
+        """Return how batches mix the corpora over the run, given the number of pairs of each file of `source`."""
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
@@ -587,7 +587,7 @@ def convert_settings(content: Mapping[str, Any]) -> Settings:
     """Return the settings that nested tables describe; `model.*` may name registered components.
 
     Raises:
-        msgspec.ValidationError: a value has the wrong type, or names nothing.
+        msgspec.ValidationError: a value has the wrong type, or a name is unknown.
         TransduceError: a value is out of its range.
     """
     model = content.get("model")
