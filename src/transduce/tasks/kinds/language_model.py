@@ -166,7 +166,7 @@ class LanguageModel(TextKind):
         }
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return GPT-2's settings of a decoder."""
+        """Return the model settings of GPT-2's decoder that differ from the general defaults."""
         return {
             "kind": "decoder",
             "positions": "learned",

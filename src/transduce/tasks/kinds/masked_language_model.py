@@ -340,7 +340,10 @@ class MaskedDevSet:
         )
 
     def _measure(self, batch: Batch) -> tuple[float, int, int, int, int]:
-        """Return (nats, masked tokens, correct ones, next-sentence rows, correct ones) of a batch."""
+        """Return a batch's loss in nats, and its numbers of masked tokens and of next-sentence rows.
+
+        Each number is followed by that of the correct predictions.
+        """
         assert isinstance(batch, SentencePairBatch)
         states, labels = self.task.encode(batch)
         present = labels != self.model.config.pad_id
