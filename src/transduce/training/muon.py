@@ -210,7 +210,10 @@ class Muon:
 
 
 def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_parts: int) -> list[list[str]]:
-    """Divide weights, by name, into groups of `max_parts` elements or more, so that every process gets a group."""
+    """Divide weights into groups, lists of names, that are orthogonalized together.
+
+    A group has `max_parts` elements or slightly more; fewer if processes would otherwise have no group.
+    """
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_parts = min(max_parts, sum(sizes.values()) // processes)
     groups: list[list[str]] = []

@@ -198,7 +198,7 @@ class LanguageModel(TextKind):
         return DEFAULT_CONTEXT if task.context is None else task.context
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check its positions.
+        """Return the configuration unchanged, and check that the model has positions for the whole context.
 
         Raises:
             TransduceError: the model has fewer positions than the context.
