@@ -85,11 +85,11 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         super().add_usage(usage, actions, groups, prefix if ui_language() == "en" else localized("usage: "))
 
     def start_section(self, heading: str | None) -> None:
-        """Begin a group of options under its title."""
+        """Begin a group of options, whose title is in the user's language."""
         super().start_section(None if heading is None else localized(heading))
 
     def add_text(self, text: str | None) -> None:
-        """Add a paragraph."""
+        """Add a paragraph, in the user's language, to the help text."""
         super().add_text(None if text is None else localized(text))
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

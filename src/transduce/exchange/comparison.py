@@ -279,7 +279,7 @@ class Comparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original.
+        """Check an export that computes in float32, like the original; `name` names its weights in messages.
 
         Raises:
             TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
@@ -302,7 +302,7 @@ class Comparison:
             )
 
     def check_close(self, name: str) -> None:
-        """Check an export whose weights were quantized.
+        """Check an export whose weights were quantized; `name` names its weights in messages.
 
         Raises:
             TransduceError: the mean difference of log-probabilities exceeds QUANTIZED_TOLERANCE.
@@ -426,7 +426,7 @@ class EncoderComparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original.
+        """Check an export that computes in float32, like the original; `name` names its weights in messages.
 
         Raises:
             TransduceError: an output differs by more than rounding error, or the most probable tokens or classes

@@ -403,7 +403,7 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """Return the exporter of one of FORMATS.
+    """Return the exporter to a format, one of `FORMATS`.
 
     Raises:
         TransduceError: the format is unknown.
@@ -469,7 +469,7 @@ def _task_document(folder: Path) -> dict[str, str]:
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy the named files that exist, refusing links out of the folder."""
+    """Copy files between folders, as far as they exist; refuse links out of the source folder."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(file_inside(source, name), target / name)

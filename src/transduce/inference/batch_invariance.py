@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import compiled_state
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.model.build import EncoderDecoder
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import AttentiveScorer, Hypothesis, Scorer
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -44,7 +45,7 @@ def batch_invariant_scorer(
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
-class BatchInvariantScorer:
+class BatchInvariantScorer(Scorer, AttentiveScorer):
     """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
 
     Every batch thereby has enough rows for batch-invariant matrix multiplication.
@@ -58,21 +59,21 @@ class BatchInvariantScorer:
         self.width = 1
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
+    @override
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W), and return the logits of the next token of the real sentences, (B, W, V)."""
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
+    @override
     def attention(self) -> Tensor:
-        """Return the attention to the source at the newest decoding step, (B, W, S)."""
         return self.inner.attention()[: self.sentences]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.inner.reorder(self._fill(parents))
         self.width = parents.shape[1]
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         self.sentences = len(rows)
         self._keep(rows)
 

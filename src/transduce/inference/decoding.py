@@ -149,19 +149,19 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 class _Filters(msgspec.Struct, frozen=True):
-    """The settings of `data.filters` in a training run's configuration that translation uses; it ignores the others."""
+    """The settings in the table `data.filters` of a training run's settings.toml that translation reads."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """The keys of a run's table `data` that translation reads."""
+    """The settings in the table `data` of a training run's settings.toml that translation reads."""
 
     filters: _Filters = _Filters()
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """The keys of a run's settings file that translation reads."""
+    """The content of a training run's settings.toml, as far as translation reads it."""
 
     data: _Data = _Data()
 

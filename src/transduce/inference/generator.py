@@ -550,7 +550,7 @@ class ContinuousGeneration:
         return found
 
     def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
-        """Take the first step of new prompts, and let them join a batch if one has space for them."""
+        """Generate the first tokens of new prompts, and let them join a running batch if one has enough capacity."""
         generator, chosen = self._generator, list(prompts.values())
         tokens = max(each.max_length for each in chosen)
         needed = ReservedCapacity(len(chosen), tokens, max(len(each.ids) for each in chosen) + tokens)
@@ -570,7 +570,7 @@ class ContinuousGeneration:
                 self._batches.append(batch)
 
     def _collect(self, batch: "_GrowingBatch") -> None:
-        """Store the results of a batch's prompts that have finished, and remove the batch if none is left."""
+        """Store the continuations of a batch's finished prompts, and remove the batch when no prompt is left in it."""
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
             each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)

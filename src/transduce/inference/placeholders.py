@@ -79,11 +79,11 @@ class MaskedPart(NamedTuple):
 
 
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the runs of a text that the vocabulary cannot represent except as bytes or as unknown.
+    """Return the spans of a text that the vocabulary can represent only as bytes or as unknown.
 
-    In scripts with spaces a run is extended to whole words. Runs of punctuation are excluded: the other language has
-    its own. So are rare characters of an unspaced script that the vocabulary otherwise covers, if they are encoded as
-    bytes: a rare Chinese character is an ordinary word, which the model has learned to read.
+    In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
+    So are rare characters of an unspaced script that the vocabulary otherwise covers, if they are encoded as bytes: a
+    rare Chinese character is an ordinary word, which the model has learned to read.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:

@@ -5,12 +5,14 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import exact_projection, search_reductions, start_fast, start_prompts
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.transformer import DecodingState
+from transduce.search.scorer import AttentiveScorer, Scorer
 from transduce.search.selection import use_kernels
 
 # --- registration of kernels ---
@@ -31,8 +33,8 @@ def install_search_kernels() -> None:
 # Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
-class TransformerScorer:
-    """Implements `search.scorer.Scorer` for a batch of source sentences, and `AttentiveScorer` with `attentive=True`.
+class TransformerScorer(Scorer, AttentiveScorer):
+    """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
     """
@@ -62,8 +64,8 @@ class TransformerScorer:
         # Padding and end symbols, which coverage must not count as untranslated, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
 
+    @override
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
         if self.trace is not None:
             self.trace = AttentionTrace()
         if self._logits is not None:
@@ -85,12 +87,12 @@ class TransformerScorer:
         heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self.state.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         if self._wordless is not None:
             self._wordless = self._wordless.index_select(0, rows)
         self.state.keep_sentences(rows)
@@ -102,8 +104,8 @@ class TransformerScorer:
 # Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
-class ContinuingScorer:
-    """Implements `search.scorer.Scorer` for a decoder-only model that continues prompts of at least one token each."""
+class ContinuingScorer(Scorer):
+    """A scorer for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
@@ -130,7 +132,7 @@ class ContinuingScorer:
         self.has_started = False
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
+        """Return the logits of the next token of W texts per prompt, (B, W, V), after their newest tokens, (B, W).
 
         The first call ignores its argument, because the prompts are already in the state.
         """
@@ -153,16 +155,16 @@ class ContinuingScorer:
         step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let text w of prompt b continue text parents[b, w], (B, W), by reordering the cached states."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         rows = (first + parents).flatten()
         self.width = parents.shape[1]
         if len(rows) != len(self.texts) or bool((rows != torch.arange(len(rows), device=rows.device)).any()):
             self._keep_rows(rows)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the prompts with these indices in the batch."""
         offsets = torch.arange(self.width, device=rows.device)
         self._keep_rows((rows[:, None] * self.width + offsets).flatten())
 

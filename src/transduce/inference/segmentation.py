@@ -364,7 +364,7 @@ def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
 
 
 def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
-    """Return the spans of a source text that lie in a line, as spans of the line."""
+    """Return the spans of a source text that lie in a line, as offsets in the line."""
     if not spans:
         return []
     inside = spans_between(spans, offsets[0], offsets[-1])

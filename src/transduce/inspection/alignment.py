@@ -102,9 +102,9 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of linked words in known alignments."""
 
     sources: _Counts
-    """Linked and all occurrences of each source word."""
+    """Numbers of linked occurrences and of all occurrences of each source word."""
     targets: _Counts
-    """Linked and all occurrences of each target word."""
+    """Numbers of linked occurrences and of all occurrences of each target word."""
     pairs: dict[str, _Counts]
     """For each source word, linked and all occurrences of each target word in the same sentence pair."""
 
@@ -346,7 +346,7 @@ _NOTHING = (0.05, 0.005)
 """The prior weight, relative to attention, that a target word and that a source word has no counterpart."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
-"""Words are linked if the target word, or the source word, comes from the other with more than this probability."""
+"""Probabilities above which a target word is linked to the source word that it comes from, and vice versa."""
 _MIN_CHANCE = 1e-5
 
 
@@ -362,9 +362,9 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Chosen heads and word translation probabilities of `learn_word_statistics`, which are valid for one model."""
 
     num_layers: int
-    """Decoder layers of that model."""
+    """Number of decoder layers of the model."""
     num_heads: int
-    """Heads per layer."""
+    """Number of heads per layer."""
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head) of the heads whose mean attention is used."""
     targets: dict[str, dict[str, float]]
@@ -377,17 +377,17 @@ class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The weights that `choose_heads` learned for a model's heads, which are valid for that model only."""
 
     num_layers: int
-    """Decoder layers of that model."""
+    """Number of decoder layers of the model."""
     num_heads: int
-    """Heads per layer."""
+    """Number of heads per layer."""
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head) of the heads that are used, best aligner first."""
     first: tuple[float, ...]
     """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
-    """Weights of the second regression, which adds the first one's probabilities around each pair."""
+    """Weights of the second regression, which also has the first regression's probabilities around each pair."""
     words: LinkCounts | None = None
-    """Links of words in the known alignments; None in files of versions that did not count them."""
+    """Counts of linked words in the known alignments; None in files of versions that did not count them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
@@ -574,7 +574,7 @@ def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return the links of words of which one comes from the other with a high probability, (target, source words)."""
+    """Return links between words if one comes from the other with a high probability, (target words, source words)."""
     return np.asarray((by_target[:, 1:] > _LINKED[0]) | (_LINKED[1] < by_source[:, 1:].T))
 
 
@@ -626,7 +626,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
     """Read the heads, or the word statistics, that `transduce align --learn` wrote.
 
     Raises:
-        TransduceError: the file contains something else.
+        TransduceError: the file contains neither heads nor word statistics.
     """
     try:
         content = path.read_bytes()

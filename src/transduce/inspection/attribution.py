@@ -32,9 +32,9 @@ _INTEGRATION_POINTS = (0.07, 0.33, 0.67)
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
-"""Number of parts of a translation that are explained one after another, each without the positions after it.
+"""Number of parts of a translation that are explained one after another, without computing the positions after a part.
 
-With fewer floating-point operations, several passes take longer than these positions.
+The translation is divided only if its gradients take more than the minimum number of floating-point operations.
 """
 _MAX_OPERATIONS = 1e12
 """Maximum number of floating-point operations of a method when all methods are asked for."""
@@ -356,7 +356,7 @@ class _Subject:
         return gradients
 
     def rollout(self) -> Weights:
-        """Return the attention of each prediction, traced through the layers' attention, (T, S)."""
+        """Return each prediction's attention to each token, multiplied through the layers (`rollout`), (T, S)."""
         with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
             self.reading.forward(1)
         through = torch.eye(len(self.ids), device=self.device)
@@ -372,7 +372,7 @@ class _Subject:
         return as_array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each token in each predicting state, traced through all layers, (T, S).
+        """Return the share of each token in each predicting state, traced through all layers (method `value`), (T, S).
 
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.

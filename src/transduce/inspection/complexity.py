@@ -268,7 +268,7 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 
 def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
-    """Return the exponent of the power of the size that fits the times best."""
+    """Return the exponent p for which times proportional to size^p fit the measured times best."""
     xs, ys = ([math.log(value) for value in values] for values in (sizes, times))
     return statistics.linear_regression(xs, ys).slope
 

@@ -230,7 +230,7 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_heads(num_heads: int) -> _Register:
-    """Return the registration at the joined heads before an output projection, as (batch, queries, heads, width)."""
+    """Return a function that registers a hook at the joined heads, shown as (batch, queries, heads, width)."""
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:
         return _at_input(module, lambda joined: act(joined.unflatten(-1, (num_heads, -1))).flatten(-2))
@@ -239,7 +239,7 @@ def _at_heads(num_heads: int) -> _Register:
 
 
 def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
-    """Return the registration at the queries (0), keys (1) or values (2) in the output of the common projection."""
+    """Return a function that registers a hook at the queries (0), keys (1) or values (2) of the joint projection."""
     first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
     width = attention.d_v if part == 2 else attention.d_k
 
@@ -290,13 +290,13 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Wrap a model's method `project`, whose own attribute keeps all kernels away."""
+    """Wrap a model's method `project` to reach its logits; no kernel replaces a wrapped method."""
     attributes, project = vars(module), module.project
     before = attributes.get("project")
 
     def wrapped(hidden: Tensor) -> Tensor:
         logits: Tensor = project(hidden)  # type: ignore[operator]
-        return act(logits.clone())  # search changes logits in site
+        return act(logits.clone())  # search changes logits in place
 
     attributes["project"] = wrapped
 

@@ -293,7 +293,7 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
 
 
 def character_vocabulary(ids: Mapping[str, int], place: str) -> ImportedTokenizer:
-    """Make a tokenizer of characters, each with its id, such as that of a language model written after a tutorial.
+    """Make a tokenizer of single characters with the given ids, as tutorials on language models use them.
 
     Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
     the end. `place` names the list in error messages.

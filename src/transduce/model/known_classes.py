@@ -61,9 +61,9 @@ class _Entry(NamedTuple):
     computes: type[nn.Module]
     """The reference class whose function the class computes."""
     children: frozenset[str] | None
-    """Names of submodules; None: any."""
+    """Names of the submodules that a module of the class may hold; None: any."""
     tensors: frozenset[str] | None
-    """Names of parameters and buffers; None: any."""
+    """Names of the parameters and buffers that a module of the class may hold; None: any."""
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}

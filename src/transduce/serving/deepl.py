@@ -144,7 +144,7 @@ class DeepLGlossary(msgspec.Struct, kw_only=True, frozen=True):
     source_lang: str
     target_lang: str
     creation_time: str
-    """Time in UTC, in ISO 8601."""
+    """Time when the glossary was created, in UTC, in ISO 8601."""
     entry_count: int
 
 

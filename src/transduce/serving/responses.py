@@ -83,10 +83,10 @@ class ResponseMiddleware:
 
         Args:
             app: the application that answers all requests, with an error response where necessary.
-            metrics: counts the requests.
+            metrics: the metrics that count the requests.
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
-            refuse: returns the error to answer every request with now, or None.
+            refuse: function that returns the error to answer every request with at present, or None.
             root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app

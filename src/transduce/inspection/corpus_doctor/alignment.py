@@ -277,7 +277,7 @@ class Stretch(msgspec.Struct, frozen=True):
     first_line: int
     last_line: int
     lag: int | None
-    """Lines by which the translations come later in the target; None if no line nearby corresponds."""
+    """Number of lines by which the translations come later in the target; None if no line nearby corresponds."""
 
 
 class Alignment(msgspec.Struct, frozen=True):

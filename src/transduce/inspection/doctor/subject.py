@@ -46,7 +46,7 @@ class Subject:
 
     name: str
     module: nn.Module
-    """The module with the parameters. It is examined in evaluation mode."""
+    """The module with the parameters, which is examined in evaluation mode."""
     logits: Callable[[Tensor, Tensor], Tensor]
     """Function from source ids (B, S) and target input ids (B, T), both padded on the right, to logits (B, T, V).
 

@@ -66,13 +66,13 @@ class StoredParameter(NamedTuple):
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes this model, or None."""
+    """Return the name of the Hugging Face class that computes a model with this configuration, or None."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens this model, or None."""
+    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None."""
     family = family_for(config)
     return None if family is None else family.automatic
 

@@ -96,7 +96,7 @@ class ConfigReader:
         return value
 
     def optional_id(self, name: str) -> int | None:
-        """Return the token id under a key of config.json, the first one of a list, or None."""
+        """Return the token id under a key of config.json (the first one of a list), or None if the key is unset."""
         value = self.content.get(name)
         if isinstance(value, list) and value:
             value = value[0]

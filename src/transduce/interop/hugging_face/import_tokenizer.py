@@ -49,7 +49,7 @@ class TokenizerFiles:
         """Return the JSON object in a file, or an empty one if there is no such file.
 
         Raises:
-            TransduceError: the file contains something else.
+            TransduceError: the file does not contain a JSON object.
         """
         content = self.read(name)
         if content is None:
@@ -78,7 +78,7 @@ class TokenizerFiles:
         """Return the table of token ids by token from a JSON file.
 
         Raises:
-            TransduceError: the file is missing, or contains something else.
+            TransduceError: the file is missing, or does not contain such a table.
         """
         try:
             return msgspec.json.decode(self.needed(name), type=dict[str, int])
@@ -127,7 +127,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
     Args:
         files: the files of the tokenizer.
         model_type: the model's family.
-        pieces: the pieces of the sentencepiece model, in its order.
+        pieces: the pieces of the sentencepiece model, in the model's order.
 
     Raises:
         TransduceError: the family's numbering is unknown.

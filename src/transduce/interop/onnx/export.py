@@ -277,7 +277,7 @@ class _Session:
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
-        """Return caches of length 0 for the graph's `past_` inputs that are not in `given`."""
+        """Return KV caches of length 0 for the graph's `past_` inputs that are not in `given`, for a number of rows."""
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
