@@ -47,9 +47,9 @@ class Weight(NamedTuple):
 def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one, times `scale`.
 
-    The largest singular values become 0.73 to 1.27. So do all that are at least a hundredth of the fourth root of the
-    sum of all values' fourth powers. Smaller ones are multiplied by 78; zero stays zero. The computation uses the
-    matrices' dtype.
+    Let r be the fourth root of the sum of a matrix's singular values to the fourth power. Singular values of at least
+    r / 100, which include the largest, become 0.73 to 1.27. A smaller one, σ, becomes about 78 σ / r; zero stays zero.
+    The computation uses the matrices' dtype.
     """
     made = matrices.clone()
     _replace(list(made), scale, matrices.dtype)
