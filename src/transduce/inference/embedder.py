@@ -32,7 +32,7 @@ class TokenStates(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...]
     """The tokens as the vocabulary spells them."""
     states: Tensor
-    """The output of the encoder's last layer, (L, D), float32 on the CPU."""
+    """The output of the encoder's last layer for each of L tokens, (L, D), float32 on the CPU."""
 
 
 class Embedder:

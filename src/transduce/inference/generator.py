@@ -719,7 +719,7 @@ def load_generator(
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the context length in tokens that a folder's model was trained with; by default, the model's positions."""
+    """Return the context length in tokens that a folder's model was trained with; else the number of positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None

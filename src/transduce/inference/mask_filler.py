@@ -109,7 +109,7 @@ class Filler:
 
     @torch.inference_mode()
     def probabilities(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Return the probability of every ordinary token at each position of a text, (M, V), float32 on the CPU.
+        """Return the probability of every ordinary token at each of M positions of a text, (M, V), float32 on the CPU.
 
         Ordinary tokens are those that stand for text; the special tokens are left out of V.
         """

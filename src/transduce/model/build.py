@@ -1,4 +1,4 @@
-"""Build the model that a configuration describes, also with components of the user's own."""
+"""Build the model that a configuration describes, also with components that users register."""
 
 import importlib.util
 import sys
@@ -93,7 +93,7 @@ def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]
         setattr(model.get_submodule(holder), last, computed[name])
 
 
-# --- components of the user's own ---
+# --- registered components ---
 
 
 _REGISTRIES: dict[str, tuple[dict[str, Any], type | None]] = {

@@ -231,7 +231,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             (B, T, V).
 
         Raises:
-            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))
@@ -297,7 +297,7 @@ def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tenso
     Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Raises:
-        TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+        TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
     """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:

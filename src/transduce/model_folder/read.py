@@ -82,7 +82,7 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     files: tuple[MappedTensors, ...] = ()
     """The files whose tensors the model has mapped."""
     prepacked: MappedTensors | None = None
-    """The file with the prepacked weights of the model, if they come from one."""
+    """The cache file from which the model has its prepacked weights; None if it does not use one."""
 
 
 class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
