@@ -15,12 +15,12 @@ from transduce.argument_checks import as_integer, as_path, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.machine import Precision
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import read_task_card
 from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
-from transduce.text.special_tokens import encode_masked, special_tokens_of, text_token_ids
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import encode_masked, special_tokens_of, text_token_ids
 
 
 class Candidate(msgspec.Struct, frozen=True):
