@@ -29,6 +29,7 @@ EQUAL = {
     "experiments.md",
     "multilingual.md",
     "monolingual.md",
+    "preparing.md",
     "distillation.md",
 }
 # Their outputs are in Chinese, too.
