@@ -96,7 +96,7 @@ def parse_links(place: str, line: str) -> "Links":
     """Parse the links of a line such as `0-0 1-2 2-1`; `place` names the line in error messages.
 
     Raises:
-        TransduceError: the line contains something else.
+        TransduceError: a part of the line is not a link.
     """
     links = []
     for link in line.split():

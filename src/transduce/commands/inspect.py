@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.attention import WordAttention
     from transduce.inspection.plots import Chart
-    from transduce.inspection.pronouns import PronounAttention
     from transduce.inspection.reading import Reader
-    from transduce.inspection.sentence_view import Inspection, TextInspection, WordAlignment
+    from transduce.inspection.sentence_view import Inspection, PronounAttention, TextInspection, WordAlignment
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""
@@ -156,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder for any task, with the shared options."""
+    """Load the model of a folder for any task, with the command's options for loading."""
     from transduce.inference.load import load, task_of
 
     if task_of(Path(folder)) == "translation":
@@ -252,7 +251,7 @@ def _report_input(translator: "Translator", text: str) -> None:
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
-    """Write the page of all sentences and models; print what it shows of the first sentence and model."""
+    """Write the page of all sentences and models; print the part of the first sentence and model."""
     from transduce.inspection.plots_runs import unique_suffixes
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage, draw_inspection
@@ -274,7 +273,7 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
-    """Write the page of all texts of a model of another kind; print what it shows of the first one."""
+    """Write the page of all texts of a model of another kind; print the part of the first text."""
     from transduce.inspection.sentence import inspect_text
     from transduce.inspection.sentence_view import TextInspectionPage
 

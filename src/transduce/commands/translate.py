@@ -321,7 +321,7 @@ def _translated(
         yield from translate_portions(load_translator(folders, options), job, waiting)
         return
     threads = detect_machine(options.device, thread_count(options, folders[0])).threads
-    recipe = WorkerSettings(
+    worker_settings = WorkerSettings(
         folders=folders,
         job=job,
         precision=options.precision,
@@ -332,7 +332,7 @@ def _translated(
         tag=options.tag,
         datastore=options.datastore,
     )
-    with Workers(recipe, options.workers) as workers:
+    with Workers(worker_settings, options.workers) as workers:
         yield from workers.translate(waiting)
 
 

@@ -19,16 +19,20 @@ from transduce.interop.ctranslate2 import (
     ctranslate2_obstacles,
     write_ctranslate2,
 )
-from transduce.interop.hugging_face.export import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.hugging_face.export import (
+    HuggingFaceEncoder,
+    HuggingFaceLanguageModel,
+    HuggingFaceModel,
+    has_tokenizer,
+    pipeline_files,
+)
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
-from transduce.interop.hugging_face.tokenizer_files import has_tokenizer, pipeline_files
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.config import Kind, ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
 from transduce.model_folder.read import CONTEXT, DIRECTIONS, VOCABULARIES, directions_text
 from transduce.model_folder.safety import file_inside
@@ -403,7 +407,7 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """Return the exporter of one of FORMATS.
+    """Return the exporter to a format, one of `FORMATS`.
 
     Raises:
         TransduceError: the format is unknown.
@@ -469,7 +473,7 @@ def _task_document(folder: Path) -> dict[str, str]:
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy the named files that exist, refusing links out of the folder."""
+    """Copy files between folders, as far as they exist; refuse links out of the source folder."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(file_inside(source, name), target / name)

@@ -166,7 +166,7 @@ class Documents(NamedTuple):
 
     @classmethod
     def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
-        """Return the documents of the lines of a file, which empty lines separate."""
+        """Return the documents that the lines of a file form; empty lines separate documents."""
         follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
         return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
 

@@ -276,15 +276,15 @@ _FORMAT_VERSION = 1
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The progress of a file, as stored in FILE.progress."""
+    """The progress of writing a file, as stored in FILE.progress."""
 
     format_version: int = _FORMAT_VERSION
     lines: int = 0
     """Number of finished lines of the input."""
     size_bytes: int = 0
-    """Size in bytes of the output for these lines."""
+    """Size in bytes of the output for the finished lines."""
     input_sha256: str = ""
-    """SHA-256 digest of these input lines."""
+    """SHA-256 digest of the finished lines of the input."""
     options_sha256: str = ""
     """SHA-256 digest of everything that determines the output: models and settings."""
 
@@ -459,10 +459,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 class _Worker:
     """A worker process that translates portions, with the numbers of the portions that were sent to it."""
 
-    def __init__(self, recipe: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, child_end = context.Pipe()
-        arguments = (child_end, msgspec.json.encode(recipe))
+        arguments = (child_end, msgspec.json.encode(settings))
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         child_end.close()
@@ -494,11 +494,11 @@ class _Worker:
 class Workers:
     """A context in which several worker processes translate portions."""
 
-    def __init__(self, recipe: WorkerSettings, count: int) -> None:
+    def __init__(self, settings: WorkerSettings, count: int) -> None:
         """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
-        self._recipe = recipe
+        self._settings = settings
 
     def __enter__(self) -> "Workers":
         return self
@@ -538,7 +538,7 @@ class Workers:
 
     def _idlest(self) -> _Worker:
         if len(self.workers) < self.count and all(worker.numbers for worker in self.workers):
-            self.workers.append(_Worker(self._recipe))
+            self.workers.append(_Worker(self._settings))
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:
@@ -548,26 +548,26 @@ class Workers:
         return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))
 
 
-def _work(connection: Connection, recipe_json: bytes) -> None:
+def _work(connection: Connection, settings_json: bytes) -> None:
     """Run the loop of a worker process until the other end of its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
 
-    recipe = msgspec.json.decode(recipe_json, type=WorkerSettings)
+    settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
     try:
         translator = open_translator(
-            recipe.folders,
-            precision=recipe.precision,
-            device=recipe.device,
-            threads=recipe.threads,
-            source_language=recipe.source_language,
-            target_language=recipe.target_language,
-            datastore=recipe.datastore,
-            tag=recipe.tag,
+            settings.folders,
+            precision=settings.precision,
+            device=settings.device,
+            threads=settings.threads,
+            source_language=settings.source_language,
+            target_language=settings.target_language,
+            datastore=settings.datastore,
+            tag=settings.tag,
         )
         for message in messages:
-            text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))
+            text = translate_portion(translator, settings.job, msgspec.json.decode(message, type=Portion))
             connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
     except TransduceError as error:
         connection.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))

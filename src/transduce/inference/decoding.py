@@ -13,16 +13,17 @@ from torch import Tensor
 from transduce.acceleration import find_batch_search
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import (
-    MAX_SENTENCES,
-    BatchInvariantScorer,
-    batch_invariant_scorer,
-    common_padded_length,
-)
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_continuations
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
-from transduce.inference.scorers import ContinuingScorer, TransformerScorer
+from transduce.inference.scorers import (
+    MAX_SENTENCES,
+    BatchInvariantScorer,
+    ContinuingScorer,
+    TransformerScorer,
+    batch_invariant_scorer,
+    common_padded_length,
+)
 from transduce.model.backend import (
     BatchSearch,
     FoundHypothesis,
@@ -70,7 +71,7 @@ from transduce.search.selection import BestSelection, DiverseSelection, Selectio
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.out_of_memory import explain_out_of_memory
+from transduce.training.interruption import explain_out_of_memory
 
 # --- out-of-memory errors ---
 
@@ -149,19 +150,19 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 class _Filters(msgspec.Struct, frozen=True):
-    """The settings of `data.filters` in a training run's configuration that translation uses; it ignores the others."""
+    """The settings in the table `data.filters` of a training run's settings.toml that translation reads."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """The keys of a run's table `data` that translation reads."""
+    """The settings in the table `data` of a training run's settings.toml that translation reads."""
 
     filters: _Filters = _Filters()
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """The keys of a run's settings file that translation reads."""
+    """The content of a training run's settings.toml, as far as translation reads it."""
 
     data: _Data = _Data()
 

@@ -32,7 +32,7 @@ from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
 from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
+from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
 from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
@@ -550,7 +550,7 @@ class ContinuousGeneration:
         return found
 
     def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
-        """Take the first step of new prompts, and let them join a batch if one has space for them."""
+        """Generate the first tokens of new prompts, and let them join a running batch if one has enough capacity."""
         generator, chosen = self._generator, list(prompts.values())
         tokens = max(each.max_length for each in chosen)
         needed = ReservedCapacity(len(chosen), tokens, max(len(each.ids) for each in chosen) + tokens)
@@ -570,7 +570,7 @@ class ContinuousGeneration:
                 self._batches.append(batch)
 
     def _collect(self, batch: "_GrowingBatch") -> None:
-        """Store the results of a batch's prompts that have finished, and remove the batch if none is left."""
+        """Store the continuations of a batch's finished prompts, and remove the batch when no prompt is left in it."""
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
             each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
@@ -719,7 +719,7 @@ def load_generator(
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the context length in tokens that a folder's model was trained with; by default, the model's positions."""
+    """Return the context length in tokens that a folder's model was trained with; else the number of positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None

@@ -59,7 +59,7 @@ class _Number(NamedTuple):
     kind: str | None
     """"date", "clock" (time of day), "groups" (numbers separated by spaces), or None."""
     scaled: bool
-    """True if the next character multiplies the number."""
+    """True if the next character multiplies the number, as in 3万 (30,000)."""
 
     @property
     def digits(self) -> str:
@@ -174,7 +174,7 @@ UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this lim
 _MAX_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
 _MIN_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
 _MIN_COPIED = 2
-"""Minimum length in units of a translation that equals its source."""
+"""Minimum length, in words or unspaced characters, of a translation that is reported as a copy of its source."""
 _MIN_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gram length that counts as starting again
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 

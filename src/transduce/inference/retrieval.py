@@ -19,12 +19,14 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import decoded_model
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.scoring import target_states
 from transduce.model.build import EncoderDecoder
+from transduce.search.scorer import Scorer
 from transduce.search.selection import log_sum_exp
 
 Ids = Sequence[Sequence[int]]
@@ -56,13 +58,13 @@ class DatastoreTensors(NamedTuple):
     """The tensors of a datastore: decoder states with their next tokens, and embeddings of the sources."""
 
     states: Tensor
-    """Output of the last decoder layer before each target token, float16, (N, D)."""
+    """Output of the last decoder layer before each of the N target tokens of all pairs, float16, (N, D)."""
     labels: Tensor
-    """The target tokens, including end symbols, int32, (N,)."""
+    """The N target tokens of all pairs, including end symbols, int32, (N,)."""
     starts: Tensor
-    """Offset of each pair's first position, and the total N, int64, (P + 1,)."""
+    """Offset of the first target token of each of P pairs, and the total N, int64, (P + 1,)."""
     sources: Tensor
-    """Normalized embedding of each source, float16, (P, D)."""
+    """Normalized embedding of the source of each of P pairs, float16, (P, D)."""
     rarities: Tensor
     """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
     first_source: Tensor
@@ -75,11 +77,11 @@ class RetrievalCandidates(NamedTuple):
     """The stored states among which one sentence's neighbors are searched: the target positions of selected pairs."""
 
     states: Tensor
-    """Decoder states, (M, D)."""
+    """Decoder states at the M target positions of the selected pairs, (M, D)."""
     norms: Tensor
-    """Squared norms of the states, (M,)."""
+    """Squared norms of the M decoder states, (M,)."""
     labels: Tensor
-    """Target token ids, int64, (M,)."""
+    """The token at each of the M target positions, int64, (M,)."""
 
 
 class Retriever:
@@ -198,24 +200,24 @@ class NeighborIndex:
         return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 
-class RetrievalScorer:
-    """Implements `search.scorer.Scorer`: interpolates a model's probabilities with those of retrieved neighbors."""
+class RetrievalScorer(Scorer):
+    """A scorer that interpolates a model's probabilities with those of retrieved neighbors."""
 
     def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
         """Wrap the scorer of a model, which has not run a step yet."""
         self._scorer, self._neighbours = scorer, neighbours
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the log-probabilities of the next token, (B, W, V)."""
+        """Return the interpolated log-probabilities of the next token, (B, W, V), after the newest tokens, (B, W)."""
         logits = self._scorer.step(tokens).float()
         return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Let hypothesis w of sentence b continue hypothesis parents[b, w], (B, W), by reordering the cached states."""
         self._scorer.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         self._scorer.keep_sentences(rows)
         self._neighbours.keep_sentences(rows)
 

@@ -86,9 +86,10 @@ def word_spans(text: str) -> list[Span]:
 
 
 def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """Return the loss of each word in nats: the sum of the losses of its tokens.
+    """Return the log-probability that each translated word loses without a part of the source, in nats.
 
-    If a token covers several words, as in scripts without spaces, each of these words gets the token's whole loss.
+    A word's loss is the sum over its tokens. If a token covers several words, as in scripts without spaces, each of
+    these words gets the token's whole loss.
     """
     if vocabulary.normalize(text) != text:  # the vocabulary normalizes the text, so token spans would not match
         return [0.0] * len(words)
@@ -112,7 +113,7 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
 LOSS_THRESHOLD_NATS = 2.5
 _SHARE = 0.5
 _CERTAIN_NATS = 10.0
-"""Loss assigned to words that are known to belong to a span."""
+"""Loss of log-probability assigned to translated words that are known to belong to a source span."""
 _MIN_NATS = 0.3  # if no word loses more, the alignment is by relative position
 
 
@@ -122,7 +123,7 @@ class MarkedSentence(NamedTuple):
     source: str
     """The source sentence."""
     text: str
-    """Its translation."""
+    """The translation of the source sentence."""
     spans: Sequence[Span]
     """The marked spans of the source."""
     is_scored: bool = True
@@ -177,7 +178,7 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield the word losses for the spans of each marked sentence; an empty list for sentences without spans."""
+    """Yield, for each marked sentence, the word losses (`word_losses`) of each span; an empty list without spans."""
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
 
@@ -203,7 +204,10 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of target words for a source span, with fixed values for words of glossary terms."""
+        """Return the log-probability that each translated word loses without a span, with fixed values for known words.
+
+        A word is known if it belongs to a glossary term.
+        """
         adjusted = list(losses)
         for source, target in self.marked.ties:
             is_within = span.start <= source.start and source.end <= span.end
@@ -243,7 +247,12 @@ class _Aligner:
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
     def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
-        """Return the indices of the words of a span's enclosing target span that no disjoint span has taken."""
+        """Return the indices of words inside a span of the translation, without those of disjoint aligned spans.
+
+        Args:
+            parents: the indices of the marked spans that enclose the one to align.
+            bounds: the span of the translation.
+        """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
         return [word for word in inside if word not in taken]
@@ -306,7 +315,7 @@ class _Aligner:
         return any(other.start < offset < other.end for other in self.placed.values())
 
     def _include_punctuation(self, target_span: Span, span: Span, bounds: Span) -> Span:
-        """Extend a target span by adjacent punctuation or opening brackets if the source span has some at that edge."""
+        """Extend a span of the translation by adjacent punctuation, if the source span has some at the same edge."""
         source, text = self.marked.source, self.marked.text
         start, end = target_span
         if not source[span.end - 1].isalnum():
@@ -326,7 +335,7 @@ def _opens(character: str) -> bool:
 # --- spans of long texts ---
 
 
-_MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol
+_SPECIAL_TOKENS = 4  # that a vocabulary may add to a text: language tags, the end symbol
 
 TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair of a source and its translated text."""
@@ -574,7 +583,7 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
-    return max(map(len, ids)) + _MARKS_AROUND <= translator.max_scored_tokens
+    return max(map(len, ids)) + _SPECIAL_TOKENS <= translator.max_scored_tokens
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:

@@ -38,7 +38,7 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Minimum share of the strongest loss for characters that belong to the same token."""
+"""Share of the greatest loss of log-probability from which on characters belong to the same token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
@@ -70,11 +70,11 @@ class _Position(NamedTuple):
     """The spans of a translation that one missing glossary term may replace."""
 
     spans: tuple[Span, ...]
-    """Spans that the term may replace, each of one word or more."""
+    """Alternative spans for the term, each of one word or more."""
     term: Term
     """The glossary term."""
     repeats: tuple[Span, ...]
-    """Other occurrences of the same word that also depend on the term, such as a name that occurs twice."""
+    """Spans of further occurrences of the replaced word that also depend on the term, such as a repeated name."""
 
 
 def insert_terms(
@@ -211,7 +211,7 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether one word's loss is large enough to identify it as a term's translation."""
+    """Return whether one word loses so much log-probability without a term that it must be the term's translation."""
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 
@@ -225,7 +225,7 @@ def _trim_to_words(text: str) -> str:
 def _best_position(
     text: str, words: list[Span], losses: list[float], term: Term, usual_translation: str, *, comes_again: bool
 ) -> _Position:
-    """Return the position of a term: the word with the highest loss, with alternatives and further occurrences.
+    """Return the position of a term: the word whose log-probability falls most without the term, and alternatives.
 
     The alternatives include neighbors with a high loss on either side. In a script without spaces, the alternatives are
     the term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of
@@ -272,7 +272,7 @@ def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
 
 
 def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) -> float:
-    """Return the smallest loss of the words that overlap the span `within`; 0 without such a word."""
+    """Return the smallest loss of log-probability of the words that overlap the span `within`; 0 without words."""
     pairs = zip(words, losses, strict=True)
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 

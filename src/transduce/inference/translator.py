@@ -12,7 +12,6 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import BatchInvarianceCheck, padded_length
 from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
     DocumentContext,
@@ -49,6 +48,7 @@ from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
 from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
+from transduce.inference.scorers import BatchInvarianceCheck, padded_length
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score
@@ -521,7 +521,7 @@ class Translator:
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
-        """Yield one sentence's translation while it is generated."""
+        """Yield one sentence's translation while it is generated, in parts of text."""
         has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
         growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
         if search.batch_invariant:
@@ -544,7 +544,7 @@ class Translator:
             yield rest
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0) -> list[Score]:
-        """Score given translations, with the same scores as search.
+        """Return the scores of given translations, computed as search ranks hypotheses.
 
         Args:
             sources: source sentences, short enough not to be split.
@@ -721,7 +721,7 @@ class Translator:
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Search one batch without prefixes and required phrases, and without the check of batch invariance."""
+        """Search for translations of one batch of token ids, without the check of batch invariance."""
         batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run(self._begin(batch, search))

@@ -102,9 +102,9 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of linked words in known alignments."""
 
     sources: _Counts
-    """Linked and all occurrences of each source word."""
+    """Numbers of linked occurrences and of all occurrences of each source word."""
     targets: _Counts
-    """Linked and all occurrences of each target word."""
+    """Numbers of linked occurrences and of all occurrences of each target word."""
     pairs: dict[str, _Counts]
     """For each source word, linked and all occurrences of each target word in the same sentence pair."""
 
@@ -120,7 +120,7 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             table[word] = linked + bool(is_linked), total + 1
 
     def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
-        """Return linked and all occurrences of each word pair and, in the last row and column, of each word.
+        """Return the numbers of linked and of all occurrences of each word pair; the last row and column are for words.
 
         The shape is (2, target words + 1, source words + 1).
         """
@@ -266,7 +266,7 @@ class _Side(NamedTuple):
     ids: list[int]
     """Token ids with the end symbol and other special tokens."""
     shares: Matrix
-    """Which tokens spell which word, 0 or 1, (words, tokens)."""
+    """Matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
@@ -343,10 +343,10 @@ _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
 """Number of rounds of expectation maximization; more rounds favor rare words as translations of all words near them."""
 _NOTHING = (0.05, 0.005)
-"""The prior weight, relative to attention, that a target word and that a source word has no counterpart."""
+"""Prior weights, relative to attention, that a target word and that a source word have no counterpart."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
-"""Words are linked if the target word, or the source word, comes from the other with more than this probability."""
+"""Probabilities above which a target word is linked to the source word that it comes from, and vice versa."""
 _MIN_CHANCE = 1e-5
 
 
@@ -362,9 +362,9 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Chosen heads and word translation probabilities of `learn_word_statistics`, which are valid for one model."""
 
     num_layers: int
-    """Decoder layers of that model."""
+    """Number of decoder layers of the model."""
     num_heads: int
-    """Heads per layer."""
+    """Number of heads per layer."""
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head) of the heads whose mean attention is used."""
     targets: dict[str, dict[str, float]]
@@ -377,17 +377,17 @@ class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The weights that `choose_heads` learned for a model's heads, which are valid for that model only."""
 
     num_layers: int
-    """Decoder layers of that model."""
+    """Number of decoder layers of the model."""
     num_heads: int
-    """Heads per layer."""
+    """Number of heads per layer."""
     chosen: tuple[tuple[int, int], ...]
     """Pairs (layer, head) of the heads that are used, best aligner first."""
     first: tuple[float, ...]
     """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
-    """Weights of the second regression, which adds the first one's probabilities around each pair."""
+    """Weights of the second regression, which also has the first regression's probabilities around each pair."""
     words: LinkCounts | None = None
-    """Links of words in the known alignments; None in files of versions that did not count them."""
+    """Counts of linked words in the known alignments; None in files of versions that did not count them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
@@ -567,14 +567,14 @@ def _expectation_maximization(
 
 
 def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior: Matrix) -> Matrix:
-    """Return the probability that each word comes from nothing or from each given word, (words, 1 + givens)."""
+    """Return the probability that no given word, or each given word, generated each word, (words, 1 + givens)."""
     chances = np.array([[table.get(given, {}).get(word, 0.0) for given in ("", *givens)] for word in words])
     posterior = (chances.reshape(prior.shape) + _MIN_CHANCE) * prior
     return np.asarray(posterior / posterior.sum(axis=1, keepdims=True))
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return the links of words of which one comes from the other with a high probability, (target, source words)."""
+    """Return links between words if one comes from the other with a high probability, (target words, source words)."""
     return np.asarray((by_target[:, 1:] > _LINKED[0]) | (_LINKED[1] < by_source[:, 1:].T))
 
 
@@ -626,7 +626,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
     """Read the heads, or the word statistics, that `transduce align --learn` wrote.
 
     Raises:
-        TransduceError: the file contains something else.
+        TransduceError: the file contains neither heads nor word statistics.
     """
     try:
         content = path.read_bytes()

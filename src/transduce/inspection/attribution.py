@@ -28,13 +28,13 @@ from transduce.model.recurrent import Recurrent
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
 _INTEGRATION_POINTS = (0.07, 0.33, 0.67)
-"""Factors of the embeddings at which integrated gradients are averaged, chosen by agreement with occlusion."""
+"""Factors of embeddings at which gradients are averaged for `integrated`, chosen by agreement with `occlusion`."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
-"""Number of parts of a translation that are explained one after another, each without the positions after it.
+"""Number of parts of a translation that are explained one after another, without computing the positions after a part.
 
-With fewer floating-point operations, several passes take longer than these positions.
+The translation is divided only if its gradients take more than the minimum number of floating-point operations.
 """
 _MAX_OPERATIONS = 1e12
 """Maximum number of floating-point operations of a method when all methods are asked for."""
@@ -130,7 +130,7 @@ def attributions(
 def _attribute(
     reader: Reader, source: str, target: str | None, methods: Sequence[Method], *, skip_refused: bool
 ) -> dict[Method, Attribution]:
-    """Return the attributions by these methods; `skip_refused` leaves out those that do not fit the model."""
+    """Return the attributions by several methods; `skip_refused` leaves out methods that do not fit the model."""
     if isinstance(reader, Forecaster):
         raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
     subject = _Subject(read(reader, source, target))
@@ -356,7 +356,7 @@ class _Subject:
         return gradients
 
     def rollout(self) -> Weights:
-        """Return the attention of each prediction, traced through the layers' attention, (T, S)."""
+        """Return each prediction's attention to each token, multiplied through the layers (`rollout`), (T, S)."""
         with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
             self.reading.forward(1)
         through = torch.eye(len(self.ids), device=self.device)
@@ -372,7 +372,7 @@ class _Subject:
         return as_array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each token in each predicting state, traced through all layers, (T, S).
+        """Return the share of each token in each predicting state, traced through all layers (method `value`), (T, S).
 
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
@@ -416,7 +416,7 @@ class _Subject:
 
 
 class _MovedVectors(msgspec.Struct, frozen=True):
-    """The vectors that an attention module moved between positions: values, weights, and what the residual keeps."""
+    """The parts of an attention module's output: values moved between positions, weights, and residual input."""
 
     module: MultiHeadAttention
     is_self_attention: bool
@@ -455,7 +455,7 @@ class _MovedVectors(msgspec.Struct, frozen=True):
 
 
 def _moved_vectors(model: Any, recording: Recording, stack: str) -> Iterator[_MovedVectors]:
-    """Yield the moved vectors of each attention module of a stack, in the order of computation."""
+    """Yield the parts of the output of each attention module of a stack, in the order of computation."""
     layers = getattr(model, f"{stack}_layers", None) or model.layers
     for point in hook_points(model):
         of_stack, number, name, *last = f"{point.name}...".split(".")[:4]

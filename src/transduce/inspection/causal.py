@@ -301,9 +301,9 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     corrupted_difference: float
     """The logit of the first answer less that of the second one, for the corrupted text."""
     residual: tuple[Grid, ...]
-    """The recovered share by the residual stream at each position (rows) after each layer (columns), by stack."""
+    """For each stack, the share recovered by patching the residual stream at each position after each layer."""
     heads: tuple[Grid, ...]
-    """The recovered share by the output of each head at all positions, layers × heads, by kind of attention."""
+    """For each kind of attention, the share recovered by patching a head's output at all positions, layers × heads."""
 
     def draw(self) -> str:
         """Return the tables as text for a terminal."""
@@ -401,7 +401,7 @@ def _stacks(reading: Reading) -> list[str]:
 def _aligned(
     reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
 ) -> tuple[Reading, Reading, int]:
-    """Return both texts as the model reads them, and the number of the prediction that answers.
+    """Return both texts as the model reads them, and the index of the prediction that is compared.
 
     Raises:
         TransduceError: the numbers of tokens differ, or the predictions do not.
@@ -444,7 +444,7 @@ def _aligned(
 
 
 def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
-    """Return the columns of the logits of the two answers."""
+    """Return the columns of the two answers in the logits of prediction `row`."""
     if answers is None:
         # A translator's own answers are the best tokens after what both translations begin with.
         with torch.inference_mode():
@@ -500,7 +500,7 @@ def _patched_residual(
     recording: Recording,
     recovered: Callable[[Mapping[str, Edit], int], list[float]],
 ) -> Grid:
-    """Return the recovered share by the residual stream of a stack, positions × layers."""
+    """Return the share that is recovered by patching a stack's residual stream, positions × layers."""
     tokens = [first.source_tokens, second.source_tokens]
     if stack == "decoder":
         tokens = [first.decoder_tokens, second.decoder_tokens]
@@ -544,7 +544,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     """The rank of the model's output at each prediction, from 1, (layers, predictions)."""
 
     def draw(self) -> str:
-        """Return a table with the most probable token of each prediction after each layer, in per cent."""
+        """Return a table of each prediction's most probable token after each layer, with the probability in percent."""
         cells = [
             [
                 f"{_cut(best.token)} {100 * best.probability:3.0f}"

@@ -133,10 +133,10 @@ def _check_sizes(
 
 
 def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
-    """Return the layer types of Table 1, the attentions by the model's own functions.
+    """Return the layer types of Table 1; this package's functions compute the attentions.
 
-    transduce has no convolutional layer; here it is PyTorch's, over earlier positions as in ByteNet's decoder. Layer i
-    is dilated by k^i, so that a path has log_k(n) layers.
+    PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
+    a path has log_k(n) layers.
     """
     window = Window(radius, causal=False, present=None, relative=None)
 
@@ -268,7 +268,7 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 
 def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
-    """Return the exponent of the power of the size that fits the times best."""
+    """Return the exponent p for which times proportional to size^p fit the measured times best."""
     xs, ys = ([math.log(value) for value in values] for values in (sizes, times))
     return statistics.linear_regression(xs, ys).slope
 

@@ -101,7 +101,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     """The default precision with its reason."""
     training: BackendChoice
-    """The kernels that train."""
+    """The backend that trains."""
     decoding: BackendChoice
     """The backend that decodes the paper's base model."""
     extras: tuple[ExtraStatus, ...]

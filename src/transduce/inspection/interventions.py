@@ -41,11 +41,11 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     heads_off: tuple[Head, ...] = ()
     """Heads whose output is replaced by zeros."""
     step: int | None = None
-    """A position in the translation, from 0. The tokens before it are kept."""
+    """A position in the translation, from 0; the tokens before the position are kept."""
     force: str | None = None
-    """The token to force at this position, as the vocabulary spells it."""
+    """The token to force at position `step`, as the vocabulary spells it."""
     forbid: tuple[str, ...] = ()
-    """Tokens to forbid at this position."""
+    """Tokens to forbid at position `step`, as the vocabulary spells them."""
     source: str | None = None
     """Another source sentence to translate instead, such as a result of `replace_word`."""
 

@@ -29,7 +29,7 @@ class _Line(msgspec.Struct, frozen=True):
     event: str
     step: int
     loss: float | None
-    """None if no step updated the model since the last report."""
+    """Training loss; None if no step updated the model since the last report."""
     bleu: float | None = None
 
 

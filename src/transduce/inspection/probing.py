@@ -31,7 +31,7 @@ from transduce.text.word_spans import overlap, split_words, token_spans
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
 _PENALTY = 1.0
-"""The factor of half the squared weights, beside the sum of the losses of all examples."""
+"""Factor of the L2 penalty, half the squared weights, which is added to the sum of the losses of all examples."""
 _STEPS = 60
 
 
@@ -53,9 +53,9 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     control_accuracy: tuple[float, ...]
     """The share of random labels that a probe for them finds; only accuracy above this share comes from the states."""
     majority: float
-    """The share found by always answering the most frequent label."""
+    """The share of held-out labels that equal the most frequent label."""
     word_majority: float
-    """The share found by answering the most frequent label of the same word (for labels of texts: `majority`)."""
+    """The share of held-out labels that equal the word's most frequent label (for labels of texts: `majority`)."""
 
     def draw(self) -> str:
         """Return a table with a line for each layer."""

@@ -24,10 +24,9 @@ from transduce.inference.mask_filler import Filler
 from transduce.inference.parser import Parser
 from transduce.inference.tagger import Tagger, encode_words
 from transduce.inference.translator import Translator
-from transduce.model.encoder import Encoder
 from transduce.model.norms import normalize
-from transduce.text.special_tokens import encode_masked, special_tokens_of
-from transduce.text.vocabulary import Vocabulary
+from transduce.model.transformer import Encoder
+from transduce.text.vocabulary import Vocabulary, encode_masked, special_tokens_of
 
 Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster
 """A loaded model of any kind, as `transduce.load` returns it."""
@@ -54,20 +53,21 @@ class Reading:
     column_name: Callable[[int], str] = str
     """The name of a column of the logits: a token, class or tag."""
     forward: Callable[[int], Tensor]
-    """Function of the number C of copies of the text that returns the states that predict, (C, T, D)."""
+    """Function of a number of copies of the text that returns the predicting states, (copies, positions, d_model)."""
     finish: Callable[[Tensor], Tensor] | None = None
-    """Function that applies the final norm, or nothing, to the residual stream after the last layer, (C, T, D)."""
+    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model)."""
     positions: tuple[int, ...] = ()
-    """The position of the state that makes each prediction, (R,)."""
+    """The position of the state from which each prediction is computed, (predictions,)."""
     head: Callable[[Tensor], Tensor] | None = None
-    """Function that computes logits from the states that predict: (C, R, D) to (C, R, classes or vocabulary size)."""
+    """Function from the predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns).
+    """
     ids: tuple[int, ...] = ()
     """The ids of the tokens that the encoder reads, or the decoder in a decoder-only model."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
-    """Function that computes the states for other texts than `ids`: token ids of C texts to (C, T, D)."""
+    """Function from token ids of other texts to their predicting states, (texts, positions, d_model)."""
     prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
-    """Function that computes the states of the first positions only, (1, length, D) for each length, from one encoding
-    of the source.
+    """Function from lengths to the states of the first positions, (1, length, d_model) for each length, which encodes
+    the source once.
 
     None if a state depends on later positions too.
     """
@@ -126,7 +126,7 @@ class Reading:
         return self.chosen(self.logits(copies).log_softmax(dim=-1))
 
     def chosen(self, scores: Tensor) -> Tensor:
-        """Return the score of each prediction's own token, class or tag: (C, R, columns) to (C, R)."""
+        """Return the score of each prediction's own token, class or tag, (copies, predictions)."""
         labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
         return scores.gather(-1, labels[..., None])[..., 0]
 

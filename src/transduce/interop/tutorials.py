@@ -134,11 +134,11 @@ class TutorialNames(NamedTuple):
     output: str
     """Name of the layer that computes logits, without `.weight`."""
     encoder: str = "encoder"
-    """The prefix of the encoder's `.layers.0`."""
+    """Prefix of the names of the encoder's weights."""
     decoder: str = "decoder"
-    """The prefix of the decoder's `.layers.0`."""
+    """Prefix of the names of the decoder's weights."""
     layer: str = "layers.{number}"
-    """The name of a layer of a stack by its number from 0."""
+    """Name of a layer within its stack, in which `{number}` counts from 0."""
 
 
 ANNOTATED = TutorialNames(source="src_embed.0.lut.weight", target="tgt_embed.0.lut.weight", output="generator.proj")
@@ -249,7 +249,7 @@ def language_model_config(
     pad_id: int = 0,
     eos_id: int = 0,
 ) -> ModelConfig:
-    """Return the configuration of a language model written after nanoGPT, minGPT or the lecture, for `import_tutorial`.
+    """Return the configuration of a language model written after nanoGPT, minGPT or Karpathy's lecture.
 
     Args:
         weights: the model's state_dict.
@@ -288,11 +288,11 @@ def language_model_config(
 def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
     """Return the weights of a language model by nanoGPT's names, with matrices (outputs, inputs) as nn.Linear has them.
 
-    Causal masks are left out. The projections of the lecture's heads are joined. Matrices of GPT-2's Conv1D, (inputs,
-    outputs), are transposed.
+    Causal masks are left out. The projections of the heads in Karpathy's lecture are joined. Matrices of GPT-2's
+    Conv1D, (inputs, outputs), are transposed.
 
     Raises:
-        TransduceError: the lecture's model has another number of heads.
+        TransduceError: a model after the lecture has another number of heads.
     """
     renamed, heads = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
     for name, tensor in weights.items():

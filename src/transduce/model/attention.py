@@ -447,7 +447,7 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return 1 at the greatest weight of each row and 0 elsewhere; gradients pass through as if to the weights."""
+    """Return 1 at each row's greatest weight and 0 elsewhere, with gradients as if the weights were returned."""
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
 

@@ -370,7 +370,7 @@ class _InUse:
 
     backend: TrainingKernels | None = None
     thread: int | None = None
-    """The thread that uses the backend; None: there is no backend."""
+    """The id of the thread that uses the backend; None: there is no backend."""
 
 
 @contextmanager
@@ -398,7 +398,7 @@ def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
 
 
 def backend_in_use() -> TrainingKernels | None:
-    """Return the backend in use, or None."""
+    """Return the training backend that this thread uses; None: plain PyTorch."""
     kernels = _BACKEND.get()
     # PyTorch's threads that run backward passes on a GPU have no context variables.
     return _InUse.backend if kernels is None and torch.cuda.is_initialized() else kernels

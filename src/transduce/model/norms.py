@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
         return self
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """Normalize x, (B, T, D); training statistics include positions where `present`, (B, T), is True or None."""
+        """Normalize x, (B, T, D); training statistics include positions where `present` is True, (B, T); None: all."""
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)

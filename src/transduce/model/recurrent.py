@@ -121,11 +121,11 @@ def join_step_weights(steps: list[Tensor]) -> Tensor:
 
 
 class CellState(NamedTuple):
-    """The state of one layer of recurrent cells after some steps, (N, D) each."""
+    """The states of one layer of recurrent cells for N hypotheses, (N, D) each."""
 
     hidden: Tensor
     cell: Tensor | None
-    """The cell of an LSTM; a GRU has none."""
+    """The cell state of an LSTM; None for a GRU."""
     past: Tensor | None = None
     """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); only for attention to the past."""
     average: Tensor | None = None
@@ -187,7 +187,7 @@ class RecurrentDecoderLayer(nn.Module):
         self.past_attention = PastAttention(config, input_width) if config.recurrent_self_attention else None
 
     def begin(self, start: Tensor) -> CellState:
-        """Return the state before the first step, made from a vector for each hypothesis, (N, D).
+        """Return the state before the first step, made from one vector for each of N hypotheses, (N, D).
 
         The vector becomes the hidden state, and an LSTM's cell state too.
         """
@@ -197,7 +197,7 @@ class RecurrentDecoderLayer(nn.Module):
         return CellState(start, cell, _entry_of_past(start, cell), torch.zeros_like(start))
 
     def forward(self, x: Tensor, state: CellState, weights_out: list[Tensor] | None = None) -> tuple[Tensor, CellState]:
-        """Compute the outputs (N, T, D) of T steps from inputs (N, T, input width); return outputs and final state."""
+        """Compute T steps of N hypotheses: inputs (N, T, input width) to outputs (N, T, D) and the final state."""
         if self.past_attention is None:
             return self._run(x, state)
         outputs, weights = [], None if weights_out is None else list[Tensor]()
@@ -219,7 +219,7 @@ class RecurrentDecoderLayer(nn.Module):
     def _step_with_past(
         self, attention: PastAttention, x: Tensor, state: CellState, weights_out: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
-        """Compute one step from input (N, 1, input width), starting from an attention average over all past states."""
+        """Compute one step of N hypotheses, (N, 1, input width), which starts from an average of past states."""
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]
@@ -232,7 +232,7 @@ class RecurrentDecoderLayer(nn.Module):
 
 
 def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """Return a step's hidden state, joined with an LSTM's cell state, as an entry of the past, (N, 1, D or 2 D)."""
+    """Return a step's hidden states, joined with an LSTM's cell states, as an entry of the past, (N, 1, D or 2 D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]
 
 
@@ -294,10 +294,10 @@ class Recurrent(VocabularyModel):
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the logits of each next token by teacher forcing, (B, S) and (B, T) to (B, T, V).
+        """Return the logits of each next token by teacher forcing, (B, T, V), for source ids (B, S), target ids (B, T).
 
         Raises:
-            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))
@@ -393,7 +393,7 @@ class Recurrent(VocabularyModel):
     def _run(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Compute outputs (N, T, D) from embedded inputs (N, T, D).
+        """Compute outputs of N hypotheses from their embedded inputs, (N, T, D) to (N, T, D).
 
         All T steps are one call, unless a step's input depends on the output of the step before.
         """
@@ -409,7 +409,7 @@ class Recurrent(VocabularyModel):
     def _advance(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Compute the outputs (N, T, D) of all layers and the attention for embedded inputs (N, T, D).
+        """Compute the outputs of all layers and the attention for N hypotheses, (N, T, D) to (N, T, D).
 
         T is 1 if a step's input depends on the output of the step before.
         """
@@ -435,7 +435,7 @@ class Recurrent(VocabularyModel):
     def _attend_to_memory(
         self, states: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Return the result of attention from decoder states to the encoder's output: (N, T, D) to (N, T, D)."""
+        """Return the result of attention from N hypotheses' states to the encoder's output: (N, T, D) to (N, T, D)."""
         if self.memory_attention is None or cache.keys is None:
             raise ValueError("there is no attention to the memory")
         rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
@@ -465,7 +465,7 @@ class RecurrentState(DecodingState):
     """A decoding state of a recurrent model; the cells' states are copied when hypotheses branch."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (B, S)."""
+        """Create a decoding state: encode the source token ids (B, S) with `model`."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()

@@ -181,7 +181,7 @@ class Batcher:
             self._dequeue(job)
 
     def _pick(self, job: Job) -> list[JobSentence]:
-        """Return the sentences of a new batch: a job's first one and compatible ones of similar length."""
+        """Return the sentences of a new batch: the longest that waits in a job and compatible ones of like length."""
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (
@@ -199,7 +199,7 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return how many of these sentences one batch should take, so that idle workers get some too."""
+        """Return how many of a number of sentences one batch should take, so that idle workers get some too."""
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
@@ -234,8 +234,8 @@ class Batcher:
     def join(self, batch: Batch, free_texts: int) -> list[JobSentence]:
         """Add waiting sentences to a batch that is being decoded, and return them.
 
-        Jobs join in the order of the queue. Unless a worker is idle, no job overtakes one that cannot join this batch:
-        a stream of joining requests could delay that one without end.
+        Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join
+        this batch; otherwise a stream of joining requests could delay the latter without end.
 
         Args:
             batch: a batch with a continuous decoder.
@@ -285,7 +285,7 @@ class Batcher:
         return fitting
 
     def deliver(self, batch: Batch, sentence: JobSentence, result: Any) -> None:
-        """Store a sentence's result, remove the sentence from its batch, and complete its job after its last one."""
+        """Store a sentence's result, drop the sentence from its batch, and complete its job if no result is missing."""
         job = sentence.job
         with self._changed:
             batch.sentences.remove(sentence)

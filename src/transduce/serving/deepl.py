@@ -17,8 +17,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, base, canonical, language_name
-from transduce.serving.messages import RequestError, UploadedFile, invalid_request
-from transduce.serving.openapi import Operation
+from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
 from transduce.serving.service import (
@@ -144,7 +143,7 @@ class DeepLGlossary(msgspec.Struct, kw_only=True, frozen=True):
     source_lang: str
     target_lang: str
     creation_time: str
-    """Time in UTC, in ISO 8601."""
+    """Time when the glossary was created, in UTC, in ISO 8601."""
     entry_count: int
 
 

@@ -20,7 +20,7 @@ class QueuedModel(Protocol):
     """An interface of translation and language models, with the parts that the queue of requests uses."""
 
     search: SearchSettings
-    """Search settings for requests that set none."""
+    """Search settings for requests that specify none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """Return the number of tokens of each sentence, including the end-of-sentence token."""
@@ -36,7 +36,7 @@ class Model(QueuedModel, Protocol):
     source_language: str
     target_language: str
     glossary: Glossary | None
-    """Glossary for requests that bring none."""
+    """Glossary for requests without a glossary, or None."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
@@ -127,7 +127,7 @@ class AlignedTranslation(NamedTuple):
 
 
 class Job:
-    """The sentences of one request for one model, with their results. The batcher's lock guards its mutable fields."""
+    """The sentences of one request for one model, with their results, which the batcher's lock guards."""
 
     def __init__(
         self,

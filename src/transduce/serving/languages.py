@@ -219,7 +219,7 @@ class Routes:
         """Return the languages that some model translates into a target language.
 
         Raises:
-            RequestError: no model does.
+            RequestError: no model translates into the target language.
         """
         sources = sorted(source for source, model_target in self._models if model_target == target)
         if not sources:

@@ -41,8 +41,8 @@ class AdmissionCounter:
         """Create a counter.
 
         Args:
-            free_slots: returns the number of further requests that the queue would accept.
-            make_refusal: makes the error for a request to a path that the queue cannot take.
+            free_slots: function that returns the number of further requests that the queue would accept.
+            make_refusal: function that returns the error for a request to a path that the queue cannot take.
         """
         self.free_slots = free_slots
         self.make_refusal = make_refusal
@@ -107,7 +107,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_exclusively(self) -> Iterator[None]:
-        """Hold the lock exclusively, while no other thread holds it in any way."""
+        """Hold the lock exclusively, while no other thread shares or holds the lock."""
         with self._changed:
             self._waiting_for_exclusive += 1
             self._changed.wait_for(lambda: not self._is_exclusive and not self._sharing)

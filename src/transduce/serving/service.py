@@ -84,7 +84,7 @@ class TranslationRequest(NamedTuple):
 
 
 class TokenProbability(NamedTuple):
-    """A token of a generated text."""
+    """A token of a generated text, with its log-probability."""
 
     text: str
     """The text that the token adds, with the space before a word."""
@@ -103,7 +103,8 @@ class Answer(NamedTuple):
     quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
     language_warning: str | None = None
-    """For example "looks English, not German" if the text seems not to be in the language that the request names."""
+    """Warning, such as "looks English, not German", if the text seems not to be in the language that the request names.
+    """
     tokens: tuple[TokenProbability, ...] = ()
     """The tokens of the best translation, if the request asked for them."""
     is_complete: bool = True
@@ -355,7 +356,7 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
 
 
 class _Reporter:
-    """Implements `jobs.TextProgress` by passing progress from decoding threads to the event loop."""
+    """A progress callback (`jobs.TextProgress`) that passes progress from decoding threads to the event loop."""
 
     def __init__(
         self,
@@ -557,7 +558,7 @@ class RequestChecks:
             is_upload: whether the request contains a document, and has the limits of one.
 
         Raises:
-            RequestError: the body is too large, too slow, or invalid.
+            RequestError: the body is too large, arrives too slowly, or is invalid.
         """
         settings = self.service.settings
         if is_upload:

@@ -30,7 +30,7 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     trusted_proxies: tuple[str, ...] = ()
     """Addresses of proxies whose X-Forwarded-For header names the client."""
     requests_per_minute: int | None = None
-    """Requests per client address, at once or spread; 0: no limit. None: no limit for a loopback `host`, else 300."""
+    """Maximum number of requests per client and minute; 0: no limit. None: no limit for a loopback `host`, else 300."""
 
     max_running: int = 64
     """Maximum number of requests decoded at once."""
@@ -44,9 +44,9 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Time that an idle worker waits for further requests before it decodes the first one."""
 
     queue_seconds: float = 15.0
-    """A request that has not started decoding after this time is refused."""
+    """Time in queue after which a request is refused, if it has not started decoding."""
     deadline_seconds: float = 60.0
-    """A request is given up after this time from its acceptance; requests may set a shorter time."""
+    """Time from acceptance after which a request is given up; requests may set a shorter time."""
     read_seconds: float = 10.0
     """Time in which a request's head, and then its body, must arrive."""
     upload_seconds: float = 60.0

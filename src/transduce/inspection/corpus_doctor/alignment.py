@@ -49,7 +49,7 @@ class SideFeatures(NamedTuple):
     digits: NDArray[np.int64]
     """A hash of the numbers in each line, or 0 if it has none, (lines,)."""
     codes: NDArray[np.int64]
-    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, most words)."""
+    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, codes)."""
     words: Ints
     """The rarest words of each line as numbers by frequency from 1; padded with 0, (lines, words)."""
 
@@ -277,7 +277,7 @@ class Stretch(msgspec.Struct, frozen=True):
     first_line: int
     last_line: int
     lag: int | None
-    """Lines by which the translations come later in the target; None if no line nearby corresponds."""
+    """Number of lines by which the translations come later in the target; None if no line nearby corresponds."""
 
 
 class Alignment(msgspec.Struct, frozen=True):

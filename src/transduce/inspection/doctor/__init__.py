@@ -45,11 +45,11 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     bar: str
     """The bound that the figure must meet."""
     passed: bool | None
-    """None if the check was skipped."""
+    """True if the figure meets the bound; None if the check was skipped."""
     meaning: str
     """Message on what the result means for the model."""
     follows_from: str = ""
-    """The failed check or the known mistake that this failure probably follows from; empty for a cause."""
+    """The failed check or known mistake from which a failure probably follows; empty if it has its own cause."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]

@@ -22,7 +22,7 @@ from transduce.inspection.doctor.subject import RandomTokens, Subject
 _BATCH, _SOURCE, _TARGET = 3, 7, 9
 _PADDING = 2
 _LOW = -50.0
-"""A score below this is masked: e to this power is nothing beside other scores."""
+"""Threshold below which an attention score counts as masked, since its exponential is negligible."""
 _LEAKS = ("future", "target padding", "batch-mates", "cache")
 _PADDING_CHECKS = ("source padding", "batch-mates")
 _SOFTMAXES = {torch.softmax, F.softmax, Tensor.softmax}
@@ -49,7 +49,7 @@ class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recognize(subject: Subject) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes of a model, most basic first; the model runs once, and its norms once more each.
+    """Return the known mistakes of a model, most basic first; the model runs once, and each norm once more.
 
     Only operations of PyTorch that Python code calls are seen. A mistake that is not recognized may still be there.
     """
@@ -260,7 +260,7 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tensor]]) -> Iterator[None]:
-    """Record the first input (B, T, D) of each module that is named a norm while the context runs."""
+    """Append the first input, (B, T, D), of each norm module to `records`, within a `with` block."""
 
     def keep(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:

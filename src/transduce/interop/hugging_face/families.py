@@ -24,9 +24,9 @@ class Family(NamedTuple):
     model_type: str
     kind: Kind
     wanted: Mapping[str, object]
-    """Settings that must have these values."""
+    """The values that some settings must have, by name."""
     free: frozenset[str]
-    """Settings that may have any value. All others must have their default value."""
+    """Names of settings that may have any value; all others must have their default values."""
     activations: Mapping[str, str]
     """Hugging Face's names of the activation functions that the class supports."""
     content: Callable[[ModelConfig], dict[str, Any]]
@@ -34,10 +34,10 @@ class Family(NamedTuple):
     unless: Callable[[ModelConfig], list[str]] = lambda _: []
     """Function that returns the settings whose combination the class does not support."""
     automatic: str = "AutoModelForSeq2SeqLM"
-    """The automatic class that opens the model."""
+    """Name of transformers' automatic class that opens the model."""
     stores_sinusoids: bool = False
     stores_output_bias: bool = True
-    """The class always stores a bias on the logits, even if it is zero."""
+    """True if the class always stores a bias on the logits, even if it is zero."""
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:

@@ -24,8 +24,7 @@ from transduce.interop.hugging_face.token_pipelines import (
     open_pipeline,
 )
 from transduce.text.sentencepiece_model import read_pieces
-from transduce.text.special_tokens import Symbol
-from transduce.text.vocabulary import SPECIAL_TOKENS
+from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol
 
 # --- import tokenizer files ---
 # Access to the files of a Hugging Face tokenizer.
@@ -49,7 +48,7 @@ class TokenizerFiles:
         """Return the JSON object in a file, or an empty one if there is no such file.
 
         Raises:
-            TransduceError: the file contains something else.
+            TransduceError: the file does not contain a JSON object.
         """
         content = self.read(name)
         if content is None:
@@ -78,7 +77,7 @@ class TokenizerFiles:
         """Return the table of token ids by token from a JSON file.
 
         Raises:
-            TransduceError: the file is missing, or contains something else.
+            TransduceError: the file is missing, or does not contain such a table.
         """
         try:
             return msgspec.json.decode(self.needed(name), type=dict[str, int])
@@ -127,7 +126,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
     Args:
         files: the files of the tokenizer.
         model_type: the model's family.
-        pieces: the pieces of the sentencepiece model, in its order.
+        pieces: the pieces of the sentencepiece model, in the model's order.
 
     Raises:
         TransduceError: the family's numbering is unknown.

@@ -1,8 +1,8 @@
 """Tokenizers imported from other toolkits, and the loader of a model folder's tokenizer, native or imported.
 
 An imported tokenizer segments text as its toolkit does, and maps tokens to the toolkit's ids. An encoded sentence
-consists of leading special tokens (a language tag, a start symbol), its own tokens, and trailing special tokens (mostly
-the end symbol).
+consists of leading special tokens (a language tag, a start symbol), the tokens of its text, and trailing special tokens
+(mostly the end symbol).
 """
 
 import hashlib
@@ -17,9 +17,8 @@ from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
-from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
+from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol, Vocabulary, replace_lone_surrogates
 
 IMPORTED_TOKENIZER_FILE = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1
@@ -56,7 +55,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     keeps_line_feeds: bool = False
     """True if line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
     marks: tuple[str, str, str] = SPECIAL_TOKENS
-    """An encoder's tokens for the start of a text, its end, and a masked token."""
+    """An encoder's tokens for the start of a text, the end of a text, and a masked token."""
 
     def __post_init__(self) -> None:
         symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
@@ -187,7 +186,7 @@ class ImportedTokenizerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields
     format_version: int = _FORMAT_VERSION
     source: ImportedVocabularyRecord
     target: ImportedVocabularyRecord | None = None
-    """None if source and target share one vocabulary."""
+    """The target vocabulary; None if source and target share one vocabulary."""
     languages: Languages | None = None
 
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced, is_word_character
-from transduce.text.special_tokens import Symbol, SymbolSplitter
+from transduce.text.vocabulary import Symbol, SymbolSplitter
 
 PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
 PATTERNS: dict[PatternName, str] = {
@@ -40,7 +40,7 @@ _UNKNOWN = "\0unknown\0"
 
 
 class TokenSplitter(Protocol):
-    """A protocol for tokenizers between text and token strings."""
+    """A protocol for converters between text and token strings."""
 
     def split(self, text: str) -> list[str]:
         """Return the tokens of a text, in which added tokens such as `<mask>` are recognized.
@@ -162,7 +162,7 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
     space_first: bool = True
-    """A space is prepended to a text that does not begin with one."""
+    """True if a space is prepended to a text that does not begin with one."""
     split: bool = True
     """True if no token extends across a space."""
     collapse: bool = True
@@ -261,7 +261,7 @@ def has_pipeline_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
 
 
 class PipelineTokenSplitter(TokenSplitter):
-    """Implements `TokenSplitter` for the pipeline of a tokenizer.json."""
+    """A converter between text and token strings that runs the pipeline of a tokenizer.json."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
         """Build the tokenizer of a tokenizer.json, which recognizes the added tokens `symbols` in a text.
@@ -367,7 +367,7 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level alphabet: itself if it is printable, else U+0100 and up."""
+    """Return the byte for each character of the byte-level alphabet, in which unprintable bytes are U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -380,7 +380,7 @@ _BYTES = _byte_alphabet()
 
 
 class _SentencePieceSplitter(TokenSplitter):
-    """Implements `TokenSplitter` for a sentencepiece model."""
+    """A converter between text and token strings that uses a sentencepiece model."""
 
     def __init__(self, settings: SentencePieceRecord, symbols: Sequence[Symbol]) -> None:
         """Load the sentencepiece model.
@@ -443,7 +443,7 @@ def _split_word(word: str) -> tuple[str, ...]:
 
 
 class WordSplitter(TokenSplitter):
-    """Implements `TokenSplitter` for lists of whole words."""
+    """A converter between text and token strings for vocabularies of whole words."""
 
     def __init__(self, symbols: Sequence[Symbol], *, marked: bool) -> None:
         self._finder, self._marked = SymbolSplitter(symbols, str), marked

@@ -54,12 +54,10 @@ from transduce.interop.onnx.layers import (
 from transduce.interop.onnx.recurrent import build_recurrent_decoder, build_recurrent_encoder
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import table, unsupported_settings
 from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 
 # --- onnx single ---
 # Export of decoder-only and encoder-only models to one ONNX graph each.
@@ -277,7 +275,7 @@ class _Session:
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
-        """Return caches of length 0 for the graph's `past_` inputs that are not in `given`."""
+        """Return KV caches of length 0 for the graph's `past_` inputs that are not in `given`, for a number of rows."""
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
