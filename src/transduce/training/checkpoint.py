@@ -206,10 +206,10 @@ def save_checkpoint(
     averaged: Collection[int] = (),
     processes: Processes | None = None,
 ) -> Path:
-    """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
+    """Write a checkpoint below `folder`, remove earlier ones such that the newest `keep` stay, and return its path.
 
-    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Later checkpoints in
-    the folder were refused when the run was resumed; each is replaced when its step is reached again. Each of several
+    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later
+    steps were damaged when the run was resumed; each is replaced when its step is reached again. Each of several
     processes writes its own rows into a folder that all of them can see; the first process does the rest.
 
     Raises:
@@ -362,7 +362,7 @@ def load_state(path: Path) -> RunState:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a tensor file such as `weights.safetensors` or `weights.00001-of-00002.safetensors`."""
+    """Return "weights" for a tensor file `weights.safetensors` or `weights.00001-of-00002.safetensors`, for example."""
     return name.split(".", maxsplit=1)[0]
 
 
