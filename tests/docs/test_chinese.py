@@ -1,4 +1,4 @@
-"""Chinese pages have the code of the English ones, lead to them and back, and are written in the agreed words."""
+"""Test that Chinese pages have the code of the English ones, link to them, and use the agreed terms."""
 
 import re
 from pathlib import Path

@@ -341,7 +341,7 @@ class TrainingKernels(Protocol):
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
-        """Orthogonalize matrices in place (Muon): divide each by the square root of ‖x xᵀ‖, then apply odd polynomials.
+        """Orthogonalize matrices x in place (Muon): divide x by the square root of ‖x xᵀ‖, then apply odd polynomials.
 
         Args:
             matrices: (R, C) each.

@@ -55,7 +55,7 @@ class MemoryAttention(nn.Module):
 
         Args:
             states: Q decoder states of each sentence, (B, Q, D).
-            keys: the result of `keys`, (B, S, D).
+            keys: the result of the method `keys`, (B, S, D).
             memory: the encoder's output, (B, S, D).
             mask: hides the padding of the memory.
             weights_out: a list that receives the attention weights, (B, 1, Q, S).
