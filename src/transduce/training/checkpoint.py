@@ -206,10 +206,10 @@ def save_checkpoint(
     averaged: Collection[int] = (),
     processes: Processes | None = None,
 ) -> Path:
-    """Write a checkpoint below `folder`, remove all but the newest `keep` up to its step, and return its path.
+    """Write a checkpoint below `folder`, remove earlier ones such that the newest `keep` stay, and return its path.
 
-    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Later checkpoints in
-    the folder were refused when the run was resumed; each is replaced when its step is reached again. Each of several
+    Checkpoints of the steps in `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later
+    steps were damaged when the run was resumed; each is replaced when its step is reached again. Each of several
     processes writes its own rows into a folder that all of them can see; the first process does the rest.
 
     Raises:

@@ -568,7 +568,7 @@ class NotebookDisplay(ProgressDisplay):
     """A display of a run in one output of a notebook's cell, which each event replaces."""
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
-        """Create the display; `show` replaces the output by HTML (None: that of the cell that is executed)."""
+        """Create the display; `show` receives the HTML to display (None: it appears below the cell being executed)."""
         file: Any = _Messages(self._add_message)
         super().__init__(Console(file=file, force_jupyter=False, force_terminal=False, width=200, highlight=False))
         self._show = show or _live_output()
