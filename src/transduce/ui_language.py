@@ -118,7 +118,7 @@ class Catalog:
         self._templates = sorted(templates, key=lambda each: -sum(map(len, each.parts)))
 
     def translate(self, text: str) -> str:
-        """Return the translation of a message, or else the text with those lines or parts translated that can be."""
+        """Return the translation of a message, or, if the catalog lacks it, of those lines and parts that it has."""
         core = text.strip()
         found = self.find(core)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Messages in the user's language: the catalog is complete, commands speak Chinese, and English stays as it is."""
+"""Test messages in the user's language: the catalog is complete, commands speak Chinese, English is the default."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ TRANSLATED = {entry.msgid: entry.msgstr for entry in polib.pofile(str(CHINESE)) 
 
 @pytest.fixture(scope="module")
 def untranslated() -> list[str]:
-    """Messages of the code that have no Chinese entry."""
+    """Return the messages of the code that have no Chinese entry."""
     return [text for text in GENERATOR.messages() if text not in TRANSLATED]
 
 

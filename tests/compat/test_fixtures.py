@@ -1,4 +1,4 @@
-"""Every frozen set still opens, computes what it computed, resumes, and has settings and names that still work."""
+"""Test that every frozen set opens, computes its recorded results and resumes, and that old settings and names work."""
 
 import importlib.util
 import json

@@ -283,7 +283,7 @@ def test_a_table_escapes_what_it_shows() -> None:
 
 @pytest.fixture(scope="module")
 def page(inspection: Inspection, browser: "Browser", tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Page]":
-    """The page in Chromium, which may talk to nobody."""
+    """Yield the page in Chromium, and fail on errors of its scripts and on requests to other addresses."""
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(inspection.to_html(), encoding="utf-8")
     opened = browser.new_page(locale="en-US")
@@ -359,7 +359,7 @@ def pair(translator: Translator, inspection: Inspection) -> InspectionPage:
 
 @pytest.fixture
 def beside(pair: InspectionPage, browser: "Browser", tmp_path: Path) -> "Iterator[Page]":
-    """The page of two sentences, in a Chinese browser."""
+    """Yield the page that compares two sentences, in a browser with Chinese as its language."""
     path = tmp_path / "page.html"
     path.write_text(pair.to_html(), encoding="utf-8")
     opened = browser.new_page(locale="zh-CN", accept_downloads=True)
@@ -420,7 +420,7 @@ def test_the_page_is_saved_as_it_is_seen(beside: "Page", tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def tagged(inspection: Inspection) -> TextInspection:
-    """An inspection of a model that tags words; the numbers are those of a translation."""
+    """Return an inspection of a tagger, with the numbers of a translation."""
     return TextInspection(
         model="Tagger: 2 layers",
         text="I eat fish",

@@ -1,4 +1,4 @@
-"""Size budgets and bans: all can be read in one go, and nothing runs code that it finds in a file."""
+"""Test limits on the size of files and functions, and that nothing runs code from a file."""
 
 import ast
 import sys
@@ -79,7 +79,7 @@ def banned_code(name: str, text: str) -> Iterator[str]:
 
 
 def _used_names(node: ast.AST) -> Iterator[str]:
-    """The modules that an import names, or the dotted name that a call calls."""
+    """Yield the modules that an import names, or the dotted name of the function that a call calls."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)

@@ -1,4 +1,4 @@
-"""A client that goes away: what it asked for is not decoded any further."""
+"""Test that requests of disconnected clients are not decoded any further."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ MAX_FURTHER_STEPS = 2
 
 
 def send(live: Any, **fields: Any) -> socket.socket:
-    """A request whose answer is not waited for."""
+    """Send a translation request without waiting for the answer, and return the connection."""
     body = json.dumps({"q": "ein Satz", "source": "de", "target": "en"} | fields).encode()
     connection = socket.create_connection(("127.0.0.1", live.port), timeout=10)
     head = (

@@ -1,4 +1,4 @@
-"""The page of `transduce serve`: what the server sends, and what a person can do with it in a real browser."""
+"""Test the page of `transduce serve`: the server's answers, and its use in a real browser."""
 
 import os
 import re
@@ -27,14 +27,14 @@ OTHER = "我吃鱼。"
 
 @pytest.fixture(scope="module")
 def live(serve: Any, translator: Translator) -> Iterator[Any]:
-    """Two directions; the second only looks as if it were another one."""
+    """Yield a server with two directions, both with the same model."""
     models = [ServedModel(translator, languages=pair) for pair in (("zh", "en"), ("en", "zh"))]
     with serve(*models, views=inspection_views()) as server:
         yield server
 
 
 class Opened:
-    """Opens the page, and fails where a script fails or anybody but the server is asked."""
+    """A function that opens the page, and records script errors and requests to other addresses."""
 
     def __init__(self, browser: "Browser") -> None:
         self.browser = browser
@@ -72,7 +72,7 @@ def page(opened: Opened, live: Any) -> "Page":
 
 
 def until(page: "Page", expression: str, arg: Any = None) -> None:
-    """Waits from outside: the page's policy forbids to evaluate anything inside."""
+    """Wait until an expression is true in the page, by polling, because the page's policy forbids evaluation inside."""
     deadline = time.monotonic() + 20
     while not page.evaluate(expression, arg):
         assert time.monotonic() < deadline, f"it did not come about in time: {expression}"
@@ -84,7 +84,7 @@ def until_output(page: "Page", text: str) -> None:
 
 
 def write(page: "Page", text: str) -> None:
-    """Types, and waits until there is a translation whose first line has been looked into."""
+    """Type a text, and wait until it is translated and its first line is inspected."""
     page.locator("#text").fill(text)
     until(
         page, "line => found.inspection?.source === line && !document.querySelector('.stale')", text.split("\n", 1)[0]
@@ -97,7 +97,7 @@ def shown(pieces: Any) -> list[str]:
 
 
 def outcome(page: "Page", number: int) -> str:
-    """The translation before (0) or after (1) a change, once it is there."""
+    """Wait for the translation before (0) or after (1) a change, and return it."""
     return page.locator(".outcome .translation").nth(number).inner_text()
 
 
@@ -407,7 +407,7 @@ def test_the_keyboard_is_enough(page: "Page") -> None:
     page.locator(".token").first.wait_for()
 
     def go_to(selector: str) -> None:
-        """With Tab alone: the views are one stop each."""
+        """Press Tab until an element is focused; each view is one stop."""
         for _ in range(15):
             keyboard.press("Tab")
             if page.evaluate("selector => document.activeElement.matches(selector)", selector):

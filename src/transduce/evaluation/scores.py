@@ -231,6 +231,14 @@ def score(
     unless `tokenize` is set; `tokenize="none", lowercase=True` is for test sets that are tokenized and lowercased
     already.
 
+    Args:
+        hypotheses: translations.
+        references: one reference for each hypothesis.
+        target_language: language code of the references; None: unknown.
+        tokenize: sacreBLEU's tokenizer; None: the one that fits the language.
+        lowercase: ignore case.
+        decoding: settings of the search that made the hypotheses, which the report repeats.
+
     Raises:
         TransduceError: the line counts differ, there is nothing to score, or the tokenizer does not exist, is not
             installed, or would be downloaded.

@@ -147,9 +147,9 @@ def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | i
 def prove_int8(folder: str | Path, sources: Sequence[str], references: Sequence[str] | None = None) -> Int8Proof:
     """Quantize a translator, measure how often it translates as in float32, and store the result beside the weights.
 
-    Every sentence is translated greedily and with the folder's own search settings. If each search gives at least 99 %
-    of at least 100 sentences the same translation, and BLEU differs by at most 0.1, `precision="auto"` takes the 8-bit
-    weights on processors with these instructions. It does so until the model or the version of transduce changes.
+    Every sentence is translated greedily and with the folder's own search settings. In each search at least 99 % of at
+    least 100 sentences must get the same translation, and BLEU may differ by at most 0.1. Then `precision="auto"` uses
+    the 8-bit weights on processors with these instructions, until the model or the version of transduce changes.
 
     Args:
         folder: the folder of a translation model that `transduce train`, `transduce import` or `save` wrote.

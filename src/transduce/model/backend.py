@@ -1,8 +1,8 @@
 """The interface between a model and the kernels that a process trains with.
 
-A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute the
-component's output; the backend does so with its kernels or calls the component's own `forward`. Training code asks for
-the remaining kernels (loss, optimizer) through `backend_in_use`. Without a backend everything works, but slower.
+A model is written in plain PyTorch. Each `Component` asks the backend in use, if there is one, to compute its output.
+The backend uses its kernels or calls the component's `forward`. Training code asks for the remaining kernels (loss,
+optimizer) through `backend_in_use`. Without a backend everything works, but slower.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -341,7 +341,7 @@ class TrainingKernels(Protocol):
     def orthogonalize_in_place(
         self, matrices: Sequence[Tensor], polynomials: Polynomials, scale: float, *, by_gram_matrix: bool
     ) -> list[bool]:
-        """Orthogonalize matrices in place (Muon): divide each by the square root of ‖x xᵀ‖, then apply odd polynomials.
+        """Orthogonalize matrices x in place (Muon): divide x by the square root of ‖x xᵀ‖, then apply odd polynomials.
 
         Args:
             matrices: (R, C) each.

@@ -1,7 +1,7 @@
 """Maintain model folders: verify every byte, and store quantized weights before the first use.
 
-Opening a folder verifies large files once for each of their versions (`weight_cache.py`), which notices every change by
-a program, but not a disk that returns other bytes than were written. `verify` reads everything again.
+Opening a folder verifies a large file only if it has changed since it was last verified (`weight_cache.py`). This
+detects changes by programs, but not a disk that returns other bytes than were written. `verify` reads everything again.
 """
 
 import contextlib

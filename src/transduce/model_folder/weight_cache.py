@@ -1,8 +1,8 @@
 """Cache what opening a large model computes: digests of files that were verified, and prepacked weights.
 
 Both are in the folder `.transduce` of a model folder, or in the user's cache if the model folder is read-only. They can
-be deleted at any time. Prepacked weights are in the layout of this processor's kernels and are mapped from disk, so
-that opening a model again reads hardly anything and processes share the memory.
+be deleted at any time. Prepacked weights are in the layout of this processor's kernels and are mapped from disk.
+Opening a model again therefore reads hardly anything, and processes share the memory.
 """
 
 import contextlib

@@ -362,7 +362,7 @@ def load_state(path: Path) -> RunState:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a tensor file such as `weights.safetensors` or `weights.00001-of-00002.safetensors`."""
+    """Return "weights" for a tensor file `weights.safetensors` or `weights.00001-of-00002.safetensors`, for example."""
     return name.split(".", maxsplit=1)[0]
 
 

@@ -243,7 +243,7 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     standard_error: float | None = None
     """Standard error, on the dev set, of the score that selects the best model; None if it is not known."""
     contributions: list[float] = []
-    """The contribution of each dev sentence to the score that selects the best model; their mean is the score.
+    """The contribution of each dev sentence to the score that selects the best model; their mean estimates the score.
 
     Logs leave the contributions out.
     """
@@ -345,7 +345,7 @@ def _event_key(line: bytes) -> _EventKey | None:
 
 
 class _RobustStandardError(io.TextIOBase):
-    """A wrapper of standard error that ignores a closed terminal or pipe."""
+    """A wrapper of standard error that raises no error if the terminal or pipe behind it is closed."""
 
     @property
     def stream(self) -> TextIO:

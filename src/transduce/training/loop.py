@@ -53,6 +53,7 @@ from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
 from transduce.training.prefetch import Batches
 from transduce.training.schedule import (
+    VALIDATIONS,
     Decision,
     StepClock,
     default_interval,
@@ -150,7 +151,6 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKPOINTS = "checkpoints"
-_VALIDATIONS = 12  # default number per run
 _STEPS_BETWEEN_SHARING = 10  # after so many steps, processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
 _MIN_PROBED = 3  # minimum number of steps that a probe measures
@@ -272,7 +272,7 @@ class Trainer:
             )
             self._plan = [Decision(*each) for each in state.time_plan]
             if not self._plan and self.steps is not None:  # a run of an earlier version
-                self._plan = [Decision(provisional_steps(self.steps), self.steps, _VALIDATIONS)]
+                self._plan = [Decision(provisional_steps(self.steps), self.steps, VALIDATIONS)]
         # A best value of another metric cannot be compared: the next validation becomes the best so far.
         same = state.best_by in (None, self.settings.best_by)
         self._selection.best = Best(

@@ -204,12 +204,12 @@ function paintPixels(context, attention, layer, head) {
 
 function paintCells(context, attention, layer, head, size, left, top) {
   const [, , queries, keys] = attention.shape;
-  const colour = accent();
+  const color = accent();
   for (let query = 0; query < queries; query++) {
     for (let key = 0; key < keys; key++) {
       const weight = attention.at(layer, head, query, key);
       if (weight < 0.004) continue;
-      context.fillStyle = `rgba(${colour}, ${Math.pow(weight, 0.7)})`;
+      context.fillStyle = `rgba(${color}, ${Math.pow(weight, 0.7)})`;
       context.fillRect(left + key * size, top + query * size, size - (size > 6 ? 1 : 0), size - (size > 6 ? 1 : 0));
     }
   }

@@ -340,7 +340,7 @@ def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.
 
 
 def _check_labels(text: TaskText, vocabulary: Vocabulary, which: str) -> None:
-    """Refuse labels that the vocabulary does not spell exactly, because two of them could become the same.
+    """Refuse labels that change when they are encoded and decoded, because two labels could become equal.
 
     Args:
         text: training and dev set.
