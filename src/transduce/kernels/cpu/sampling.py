@@ -62,7 +62,7 @@ def emit_draw(k: KernelBuilder) -> None:
             with k.build.if_else(is_over) as (then, otherwise):
                 with then:
                     index = k.add(k.mul(sentence, args.beam_size), beam)
-                    _put(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
+                    _store_candidate(select, index, (beam, args.eos_id, k.float32(0.0), k.float32(_NEVER)))
                 with otherwise:
                     _draw_from_row(_Row(k, args, select, draw, thread), sentence, (row, beam), count)
 
@@ -111,14 +111,14 @@ def _draw_from_row(context: _Row, sentence: Value, numbers: tuple[Value, Value],
         ends = k.build.icmp_signed("==", drawn, args.eos_id)
         new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
         parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
-        _put(
+        _store_candidate(
             context.select,
             k.add(k.mul(sentence, args.beam_size), sample),
             (parent, drawn, log_probability, new_total),
         )
 
 
-def _put(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
+def _store_candidate(select: Fields, index: Value, values: tuple[Value, Value, Value, Value]) -> None:
     """Store a sample's parent, token, log-probability and total at an index of the arrays of live candidates."""
     for name, value in zip(("parents", "tokens", "scores", "totals"), values, strict=True):
         kind = I64 if name in ("parents", "tokens") else F32

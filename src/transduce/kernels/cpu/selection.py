@@ -307,7 +307,7 @@ def emit_select(k: KernelBuilder) -> None:
                     ((args.ended_parents, args.ended_tokens, args.ended_scores, args.ended_totals), count),
                 )
             )
-            _choose(k, candidates, (count, beam_size, args.eos_id), live, ended)
+            _select_best(k, candidates, (count, beam_size, args.eos_id), live, ended)
 
 
 class RuleResult(NamedTuple):
@@ -509,7 +509,7 @@ class _Selected:
         self.parents, self.tokens = (k.element_pointer(array, start, I64) for array in arrays[:2])
         self.scores, self.totals = (k.element_pointer(array, start) for array in arrays[2:])
 
-    def put(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
+    def store(self, number: Value, parent: Value, token: Value, score: Value, total: Value) -> None:
         """Store a selected candidate (a hypothesis with its next token) at an index of the output arrays."""
         k = self.k
         k.store(parent, k.element_pointer(self.parents, number, I64))
@@ -518,7 +518,7 @@ class _Selected:
         k.store(total, k.element_pointer(self.totals, number))
 
 
-def _choose(
+def _select_best(
     k: KernelBuilder, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected
 ) -> None:
     """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins."""
@@ -532,13 +532,13 @@ def _choose(
         score = k.load(k.element_pointer(candidates.scores, index))
         ends = k.build.icmp_signed("==", token, end)
         counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
-        ended.put(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
+        ended.store(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
         live_count = k.load_variable(live_counter, number)
         fits = k.build.icmp_signed("<", live_count, beam_size)
         with k.when(k.build.and_(k.build.not_(ends), fits)):
-            live.put(live_count, parent, token, score, total)
+            live.store(live_count, parent, token, score, total)
             k.store(k.add(live_count, 1), live_counter)
     # If rules leave too few candidates, the others are hypotheses with a probability of zero.
     nobody, never = k.int64(0), k.float32(_NEVER)
     with k.loop(k.load_variable(live_counter, nobody), beam_size) as number:
-        live.put(number, nobody, nobody, never, never)
+        live.store(number, nobody, nobody, never, never)
