@@ -22,13 +22,13 @@ from transduce import load, score
 from transduce.text.files import read_lines
 
 PEER = {"aym": 18.9, "bzd": 7.7, "cni": 10.4, "hch": 12.6, "shp": 13.9, "tar": 4.6}
-"""Published chrF on dev."""
+"""Published chrF of the peer on dev, by target language."""
 MULTILINGUAL = "multilingual"
 SINGLE_GAIN, MULTILINGUAL_GAIN = 3.0, 5.0
 
 
 def files(language: str, part: str) -> list[str]:
-    """Return the paths of the Spanish and the other side of a part of a corpus."""
+    """Return the paths of a part of a corpus: its Spanish side, and its side in another language."""
     folder = data_folder() / "americasnlp-es" / f"es-{language}"
     return [str(folder / f"{part}.{side}.gz") for side in ("es", language)]
 

@@ -155,9 +155,7 @@ def slowdown(translator: Translator, sources: list[list[int]], search: SearchSet
 
 
 def find_sentences(model: str | None, source: str | None, folder: Path, *, quick: bool) -> tuple[Path, list[str]]:
-    """Return a model folder and sentences: those of the options, or else the demonstration's, which is
-    trained first.
-    """
+    """Return a model folder and sentences: those of the options, or else the demonstration's, trained first."""
     if model is not None and source is not None:
         return Path(model), list(read_lines(source))
     trained = folder / "demo"

@@ -112,7 +112,7 @@ def uncased(novel: Path, folder: Path) -> Path:
 
 
 def pretrain(work: Work) -> None:
-    """Train the pretrained model, and create one of the same shape and vocabulary with random weights."""
+    """Pretrain a model, and create one of the same shape and vocabulary with random weights."""
     novels = [uncased(novel, work.folder / "novels") for novel in work.novels]
     files = ["--task", "masked-language-model", "--source", *map(str, novels)]
     train(work.folder / PRETRAINED, *files, "--minutes", f"{work.minutes:g}", settings=MODEL)
@@ -121,7 +121,7 @@ def pretrain(work: Work) -> None:
 
 
 def adapt(work: Work, begin: str, texts: list[str]) -> str:
-    """Continue masked language modeling of a model on these texts, and return the new model's name."""
+    """Continue masked language modeling of the model named `begin` on texts, and return the new model's name."""
     name, path = f"adapted-{begin}", work.folder / "data" / "utterances.txt"
     path.write_text("".join(f"{text}\n\n" for text in texts), encoding="utf-8", newline="\n")
     files = ["--task", "masked-language-model", "--source", str(path), "--init-from", str(work.folder / begin)]
@@ -133,7 +133,7 @@ Utterances = list[tuple[str, str]]
 
 
 def few_of_each(pairs: Utterances, seed: int) -> Utterances:
-    """Return ten random examples of each intent."""
+    """Return ten of the utterances of each intent, drawn at random by a seed."""
     chooser = random.Random(seed)
     by_intent: dict[str, list[str]] = {}
     for text, intent in pairs:
@@ -151,7 +151,7 @@ def write_pairs(pairs: Utterances, prefix: Path) -> list[str]:
 
 
 def teach(work: Work, begin: str, name: str, pairs: Utterances, steps: int, rate: float) -> Path:
-    """Fine-tune a classifier from one of the two models, and return its folder."""
+    """Fine-tune a classifier from the model named `begin` on pairs of text and intent, and return its folder."""
     out = work.folder / f"{begin}-{name}-{rate:g}"
     text, label = write_pairs(pairs, work.folder / "data" / name)
     dev = [str(work.folder / "data" / f"val.{side}") for side in ("text", "label")]

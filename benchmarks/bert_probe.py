@@ -84,7 +84,7 @@ def mean_states(texts: list[str], filler: Filler) -> Tensor:
 
 
 def rows_of(folder: Path, train: list[str], dev: list[str], labels: Labels) -> list[Row]:
-    """Return the accuracy of each kind of features."""
+    """Return rows with the accuracy of a linear classifier on each kind of features."""
     fillers = {name: load_filler(folder / name, precision="fp32", device="cpu") for name in (PRETRAINED, SCRATCH)}
 
     def both(make: Callable[[list[str]], Tensor]) -> Features:

@@ -56,7 +56,7 @@ def decode(model: Transformer, sources: torch.Tensor, beam_size: int) -> None:
 
 @contextmanager
 def choosing(way: str, threads: int) -> Iterator[None]:
-    """Set how many threads a step uses, within the context."""
+    """Set how many threads a decoding step uses, within the context: all, one or as many as the kernels choose."""
     kept = threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER
     if way != "default":
         threads_module._THREAD_WORK, threads_module._MIN_SHARE, threads_module._LIMITER = (

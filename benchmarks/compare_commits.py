@@ -283,7 +283,7 @@ def write_corpus(folder: Path, pairs: int = 2000) -> list[str]:
 
 
 def size_settings(size: dict[str, int], steps: int, kernels: str) -> dict[str, Any]:
-    """Return the settings of a run on the random corpus."""
+    """Return the settings for training a model of this size on the random corpus."""
     training = {"steps": steps, "batch_tokens": 2048, "report_every": 2, "validate_every": steps, "save_every": steps}
     run_settings: dict[str, Any] = {
         "preset": "tiny",
@@ -300,7 +300,7 @@ def size_settings(size: dict[str, int], steps: int, kernels: str) -> dict[str, A
 
 
 def size_rows(sides: Sides, title: str, options: argparse.Namespace) -> Iterator[Row]:
-    """Compare training speed, translations and decoding speed of one size."""
+    """Compare training speed, translations and decoding speed of a model of one size."""
     lines, _ = (write_corpus(side.folder) for side in sides)
     turns, steps, threads = (3, 12, options.threads) if options.quick else (7, 24, options.threads)
     size = SIZES[title]

@@ -20,13 +20,13 @@ class Contender(NamedTuple):
     script: str
     form: str
     threads: int | None = None
-    """Number of threads; None: as in the plan."""
+    """Number of threads; None: the number of the plan."""
     together: int = 1
     """Number of batches decoded concurrently, each with `threads` threads."""
 
     @property
     def name(self) -> str:
-        """Engine and form, with the settings that differ from the plan."""
+        """The engine and its form, with the settings that differ from the plan."""
         threads = "" if self.threads is None else f", {self.threads} thread{'s'[: self.threads != 1]}"
         return f"{self.engine} {self.form}{threads}{f', {self.together} batches at once' if self.together > 1 else ''}"
 
@@ -141,7 +141,7 @@ def _takes_part(contender: Contender, order: Order, orders: list[Order]) -> bool
 
 
 def _competitive(answers: dict[Worker, dict[str, Any] | None]) -> list[Worker]:
-    """Return transduce's workers, and those not much slower than the best form of their engine."""
+    """Return the workers of transduce, and the other workers that are not much slower than their engine's best form."""
     seconds = {worker: answer["seconds"] for worker, answer in answers.items() if answer}
     best: dict[str, float] = {}
     for worker, taken in seconds.items():

@@ -35,9 +35,9 @@ class Measured(NamedTuple):
 
     pairs: int
     whole: float
-    """Preparation including learning the vocabulary."""
+    """Time of the preparation, including learning the vocabulary."""
     cutting: float
-    """Preparation with an existing tokenizer, in one process."""
+    """Time of the preparation with an existing tokenizer, in one process."""
     preparing_mebibytes: float
     """Peak memory of the preparation."""
     training: dict[str, float]

@@ -56,7 +56,7 @@ def _best(translations: Sequence[Translation]) -> list[Alternative]:
 
 
 def _score_row(name: str, exact: Translator, sources: list[str], texts: list[list[str]]) -> Row:
-    """Return a row with the mean log-probability per token, by the float32 model."""
+    """Return a row with the mean log-probability per token of translations, by the float32 model."""
     means = []
     for found in texts:
         scores = exact.score(sources, found)

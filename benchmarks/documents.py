@@ -99,7 +99,7 @@ def _reversed(text: str) -> str:
 
 
 def faults(format: str, content: bytes, name: str = "") -> Iterator[str]:
-    """Yield what translation changes in a document apart from its text, or leaves of its text."""
+    """Yield a description of each part of a document that translation damages, or of text that it leaves unchanged."""
     settings = DocumentSettings(format=format, columns=("text",) if format in ("csv", "tsv") and not name else ())
     copy = translate_upload(content, name, same, settings)
     if format in _ALREADY_BILINGUAL:
@@ -128,7 +128,7 @@ def _difference(before: Any, after: Any) -> str:
 
 
 def structure(format: str, content: bytes) -> Any:
-    """Return everything in a document that translation must keep."""
+    """Return the structure of a document that translation must keep, as another library reads it."""
     if FORMATS[format].is_archive:
         return _archive_structure(format, content)
     text = content.decode("utf-8-sig")

@@ -82,7 +82,7 @@ def least_cosine(folder: Path, form: str) -> float:
 
 
 def rows_of(what: str, answers: Answers, folder: Path) -> Iterator[Row]:
-    """Yield the speed of each form, and of our best one compared with the best peer in 8 bits."""
+    """Yield a row with the speed of each form, and one that compares our best form with the best peer in 8 bits."""
     rates = {
         contender.form: statistics.median(each["pieces"] / each["processor_seconds"] for each in rows)
         for (contender, _), rows in answers.items()

@@ -46,7 +46,7 @@ class Family(NamedTuple):
     changes: dict[str, Any]
     """Settings that differ from the defaults."""
     separate: bool = False
-    """Whether source and target have separate vocabularies."""
+    """True if source and target have separate vocabularies."""
     spread: float = _SPREAD
     """Standard deviation of the noise added to all weights."""
 
@@ -192,7 +192,7 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def brought_in() -> Iterator[tuple[str, float]]:
-    """Yield the class of each model that transformers created, and the largest difference after its import, in nats."""
+    """Yield the class of each model that transformers created, and its largest difference after import, in nats."""
     transformers: Any = import_module("transformers")
     transformers.logging.disable_progress_bar()
     for name, settings in IN:

@@ -37,7 +37,7 @@ WORKER = Path(__file__).with_name("explanations_inseq.py")
 
 
 class Tally:
-    """What the methods named, over all words of all sentences."""
+    """Counts of the source words that the methods of attribution named, over all words of all sentences."""
 
     def __init__(self) -> None:
         self.methods = [method for method in get_args(Method) if method != "occlusion"]
@@ -115,7 +115,7 @@ class Tally:
 
 
 def _attribute_by_peer(folder: Path, pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return what explanations_inseq.py writes for each pair."""
+    """Run explanations_inseq.py, and return its output for each pair of source and translation."""
     python = peer_python("inseq", ["inseq==0.7.1"])
     with tempfile.TemporaryDirectory() as temporary:
         plan = Path(temporary) / "plan.json"

@@ -73,7 +73,7 @@ class Work(NamedTuple):
     joined: bool
     quick: bool
 
-    def place(self, variant: str) -> Path:
+    def folder_of(self, variant: str) -> Path:
         """Return a variant's folder."""
         return self.folder / variant
 
@@ -86,7 +86,7 @@ Result = dict[str, Any]
 
 def run_variant(name: str, work: Work, files: Files) -> Result:
     """Train and evaluate a variant unless it is finished, and return its result."""
-    place = work.place(name)
+    place = work.folder_of(name)
     result = place / RESULT
     if not result.exists():
         settings = settings_of(VARIANTS[name], work.corpus, quick=work.quick)
@@ -150,7 +150,7 @@ def _events(place: Path) -> list[dict[str, Any]]:
 
 def run_peer(work: Work, files: Files, ours: Result) -> Result:
     """Run JoeyNMT's LSTM on the same files for as many steps, and return its result."""
-    place = work.place(PEER)
+    place = work.folder_of(PEER)
     result = place / RESULT
     if not result.exists():
         test = files.tests[1]
@@ -182,7 +182,7 @@ def run_peer(work: Work, files: Files, ours: Result) -> Result:
 def _peer_plan(work: Work, place: Path, steps: int) -> Settings:
     """Return the peer's plan, with the sizes and learning rate of our LSTM."""
     settings = settings_of(VARIANTS[AS_PEER], work.corpus, quick=work.quick)
-    config = json.loads((work.place(AS_PEER) / "model" / "config.json").read_text(encoding="utf-8"))["transduce"]
+    config = json.loads((work.folder_of(AS_PEER) / "model" / "config.json").read_text(encoding="utf-8"))["transduce"]
     return _PEER_SETTINGS | {
         "data": str(place / "data"),
         "source": work.corpus.source,
@@ -243,8 +243,8 @@ def plot(work: Work, results: dict[str, Result], files: Files, picture: Path | N
     write_lines(work.folder / f"lengths.{work.corpus.target}", together.target)
     systems = {}
     for name in results:
-        systems[name] = [line for count in files.tests for line in read_lines(_hypotheses(work.place(name), count))]
-        write_lines(work.place(name) / "lengths.hypotheses", systems[name])
+        systems[name] = [line for count in files.tests for line in read_lines(_hypotheses(work.folder_of(name), count))]
+        write_lines(work.folder_of(name) / "lengths.hypotheses", systems[name])
     chart = plot_lengths(*together, systems, target_language=work.corpus.target)
     if picture is None:
         sys.stderr.write(draw_chart(chart, columns=100) + "\n")
@@ -254,7 +254,7 @@ def plot(work: Work, results: dict[str, Result], files: Files, picture: Path | N
 
 def write_curves(work: Work, names: list[str]) -> None:
     """Write the dev loss by step of every variant as a tab-separated table."""
-    curves = {name: _dev_losses(work.place(name)) for name in names}
+    curves = {name: _dev_losses(work.folder_of(name)) for name in names}
     steps = sorted({step for curve in curves.values() for step in curve})
     lines = ["\t".join(["step", *curves])]
     for step in steps:

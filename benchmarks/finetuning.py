@@ -66,7 +66,7 @@ def transduce(*arguments: str | Path) -> str:
 
 
 def cut(path: Path, folder: Path, lines: int | None) -> Path:
-    """Write the first lines of a file as plain text, and return the copy."""
+    """Write the first `lines` lines of a file (None: all) as plain text, and return the path of the copy."""
     copy = folder / f"{path.parent.parent.name}-{path.name}".removesuffix(".gz")
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in itertools.islice(read_lines(path), lines))

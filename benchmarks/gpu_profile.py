@@ -42,7 +42,7 @@ class Profiled(NamedTuple):
 
     gpu_ms: float
     launches: float
-    programs: list[tuple[float, float, str]]
+    kernels: list[tuple[float, float, str]]
     """Milliseconds, number of launches, and name of each kernel, the longest first."""
 
 
@@ -58,9 +58,9 @@ def profiled(call: Callable[[], object], times: int, device: str) -> Profiled:
 
 
 def rows_of(what: str, found: Profiled) -> list[Row]:
-    """Return rows with the total time and the longest kernels."""
-    rows = [Row(f"{what}, the GPU computes", found.gpu_ms, "ms"), Row(f"{what}, programs", found.launches, "of them")]
-    return rows + [Row(f"  {count:g} x {name[:70]}", each, "ms") for each, count, name in found.programs[:SHOWN]]
+    """Return rows with the total time of the GPU and its longest kernels; `what` names the call."""
+    rows = [Row(f"{what}, the GPU computes", found.gpu_ms, "ms"), Row(f"{what}, kernels", found.launches, "of them")]
+    return rows + [Row(f"  {count:g} x {name[:70]}", each, "ms") for each, count, name in found.kernels[:SHOWN]]
 
 
 def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[Row]:

@@ -36,7 +36,7 @@ _CONTEXT = 1024
 
 
 class NoVocabulary(Vocabulary):
-    """A vocabulary without texts: search needs only its end symbol."""
+    """A vocabulary without texts, for a search that needs only the end symbol."""
 
     def __init__(self, eos_id: int) -> None:
         self.forced = ()

@@ -125,7 +125,7 @@ def write(name: str, folder: Path) -> None:
 def spread_logits(model: Any) -> None:
     """Scale a model's last norm so that its logits differ as those of trained models do.
 
-    Random weights give almost equal logits. Engines that recompute the likeliest ones exactly would recompute them all.
+    Random weights give almost equal logits. Engines that recompute the largest logits exactly would recompute all.
     """
     import torch
 

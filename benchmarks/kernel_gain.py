@@ -186,7 +186,7 @@ def search(model: Transformer, sentences: int, beam_size: int) -> None:
 
 
 def decoding_variants(size: tuple[int, int, int], precision: str) -> Iterator[tuple[str, dict[str, Function]]]:
-    """Yield, for each of `SEARCHES`, its name and a search with all kernels, and without more and more of them."""
+    """Yield, for each of `SEARCHES`, its name and searches with all groups of kernels and with ever fewer groups."""
     removed = ("compiled search", "compiled steps", "top-k")
     model = build(*size).eval()
     if precision == "int8":

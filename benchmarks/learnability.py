@@ -183,7 +183,7 @@ def teacher_forced(model: Model, source: Tensor, target: Tensor) -> tuple[Tensor
 
 
 def exact(model: Model, sequences: Sequences) -> Tensor:
-    """Return which held-out sequences are exactly right, (1000,)."""
+    """Return whether the model's output is exactly right for each held-out sequence, (1000,)."""
     source, target = sequences.pairs(sequences.held_out)
     with torch.inference_mode():
         longest = torch.full((len(source),), 2 * LONGEST)

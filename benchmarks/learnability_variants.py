@@ -77,7 +77,7 @@ class StateScorer:
     """A scorer that lets greedy search use any model; it never generates padding."""
 
     def __init__(self, model: Model, source_ids: Tensor, pad_id: int) -> None:
-        """Start decoding for source_ids, (B, S)."""
+        """Encode `source_ids` (B, S), and start decoding."""
         if isinstance(model, Encoder):
             raise TypeError("an encoder alone writes no answers")
         self.model = model
@@ -93,5 +93,5 @@ class StateScorer:
         self.state.reorder(parents)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only these sentences in the batch."""
+        """Keep only the sentences with these row indices in the batch."""
         self.state.keep_sentences(rows)

@@ -3,11 +3,11 @@
     python benchmarks/protected_spans.py --model DIR --source FILE --target FILE
     python benchmarks/protected_spans.py --model DIR --source FILE --target FILE --replace
 
-Each sentence gets one to four spans, at the same place in source and reference: beside words that translate each other
-according to IBM Model 1 on the model's own training corpus, or at an end. With `--replace`, the spans replace such
-words. Counted is the share of spans that the translation has exactly as often as the source. The translation without
-its spans is scored against the reference, and compared with the translation of the sentence without spans. The bars are
-those of a model with placeholder tokens, or of one without.
+Each sentence gets one to four spans, at corresponding positions of source and reference: beside words that translate
+each other according to IBM Model 1 on the model's own training corpus, or at an end. With `--replace`, the spans
+replace such words. Counted is the share of spans that the translation has exactly as often as the source. The
+translation without its spans is scored against the reference, and compared with the translation of the sentence without
+spans. The bars are those of a model with placeholder tokens, or of one without.
 """
 
 import random
@@ -56,7 +56,7 @@ _EDGE = 0.15  # share of spans at the start or the end
 
 
 class Case(NamedTuple):
-    """A sentence pair with spans at the same places of both sides."""
+    """A sentence pair with spans at corresponding positions of both sides."""
 
     source: str
     reference: str

@@ -30,8 +30,8 @@ from transduce.training.forecast import (
     read_records,
 )
 
-# By the name of the corpus: the folder of $TRANSDUCE_DATA, how many lines of the training text there are to each one
-# that is used, and the steps of each run.
+# By the name of the corpus: the folder in $TRANSDUCE_DATA, n if only every n-th line of the training text is used, and
+# the steps of each run.
 M30, TATOEBA, AMERICAS = "multi30k-en-de/raw", "tatoeba-de-en", "americasnlp-es"
 FITTED = {
     "m30-en-de": (M30, 1, (200, 1000, 1600)),
@@ -51,7 +51,7 @@ HELD_OUT = {
 
 
 def read(folder: Path, name: str) -> list[str]:
-    """Return the lines of a file; the English side of Multi30k's Czech is in the folder of its German."""
+    """Return the lines of a corpus file; the English of Multi30k's English-Czech is in the folder of English-German."""
     path = folder / f"{name}.gz"
     if not path.exists():
         path = Path(str(path).replace("multi30k-en-cs", "multi30k-en-de"))
@@ -68,7 +68,7 @@ def write_side(text: Path, folder: Path, names: tuple[str, str], every: int) -> 
 
 
 def train(data: Path, name: str, steps: int, out: Path) -> None:
-    """Train one run on one thread, unless it is there already."""
+    """Train one run on one thread unless it is finished; an interrupted run is resumed."""
     if (out / "dev_score.json").exists():
         return
     folder, every, _ = (FITTED | HELD_OUT)[name]

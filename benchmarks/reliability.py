@@ -232,7 +232,7 @@ def measure_faults(folder: Path, *, quick: bool) -> Iterator[Row]:
 
 
 def _train_with_faults(run: Path, settings: dict[str, Any]) -> list[int]:
-    """Train with a fault in the loss of every fifth step from the tenth on, and return these steps."""
+    """Train with a fault in the loss of every fifth step from the tenth on, and return the numbers of these steps."""
     steps = list(range(10, 60, 5))
     original, calls, faulty = TranslationTask.loss, 0, set[bytes]()
 

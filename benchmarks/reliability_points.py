@@ -36,7 +36,7 @@ class Point(NamedTuple):
     where: str
     """The function at which the run stops: loss, backward, validation, keeping or saving."""
     call: int
-    """The number of that function's call, from 1."""
+    """The number of the function's call, from 1."""
     crash: bool = False
     """Simulate a power cut instead of SIGTERM."""
 
@@ -61,7 +61,7 @@ def points(steps: int, epoch_steps: int) -> list[Point]:
 
 @contextlib.contextmanager
 def stopping_at(point: Point | None) -> Iterator[None]:
-    """Stop a run at the point, within the context."""
+    """Within the context, stop a run when it reaches the point; None: never."""
     if point is None:
         yield
         return

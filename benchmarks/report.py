@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Row(NamedTuple):
-    """A figure, optionally with a peer's figure and a bar."""
+    """A measured figure, optionally with a peer's figure and a bar (a target)."""
 
     name: str
     value: float

@@ -174,7 +174,7 @@ def burst(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
 
 
 def _burst(server: Process, count: int, *, are_connected: bool) -> list[Answer]:
-    """Send a burst while the gate is closed; it opens after all refusals have arrived."""
+    """Send a burst of requests while the gate is closed, open the gate after all refusals, and return the answers."""
     server.say("close")
     time.sleep(0.1)
     return send_burst(server, count, accepted=10, are_connected=are_connected, let_through=lambda: server.say("open"))
@@ -197,7 +197,7 @@ def deadlines(args: Namespace, folder: Path) -> list[Row]:  # noqa: ARG001
 
 
 async def _wait_for_refusals(server: Process) -> list[tuple[int, float]]:
-    """Send four requests, one of which is decoded, and two requests whose body never arrives."""
+    """Send four requests, one of which is decoded, and two whose body never arrives; return each status and time."""
     requests = [Client(server.url).translate("ein Satz", "de", "en") for _ in range(4)]
     answers = await asyncio.gather(*requests, _half_a_body(server.url), _half_a_body(server.url))
     return [(answer.status, answer.seconds) for answer in answers]

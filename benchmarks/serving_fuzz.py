@@ -53,7 +53,7 @@ class Document:
     """An OpenAPI document, supporting the features that transduce's document uses."""
 
     def __init__(self, content: dict[str, Any], likely: dict[str, list[Any]]) -> None:
-        """Take the document, and `likely` values of fields by name, without which most requests would be refused."""
+        """Store the document, and `likely` values of fields by name, without which most requests would be refused."""
         self.content = content
         self.likely = likely
 
@@ -271,7 +271,7 @@ def _likely(connection: http.client.HTTPConnection) -> dict[str, list[Any]]:
 
 
 def _send_again(connection: http.client.HTTPConnection, request: Request) -> tuple[int, str, bytes]:
-    """Send a request, once more on a new connection if the old one was closed as idle."""
+    """Send a request, again on a new connection if the old one was closed as idle; return status, type and body."""
     try:
         return _send(connection, request)
     except (ConnectionError, http.client.RemoteDisconnected):

@@ -25,9 +25,9 @@ class Hostile(NamedTuple):
 
     name: str
     chunks: Callable[[], Iterator[bytes]]
-    """Returns the bytes to send."""
+    """A function that returns the bytes to send."""
     is_http: bool = True
-    """Whether the request is HTTP, so that an answer is possible."""
+    """True if the request is HTTP, so that an answer is possible."""
 
 
 class Verdict(NamedTuple):
@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
     name: str
     status: int | None
-    """None if the server disconnected without an answer."""
+    """The status of the answer; None if the server disconnected without one."""
     error: str | None
     """The error message in the answer's JSON."""
     is_right: bool

@@ -16,7 +16,7 @@ RATE, STEP_TOKENS, LABEL_SMOOTHING = 1e-4, 4096, 0.1
 
 
 def optimizer_settings(precision: str, optimizer: OptimizerName = "adam") -> ResolvedTraining:
-    """Return training settings, of which only the optimizer's matter here; they are the defaults."""
+    """Return default training settings for a precision and optimizer; only the optimizer's settings are used here."""
     return ResolvedTraining(
         seed=1,
         steps=1000,

@@ -57,7 +57,7 @@ class Device(NamedTuple):
     wait: Callable[[], object]
     peak_bytes: Callable[[], int]
     release: Callable[[], object] = lambda: None
-    """Releases unused memory for the other processes."""
+    """A function that releases unused memory for the other processes."""
 
 
 def processor_peak() -> int:

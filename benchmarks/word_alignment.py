@@ -88,7 +88,7 @@ def known_alignment(pair: AlignedPair) -> ReferenceAlignment:
 def error_percent(
     translator: Translator, test: list[ReferenceAlignment], heads: HeadWeights | WordStatistics | None
 ) -> float:
-    """The alignment error on the test sentences, in percent."""
+    """Return the alignment error rate on the test sentences, in percent."""
     found = align_pairs(translator, [each.pair for each in test], heads)
     return 100.0 * alignment_error(found, [each.links for each in test])
 

@@ -2,7 +2,7 @@
 
     python docs/draw_pictures.py
 
-A picture has dark lines on nothing; on dark pages the site inverts it. The same code draws the same bytes.
+Pictures have dark lines on a transparent background; on dark pages the site inverts them. Equal code gives equal files.
 """
 
 import math
@@ -36,17 +36,17 @@ class Drawing:
         )
 
     def line(self, points: Sequence[tuple[float, float]], color: str = INK, *, arrow: bool = False) -> None:
-        """Add a line through points, with an arrow at its end if asked."""
+        """Add a line through points; with `arrow`, it ends in an arrowhead."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         end = ' marker-end="url(#arrow)"' if arrow else ""
         self.shapes.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"{end}/>')
 
     def text(self, x: float, y: float, text: str, anchor: str = "middle", color: str = INK) -> None:
-        """Add a line of text whose baseline has the height y."""
+        """Add a line of text with its anchor at x and its baseline at y."""
         self.shapes.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{text}</text>')
 
     def matrix(self, x: float, y: float, rows: Sequence[Sequence[float]], cell: float, color: str = COLORS[0]) -> None:
-        """Add a matrix of cells whose numbers, 0 to 1, are the strength of a color."""
+        """Add a matrix of cells whose numbers, 0 to 1, set the opacity of a color."""
         for i, row in enumerate(rows):
             for j, value in enumerate(row):
                 self.shapes.append(
@@ -116,7 +116,7 @@ def projections(label: Callable[[str, str], str]) -> Drawing:
 
 
 def scaling(label: Callable[[str, str], str]) -> Drawing:
-    """Draw the softmax of ten scores of width 64, as they are and divided by √64."""
+    """Draw the softmax of ten scores of width 64, without scaling and divided by √64."""
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(10, 64, generator=generator) @ torch.randn(64, generator=generator)
     drawing = Drawing(520, 150)
@@ -130,7 +130,7 @@ def scaling(label: Callable[[str, str], str]) -> Drawing:
 
 
 def mask(label: Callable[[str, str], str]) -> Drawing:
-    """Draw the weights of three keys, the last one hidden, if the mask is added and if it is multiplied."""
+    """Draw the attention weights of three keys, one of them masked, for an additive and a multiplicative mask."""
     query, value = torch.tensor([2.0, 1.0]).view(1, 1, 1, 2), torch.eye(3).view(1, 1, 3, 3)
     key = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 2.0]]).view(1, 1, 3, 2)
     present = torch.tensor([True, True, False])
@@ -210,7 +210,7 @@ def periods(label: Callable[[str, str], str]) -> Drawing:
 
 
 def rotary(label: Callable[[str, str], str]) -> Drawing:
-    """Draw the products of one rotated query and one rotated key at all pairs of 12 positions."""
+    """Draw the dot products of one query and one key with rotary embedding, at all pairs of 12 positions."""
     generator = torch.Generator().manual_seed(3)
     rotation = RotaryPositions(8)(torch.arange(12), torch.float32)
     query, key = (torch.randn(1, 1, 1, 8, generator=generator).expand(1, 1, 12, 8) for _ in range(2))
@@ -228,7 +228,7 @@ def rotary(label: Callable[[str, str], str]) -> Drawing:
 
 
 def norm(label: Callable[[str, str], str]) -> Drawing:
-    """Draw what LayerNorm and BatchNorm take together in a table of words and dimensions."""
+    """Draw which cells of a table of words and dimensions LayerNorm and BatchNorm normalize together."""
     drawing = Drawing(560, 190)
     for number, name in enumerate(("LayerNorm", "BatchNorm")):
         x = 75 + 275 * number
@@ -242,7 +242,7 @@ def norm(label: Callable[[str, str], str]) -> Drawing:
 
 
 def gradient(label: Callable[[str, str], str]) -> Drawing:
-    """Draw the ways of the gradient from the loss through decoder layers and memory."""
+    """Draw the paths of the gradient from the loss through the decoder layers and the encoder output."""
     drawing = Drawing(470, 300)
     for number in range(3):
         y = 200 - 65 * number
@@ -315,7 +315,7 @@ PICTURES = (projections, scaling, mask, batch, complexity, periods, rotary, norm
 
 
 def draw(language: str) -> dict[str, str]:
-    """Return all pictures of a language by the names of their files."""
+    """Return all pictures with labels in a language, as SVG by file name."""
     suffix = "" if language == "en" else f".{language}"
 
     def label(english: str, chinese: str) -> str:

@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def updated(catalog: polib.POFile, found: dict[str, str]) -> polib.POFile:
-    """Return a catalog with the messages of the code, in the order of files; parts of messages stay."""
+    """Return a catalog with the messages of the code in the order of files; its entries marked `PART` stay."""
     entries = {entry.msgid: entry for entry in catalog}
     result = polib.POFile(wrapwidth=120)
     result.metadata = catalog.metadata
@@ -86,7 +86,7 @@ PART = "part"
 
 
 def messages() -> dict[str, str]:
-    """Return the messages of the package, each with the file that has it first."""
+    """Return the messages of the package, each with the first file that contains it."""
     found: dict[str, str] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         file = path.relative_to(SOURCE).as_posix()
@@ -122,7 +122,7 @@ def is_message(text: str) -> bool:
 
 
 def has_words(text: str) -> bool:
-    """Return whether a text is more than fields and marks."""
+    """Return whether a text has words besides fields and punctuation."""
     return bool(re.search(r"[A-Za-z]{2}", re.sub(r"\{\w+\}", "", text)))
 
 
@@ -131,7 +131,7 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _is_text(node: ast.AST) -> bool:
-    """Return whether an expression is a text as a whole: a string, an f-string, a sum or a choice of such."""
+    """Return whether an expression is a text: a string, an f-string, or a sum or conditional choice of texts."""
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.Add) and (_is_text(node.left) or _is_text(node.right))
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
@@ -147,7 +147,7 @@ def texts_of(node: ast.AST) -> list[str]:
             if name is None:
                 text += literal.replace("{", "{{").replace("}", "}}")
                 was_field = was_field and not literal
-            elif not was_field:  # of fields without text between them, the first stands for all
+            elif not was_field:  # adjacent fields become one
                 unique = name
                 while unique in names:
                     unique = f"{name}{len(names) + 1}"

@@ -19,13 +19,13 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 TUTORIAL = DOCS / "tutorial"
 PAGES = {"": TUTORIAL, ".zh": DOCS / "zh" / "tutorial"}
-"""The folder of the pages in each language, by what the names of its notebooks add."""
+"""The folder of the tutorial's pages in each language, by the suffix of the names of its notebooks."""
 
 _BLOCK = re.compile(r'^```python(?: title="([\w.]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
 def code_blocks(page: str) -> list[tuple[str, str]]:
-    """Return the file that each block of Python of a page belongs to (empty: none), and the block's code."""
+    """Return each block of Python on a page: the name of the file that it belongs to (empty: none), and its code."""
     return [(match[1] or "", match[2]) for match in _BLOCK.finditer(page)]
 
 

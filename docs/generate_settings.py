@@ -166,7 +166,7 @@ def show_type(hint: Any) -> str:
 
 
 def show_default(name: str, value: Any) -> str:
-    """Return the default of a setting or, where it is None, what happens then.
+    """Return the default of a setting; for None, a text that describes the effect of leaving the setting out.
 
     Raises:
         LookupError: `IF_NOT_SET` and the rules do not have an entry for a default of None.

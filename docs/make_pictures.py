@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def draw_insides(translator: Translator, models: Path) -> None:
-    """Draw the results of the causal tools, and the attention of models of other kinds that are in a folder."""
+    """Draw the results of the causal tools, and the attention of the models bert, gpt and lstm if a folder has them."""
     save_chart(ablate(translator, SENTENCE).chart(), PICTURES / "ablation.png")
     save_chart(patch_activations(translator, SENTENCE, CORRUPTED_SENTENCE).chart(), PICTURES / "patching.png")
     for name, text in (("bert", ENGLISH_SENTENCE), ("gpt", ENGLISH_SENTENCE), ("lstm", SENTENCE)):

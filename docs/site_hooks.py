@@ -46,7 +46,7 @@ def is_chinese(path: str) -> bool:
 
 
 def site_pages(language: str) -> dict[str, str]:
-    """Return the site's names of the repository's pages, by their paths; of two with one name, the last one counts."""
+    """Return the names in the site of the repository's pages, by path; of two with one name, the last one is shown."""
     found = [*RENAMED, *(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
     pages = {}
     for path in sorted(found, key=lambda path: (is_chinese(path), path)):
@@ -73,12 +73,12 @@ def chinese_anchor(english: str, name: str, anchor: str) -> str:
 def on_config(config: Any) -> None:
     """Make the anchors of headings those of the repository's pages, and title the sections."""
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
-    logging.getLogger("jieba").setLevel(logging.WARNING)  # how long its dictionary took says nothing to a reader
+    logging.getLogger("jieba").setLevel(logging.WARNING)  # hide the time of loading its dictionary
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Return the pages of the site's language, and its pictures."""
-    # A Chinese page comes after the English one of its name, and replaces it.
+    # A Chinese page comes after the English page of the same name, and replaces it.
     sources = {name: path for path, name in site_pages(config.extra["pages"]).items()}
     kept = [file for file in files if not file.is_documentation_page() and not file.src_uri.startswith("zh/")]
     for name, path in sources.items():
@@ -90,7 +90,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _complete_navigation(config: Any, names: set[str]) -> None:
-    """Drop pages that do not exist from the navigation, and append those that it does not list."""
+    """Remove pages that do not exist from the navigation, and append pages that it does not list."""
     sections, titles = config.extra["sections"], config.extra.get("titles", {})
     navigation: list[Any] = []
     listed = set()
@@ -129,14 +129,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[str]:
-    """Yield the parts of a page, code unchanged, and links to where their targets are in the site."""
+    """Yield the parts of a page, with links changed to their targets' addresses in the site, and code unchanged."""
     pages = site_pages(language)
 
     def rewrite(link: re.Match[str]) -> str:
         picture, text, target = link.groups()
         file, _, anchor = target.partition("#")
         if _OUTSIDE.match(file):
-            return text  # the site names no other address
+            return text  # the site has no links to other sites
         if not file or re.match(r"[a-z]+:", file):
             return link[0]
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(path), file))
@@ -144,9 +144,9 @@ def _rewritten(markdown: str, path: str, name: str, language: str) -> Iterator[s
         if found is None and picture:
             found = wanted.removeprefix("docs/")
         if found is None:
-            return text  # a file of the repository, such as a program, which the site does not have
+            return text  # a file of the repository that is not in the site, such as a script
         if is_chinese(path) and not is_chinese(wanted) and (ROOT / "docs" / "zh" / found).is_file():
-            # The English page has a Chinese one, but is meant: it is in the English site, outside of this one.
+            # The link means the English page although there is a Chinese one, so it leads to the English site.
             html = "../" * (name.count("/") + 1) + found.removesuffix(".md") + f".html#{anchor}"
             return f'<a href="{html.rstrip("#")}">{text}</a>'
         if language == "zh" and anchor and not is_chinese(path):

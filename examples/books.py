@@ -29,7 +29,7 @@ def find_books(folder: Path) -> list[Path]:
 
 
 def read_stretches(book: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield stretches of paragraphs with their parts; quotation marks are normalized to “ and ”."""
+    """Yield stretches of paragraphs, each with its part (train, dev or test); quotation marks become “ and ”."""
     paragraphs = [even_quotes(" ".join(_MARKUP.sub("", text).split())) for text in join_lines(read_lines(book))]
     for number, first in enumerate(range(0, len(paragraphs), _STRETCH)):
         position = number % _CYCLE
@@ -38,9 +38,7 @@ def read_stretches(book: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def even_quotes(paragraph: str) -> str:
-    """Replace straight quotation marks by alternating “ and ”; a speech that continues in the next paragraph stays
-    open.
-    """
+    """Replace straight quotation marks by alternating “ and ”; a speech may continue in the next paragraph."""
     segments = paragraph.split('"')
     return "".join(
         segment + ("" if number == len(segments) - 1 else "“" if number % 2 == 0 else "”")

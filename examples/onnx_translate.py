@@ -48,7 +48,7 @@ def translate(folder: Path, lines: list[str]) -> list[str]:
 
 
 def vocabulary(folder: Path, side: str) -> sentencepiece.SentencePieceProcessor:
-    """Load the sentencepiece model, which is shared or separate for each side."""
+    """Load the sentencepiece model of a side; source and target may share one."""
     joint = folder / "sentencepiece.model"
     return sentencepiece.SentencePieceProcessor(model_file=str(joint if joint.exists() else folder / f"{side}.spm"))
 

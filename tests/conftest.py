@@ -25,14 +25,14 @@ _BROWSERS = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
-# Tests are of the processor, whatever this machine has, but for those that say otherwise: see `on_gpu`.
+# Tests run on the CPU even where there is a GPU, except for tests that use the fixture `on_gpu`.
 _VISIBLE_GPUS = os.environ.setdefault("TRANSDUCE_TESTS_GPUS", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# Tests are of the English messages, whatever this machine's language is.
+# Tests expect English messages, whatever the machine's language is.
 os.environ["TRANSDUCE_LANGUAGE"] = "en"
 
-# Machine code that tests make is kept for the next tests, and not among a person's own.
+# Tests cache compiled machine code in a folder of their own, not in the user's.
 os.environ.setdefault("TRANSDUCE_CACHE", str(ROOT / ".pytest_cache" / "transduce"))
 
 if importlib.util.find_spec("hypothesis") is not None:
@@ -43,14 +43,14 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare pytest-timeout's setting where the plug-in is missing, for unknown settings are errors."""
+    """Declare the setting of pytest-timeout where the plug-in is missing, because unknown settings are errors."""
     if importlib.util.find_spec("pytest_timeout") is None:
         parser.addini("timeout", "seconds that one test may take (needs pytest-timeout)")
 
 
 @pytest.fixture(scope="session")
 def on_gpu() -> dict[str, str] | None:
-    """The environment of a process that sees the GPU; None where there is none."""
+    """Return the environment variables of a process that may use the GPU; None if there is no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     if _VISIBLE_GPUS != "all":
         environment["CUDA_VISIBLE_DEVICES"] = _VISIBLE_GPUS
@@ -63,7 +63,7 @@ def on_gpu() -> dict[str, str] | None:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of real corpora, `$TRANSDUCE_DATA` or `../shared/data`; without it the test is skipped."""
+    """Return the folder of real corpora, `$TRANSDUCE_DATA` or `../shared/data`; skip the test if it is missing."""
     folder = Path(os.environ.get("TRANSDUCE_DATA") or ROOT.parent / "shared" / "data")
     if not folder.is_dir():
         pytest.skip(f"no corpora in {folder}: set TRANSDUCE_DATA to the folder that holds them")
@@ -71,8 +71,8 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _same_beginning() -> None:
-    """Seeds every generator that is already imported, and computes with one thread: no test depends on those before."""
+def _seed_generators() -> None:
+    """Seed all random generators and set one thread before each test, so that no test depends on earlier ones."""
     random.seed(1)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(1)
@@ -83,7 +83,7 @@ def _same_beginning() -> None:
 
 @pytest.fixture
 def write_lines(tmp_path: Path) -> Callable[[str, Iterable[str]], Path]:
-    """A function that writes lines as a UTF-8 file of the given name below the test's own folder."""
+    """Return a function that writes lines to a UTF-8 file with a name in the test's folder, and returns its path."""
 
     def write(name: str, lines: Iterable[str]) -> Path:
         path = tmp_path / name
@@ -104,7 +104,7 @@ _TIMES = {"": "", "今天": " today", "昨天": " yesterday", "明天": " tomorr
 
 @pytest.fixture(scope="session")
 def toy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.zh, train.en (1,000 pairs), dev.zh and dev.en (50)."""
+    """Return a folder with a Chinese-English corpus: train.zh and train.en (1,000 pairs), dev.zh and dev.en (50)."""
     pairs = [
         (f"{time}{subject}{verb}{thing}。", f"{_SUBJECTS[subject]} {_VERBS[verb]} {_OBJECTS[thing]}{_TIMES[time]}.")
         for time, subject, verb, thing in product(_TIMES, _SUBJECTS, _VERBS, _OBJECTS)
@@ -120,7 +120,7 @@ def toy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_settings(toy_corpus: Path) -> dict[str, Any]:
-    """A run of some seconds on it, by dotted names."""
+    """Return the settings, by dotted names, of a training run of a few seconds on the toy corpus."""
     return {
         "preset": "tiny",
         "data.source": [str(toy_corpus / "train.zh")],
@@ -147,7 +147,7 @@ def toy_settings(toy_corpus: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]) -> Path:
-    """The folder of such a run, never stopped. Tests only read it."""
+    """Return the folder of an uninterrupted run with the toy settings, which tests only read."""
     from transduce.tasks.train import train
 
     folder = tmp_path_factory.mktemp("runs") / "toy"
@@ -157,7 +157,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, An
 
 @pytest.fixture(scope="session")
 def translator(trained: Path) -> "Translator":
-    """Its model, in float32."""
+    """Return a translator with the model of the run `trained`, in float32."""
     from transduce.inference.load import open_translator
 
     return open_translator(trained, precision="fp32", device="cpu", threads=1)
@@ -165,7 +165,7 @@ def translator(trained: Path) -> "Translator":
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    """Chromium, as the system has it; without it the test is skipped."""
+    """Yield the system's Chromium browser; skip the tests if it or playwright is not installed."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: no browser tests")
     program = next((each for each in _BROWSERS if Path(each).exists()), None)
     if program is None:
@@ -178,7 +178,7 @@ def browser() -> "Iterator[Browser]":
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def threads(request: pytest.FixtureRequest) -> None:
-    """The test runs on so many threads."""
+    """Run the test twice, with one and with three PyTorch threads."""
     import torch
 
     torch.set_num_threads(request.param)
@@ -186,7 +186,7 @@ def threads(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make all threads share the smallest work of decoding, even if other processes occupy their cores."""
+    """Make the kernels divide even the smallest decoding step among all threads, even if other processes use cores."""
     threads_module = pytest.importorskip(
         "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
     )
@@ -197,7 +197,7 @@ def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["AVX2_TILE", "AVX512_TILE"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are written for vectors of this width; where the processor's are narrow, LLVM makes two of a wide one."""
+    """Compile kernels for AVX2 and for AVX-512 tiles; LLVM splits vectors that are too wide for the processor."""
     tiles = pytest.importorskip(
         "transduce.kernels.cpu.jit.tile", reason="llvmlite is not installed", exc_type=ImportError
     )

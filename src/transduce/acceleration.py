@@ -108,7 +108,7 @@ except ModuleNotFoundError as missing:
         return None
 
     class Selection(NamedTuple):
-        """The implementation that decodes a model, and the reasons why faster ones do not."""
+        """A selection of the backend that decodes with a model, and the reasons why faster backends do not."""
 
         backend: str
         refused: dict[str, str]

@@ -33,7 +33,7 @@ def as_texts(value: str | Iterable[str]) -> list[str]:
 
 
 def as_text(value: str) -> str:
-    """Return the argument if it is a single text.
+    """Check that an argument is a single text, and return it.
 
     Raises:
         TransduceError: the argument is not a `str`.
@@ -44,7 +44,7 @@ def as_text(value: str) -> str:
 
 
 def as_phrases(value: Iterable[str]) -> list[str]:
-    """Return a list of phrases; a single text is refused because it would be split into characters.
+    """Return an iterable of phrases as a list; a single text is refused, because it would be split into characters.
 
     Raises:
         TransduceError: the argument is not a list of texts.
@@ -55,7 +55,7 @@ def as_phrases(value: Iterable[str]) -> list[str]:
 
 
 def one_per_sentence(description: str, sentences: int, value: Iterable[T]) -> list[T]:
-    """Return a list with one item for each sentence.
+    """Check that there is one item for each sentence, and return the items as a list.
 
     Args:
         description: noun for one item, used in the error message.
@@ -74,7 +74,7 @@ def one_per_sentence(description: str, sentences: int, value: Iterable[T]) -> li
 
 
 def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = None) -> int:
-    """Return an integer in its range as a Python `int`; NumPy integers are accepted.
+    """Check that a value is an integer in a range, and return it as a Python `int`; NumPy integers are accepted.
 
     Args:
         value: the value.

@@ -18,8 +18,9 @@ CATALOGS = Path(__file__).with_name("locale")
 """Folder of the catalogs: `LANGUAGE/LC_MESSAGES/transduce.po`, and the compiled `.mo` beside it."""
 _LONGEST_MESSAGE = 20_000  # a longer text is data, not a message
 
-_LEAST_LETTERS = 12  # in the fixed parts of a template whose fields may have any length
-_MOST_WORDS = 3  # in a field of another template
+# Fields of a template may have any length if its fixed parts have this many letters; else they have at most 3 words.
+_LEAST_LETTERS = 12
+_MOST_WORDS = 3
 _SEPARATORS = ("\n", " · ", "; ", ", ")  # between messages in one text, in this order
 
 _state = {"language": "en"}

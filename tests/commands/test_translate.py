@@ -71,9 +71,9 @@ def test_no_more_workers_start_than_there_is_work_for(
     started = []
 
     class Counted(bulk_files._Worker):
-        def __init__(self, recipe: bulk_files.WorkerSettings) -> None:
-            started.append(recipe)
-            super().__init__(recipe)
+        def __init__(self, settings: bulk_files.WorkerSettings) -> None:
+            started.append(settings)
+            super().__init__(settings)
 
     monkeypatch.setattr(bulk_files, "_Worker", Counted)
     file = write_lines("in.zh", lines)

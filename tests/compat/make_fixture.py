@@ -1,9 +1,9 @@
-"""Makes what a version leaves behind: a tiny run's folder with two checkpoints, and what is expected of it.
+"""Freeze a tiny training run of one version, with the losses and translations that later versions must reproduce.
 
     python tests/compat/make_fixture.py tests/compat/0.1.0
 
-Run once for a version, when it is released; what it made is never made again. The run is stopped after four fifths of
-its steps, so that there is something to resume; what it then does is written down as `expected.json`.
+Run the script once, when a version is released; its output never changes afterwards. The frozen folder is that of the
+run after four fifths of its steps, with two checkpoints. `expected.json` has the losses of the steps after it.
 """
 
 import json
@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def corpus(folder: Path) -> dict[str, list[str]]:
-    """All 144 sentences as the training text, and every ninth as the dev set."""
+    """Write all 144 pairs as the training set and every ninth as the dev set; return the settings of their files."""
     pairs = [
         (f"{time}{subject}{verb}{thing}。", f"{SUBJECTS[subject]} {VERBS[verb]} {OBJECTS[thing]}{TIMES[time]}.")
         for time in TIMES
@@ -70,23 +70,18 @@ def corpus(folder: Path) -> dict[str, list[str]]:
 
 
 def losses(run: Path) -> dict[str, float]:
-    """The loss of every step that was reported, by step."""
+    """Return the training loss of every reported step, by step."""
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").split("\n") if line]
     return {str(event["step"]): event["loss"] for event in events if event["event"] == "train"}
 
 
 def translations(run: Path) -> list[str]:
-    """Return the model's translations by beam search."""
+    """Return the translations of `SENTENCES` by a run's model with beam search."""
     return [t.text for t in open_translator(run, precision="fp32", device="cpu", threads=1)(SENTENCES)]
 
 
-def remove_what_is_not_needed(run: Path) -> None:
-    """TensorBoard's file is big, and nothing reads it back."""
-    shutil.rmtree(run / "tensorboard")
-
-
 def make(out: Path) -> None:
-    """Trains, keeps the folder as it was at the stop, and writes down what came after it."""
+    """Train a run, freeze its folder as of step `STOPPED_AT`, and write the expected results of the later steps."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chdir(folder)  # the stored settings name files by relative paths
@@ -97,7 +92,7 @@ def make(out: Path) -> None:
         shutil.copytree(run, kept)
         shutil.rmtree(kept / "checkpoints" / f"step-{STEPS:09d}")
         (kept / "dev_score.json").unlink()
-        remove_what_is_not_needed(kept)
+        shutil.rmtree(kept / "tensorboard")  # large, and never read back
         for path in folder.glob("*.*"):
             shutil.copy(path, kept / path.name)
         expected = {

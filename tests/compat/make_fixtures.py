@@ -251,7 +251,7 @@ season = 3
 source = ["table.csv"]
 """,
 }
-# Long enough for texts that do not hang on the last bits of a logit.
+# Long enough for texts that do not depend on the last bits of a logit.
 LONGER: dict[str, Any] = {
     "training.steps": 200,
     "training.report_every": 50,
@@ -314,7 +314,7 @@ def series() -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def open_model(folder: Path) -> Any:
-    """Open a model folder in float32 on one thread of the CPU."""
+    """Open a model folder in float32 on one thread of the CPU, and return the model."""
     return transduce.load(folder, precision="fp32", device="cpu", threads=1)
 
 
@@ -444,12 +444,12 @@ def printed(*arguments: str) -> str:
 
 
 def accepts(verb: str, options: Sequence[str]) -> bool:
-    """Return whether a verb knows all of these options."""
+    """Return whether a command accepts all of these options."""
     return "there is no option" not in printed(verb, *options, "--help")
 
 
 def options_by_verb() -> dict[str, list[str]]:
-    """Return the options of every verb that `transduce --help` lists."""
+    """Return the options of every command that `transduce --help` lists."""
     verbs = re.findall(r"^  ([a-z][a-z-]*)  ", printed("--help"), re.MULTILINE)
     named = {verb: sorted(set(re.findall(r"--[a-z][a-z0-9-]*", printed(verb, "--help")))) for verb in verbs}
     return {verb: [option for option in options if accepts(verb, [option])] for verb, options in named.items()}
@@ -464,7 +464,7 @@ def train(out: str, settings: Mapping[str, Any]) -> None:
 
 
 def make_models(kept: Path) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-    """Train every model, keep what using it needs, and return its outputs."""
+    """Train every model, keep the files that using it needs, and return its outputs."""
     texts, numbers = {}, dict[str, np.ndarray[Any, Any]]()
     for name, settings in MODELS.items():
         train(f"models/{name}", settings | LONGER)
@@ -476,7 +476,7 @@ def make_models(kept: Path) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, A
 
 
 def make_runs(kept: Path) -> dict[str, Any]:
-    """Train every run to its end, keep it as it was at the first checkpoint, and return what came after."""
+    """Train every run to its end, freeze it as of the first checkpoint, and return the results of the later steps."""
     expected = {}
     for name, settings in RUNS.items():
         train(f"runs/{name}", settings)

@@ -1,12 +1,11 @@
-"""A device that pretends to be a GPU: its numbers lie in this machine's memory, its rules are a GPU's.
+"""A simulated GPU: a PyTorch device whose tensors are in CPU memory, but which obeys the rules of a GPU.
 
-An operation on a tensor of the processor and one of the device is an error, but for single numbers and for what a GPU
-allows (copies from one to the other, and indices of the processor's). Its memory has no address, so that a kernel
-written for the processor cannot read it. What the processor waits for, because it needs a result, is counted by the
-line that asked for it.
+An operation that mixes tensors of the CPU and of the device is an error, except for single numbers and for what a GPU
+allows: copies between them, and indices on the CPU. The device's memory has no address, so a kernel for the CPU cannot
+read it. Each time the CPU must wait for a result, the line of the package that asked for it is counted.
 
-Python's side of PyTorch's key for other makers' devices, which a process can take once; so each trial has a process of
-its own (`trials.py`).
+The device uses PyTorch's dispatch key `PrivateUse1` for third-party devices. A process can register that only once, so
+each trial runs in a separate process (`trials.py`).
 """
 
 import traceback
@@ -21,7 +20,7 @@ import torch
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map
 
-NAME = "cudapretend"  # begins like a GPU's, which is what the package goes by
+NAME = "cudapretend"  # begins with "cuda", by which the package recognizes a GPU
 
 _SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 _WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "_unique2", "item", "is_nonzero"}
@@ -29,17 +28,17 @@ _BETWEEN_DEVICES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize", 
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 
 waits: Counter[str] = Counter()
-"""How often the processor waited for the device, by the package's own line that it waited in."""
+"""How often the CPU waited for the device, by the file and function of the package that waited."""
 
 
 class OnDevice(torch.Tensor):
-    """A tensor of the device. All that Python sees says so; what computes is a tensor of the processor inside."""
+    """A tensor that reports to be on the simulated device, around a CPU tensor that computes."""
 
     inside: torch.Tensor
 
     @staticmethod
     def __new__(cls, inside: torch.Tensor) -> "OnDevice":
-        """Wraps it."""
+        """Wrap a CPU tensor."""
         outside: OnDevice = torch.Tensor._make_wrapper_subclass(
             cls,
             inside.size(),
@@ -60,16 +59,16 @@ class OnDevice(torch.Tensor):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        """Every operation that one of these takes part in."""
+        """Compute an operation that has such a tensor as an argument."""
         return _compute(func, args, kwargs or {})
 
-    def __getitem__(self, place: Any) -> torch.Tensor:
+    def __getitem__(self, index: Any) -> torch.Tensor:
         """Index the tensor; lists of indices are converted to tensors first."""
-        return super().__getitem__(tree_map(_as_tensor, place, is_leaf=_is_list))
+        return super().__getitem__(tree_map(_as_tensor, index, is_leaf=_is_list))
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        """Writes a part."""
-        super().__setitem__(tree_map(_as_tensor, place, is_leaf=_is_list), value)
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Assign to a part of the tensor; lists of indices are converted to tensors first."""
+        super().__setitem__(tree_map(_as_tensor, index, is_leaf=_is_list), value)
 
     @property
     def data(self) -> torch.Tensor:
@@ -83,19 +82,19 @@ class OnDevice(torch.Tensor):
         self.inside = other.inside
 
     def tolist(self) -> Any:
-        """Its numbers, once they are there."""
+        """Copy the numbers to the CPU, and return them as lists."""
         return self.cpu().tolist()
 
     def numpy(self, *, force: bool = False) -> Any:  # noqa: ARG002
-        """Refused, as by a GPU."""
+        """Raise TypeError, as for a tensor on a GPU."""
         raise TypeError(f"can't convert a tensor of {NAME} to numpy: copy it to the processor first")
 
     def __array__(self, dtype: Any = None) -> Any:
-        """Refused, as by a GPU."""
+        """Raise TypeError, as for a tensor on a GPU."""
         return self.numpy()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Its numbers, without waiting for them."""
+        """Return the numbers as text, without counting a wait."""
         return f"OnDevice({self.inside!r})"
 
 
@@ -131,13 +130,13 @@ def _compute(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def _check(name: str, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> None:
-    """Raises RuntimeError where a GPU would."""
+    """Raise RuntimeError if the tensors of an operation are on different devices, where a GPU would refuse that."""
     if name in _BETWEEN_DEVICES:
         return
-    if name in _INDEXING:  # the indices may lie anywhere, a mask of the processor's is a copy that is waited for
+    if name in _INDEXING:  # indices may be on either device
         tensors = [tensor for tensor in (args[0], *args[2:3]) if isinstance(tensor, torch.Tensor)]
-    places = {tensor.device.type for tensor in tensors if tensor.dim() > 0 or tensor.device.type != "cpu"}
-    if len(places) > 1:
+    devices = {tensor.device.type for tensor in tensors if tensor.dim() > 0 or tensor.device.type != "cpu"}
+    if len(devices) > 1:
         shapes = ", ".join(f"{tuple(tensor.shape)} on {tensor.device}" for tensor in tensors)
         raise RuntimeError(f"{name}: all tensors must be on one device, but there are {shapes}")
 
@@ -164,12 +163,12 @@ def _outside(leaf: Any, known: dict[int, OnDevice]) -> Any:
         return leaf
     if id(leaf) not in known:
         return OnDevice(leaf)
-    assert known[id(leaf)].shape == leaf.shape, "an operation gave a tensor another size, which is not provided for"
+    assert known[id(leaf)].shape == leaf.shape, "an in-place operation changed a tensor's size, which is not supported"
     return known[id(leaf)]
 
 
 class _Whole(torch.autograd.Function):
-    """An operation for which a GPU has a kernel of its own and the processor none: computed as a whole inside."""
+    """An operation that a GPU computes by one kernel: computed on the CPU tensors, with a single backward node."""
 
     @staticmethod
     def forward(context: Any, operation: Callable[..., Any], *args: Any) -> Any:
@@ -233,25 +232,25 @@ class _Module:
         return False
 
     def manual_seed_all(self, seed: int) -> None:
-        """Draws come from the processor's generator."""
+        """Do nothing, because the CPU's generator draws the numbers."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
 
 def install() -> None:
-    """Gives this process the device, as the only GPU there is, one of compute capability 9.0."""
+    """Register the simulated device as the only GPU of this process, with compute capability 9.0."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda function, *args, **kwargs: _compute(function, args, kwargs), "PrivateUse1")
     _KEPT.append(library)
     from transduce import machine
 
-    save = safetensors.torch.save_file  # looks for addresses, which these have not
+    save = safetensors.torch.save_file  # needs the addresses of tensors, which the device's tensors lack
     safetensors.torch.save_file = lambda tensors, *args, **more: save(tree_map(_to_processor, tensors), *args, **more)
-    for name in ("tensor", "arange", "randperm", "linspace", "eye"):  # which begin with a tensor of another size
+    for name in ("tensor", "arange", "randperm", "linspace", "eye"):  # these first create a tensor of another size
         setattr(torch, name, partial(_made, getattr(torch, name)))
-    # Views that are made in inference mode would be of the wrong kind.
+    # In inference mode, views of a wrapped tensor would have the wrong type.
     replacements: dict[Any, dict[str, Any]] = {
         torch: {"inference_mode": lambda mode=True: torch.no_grad() if mode else torch.enable_grad()},
         torch.cuda: {"get_device_capability": lambda _=None: (9, 0), "get_device_name": lambda _=None: "a pretence"},
@@ -264,4 +263,4 @@ def install() -> None:
         setattr(torch._VF, name, partial(_cells, getattr(torch._VF, name)))
 
 
-_KEPT: list[torch.library.Library] = []  # what is registered goes with its library
+_KEPT: list[torch.library.Library] = []  # keeps libraries alive, as they unregister their functions when deleted

@@ -1,5 +1,7 @@
-"""Run by test_gpu.py in processes of their own: trainings and uses of models, on the processor (`cpu`), on a GPU
-(`cuda`), or on the device that pretends to be one (`pretend`). Reads jobs as JSON, and writes what came of each.
+"""Train and use models on one device, in a process that test_gpu.py starts.
+
+The device is the CPU (`cpu`), a GPU (`cuda`) or a simulated GPU (`pretend`). Jobs are read from a JSON file, and the
+result or error of each is written to another.
 """
 
 import json
@@ -30,21 +32,21 @@ COMPUTING: dict[str, Any] = {"device": "cpu" if sys.argv[1] == "cpu" else "cuda"
 
 
 def train(job: Job) -> Any:
-    """The loss of the dev set, in the end."""
+    """Train a model, and return the number of steps and the best dev value."""
     result = transduce.train(out=job["out"], settings=job["settings"], **COMPUTING)
     assert result is not None
     return {"step": result.step, "best": result.best_value}
 
 
 def resume(job: Job) -> Any:
-    """Resume the training for more steps, and return its result."""
+    """Resume a training for more steps, and return the number of steps and the best dev value."""
     result = transduce.train(out=job["out"], steps=job["steps"], resume=True, **COMPUTING)
     assert result is not None
     return {"step": result.step, "best": result.best_value}
 
 
 def translate(job: Job) -> Any:
-    """Texts and scores of all alternatives."""
+    """Translate sentences, and return the texts and scores of all alternatives of each."""
     translator = load_translator(job["model"], precision="fp32", **COMPUTING)
     search = msgspec.convert(job["search"], SearchSettings)
     found = translator.translate(
@@ -54,19 +56,19 @@ def translate(job: Job) -> Any:
 
 
 def stream(job: Job) -> Any:
-    """The parts that a translation comes in."""
+    """Translate sentences, and return the parts in which each translation is streamed."""
     translator = load_translator(job["model"], precision="fp32", **COMPUTING)
     return [list(translator.stream(sentence, SearchSettings(beam_size=1))) for sentence in job["sentences"]]
 
 
 def score(job: Job) -> Any:
-    """Log-probabilities of given translations."""
+    """Return the log-probability of each given translation of a sentence."""
     translator = load_translator(job["model"], precision="fp32", **COMPUTING)
     return [each.score for each in translator.score(job["sentences"], job["translations"])]
 
 
 def use(job: Job) -> Any:
-    """Return the output of a model of any other task for an input."""
+    """Return the output of a model of a task other than translation for an input."""
     model: Any = transduce.load(job["model"], precision="fp32", **COMPUTING)
     if isinstance(model, transduce.Generator):
         return [model(job["text"], n_best=2).text, model.score(job["text"]).perplexity]
@@ -86,13 +88,13 @@ JOBS: dict[str, Callable[[Job], Any]] = {
 
 
 def main() -> None:
-    """All jobs of the file, in their order."""
+    """Run all jobs of the file in their order."""
     results = {}
     for name, job in json.loads(Path(sys.argv[2]).read_text("utf-8")).items():
         waits.clear()
         try:
             results[name] = {"result": JOBS[job["do"]](job), "waits": dict(waits)}
-        except Exception as error:  # noqa: BLE001  (the test tells it)
+        except Exception as error:  # noqa: BLE001  (the test shows it)
             results[name] = {"error": "".join(traceback.format_exception(error))}
     Path(sys.argv[3]).write_text(json.dumps(results), "utf-8")
 

@@ -27,6 +27,9 @@ EQUAL = {
     "serving.md",
     "forecasting.md",
     "experiments.md",
+    "multilingual.md",
+    "monolingual.md",
+    "distillation.md",
 }
 # Their outputs are in Chinese, too.
 CHINESE_OUTPUT = {"paper.md"}

@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import warnings
 import zipfile
 from collections.abc import Sequence
@@ -204,3 +205,120 @@ def test_code_in_documents_stays() -> None:
         odt(code.replace("<", "<text:").replace("<text:/", "</text:").replace("style-", "text:style-")), "a.odt", fake
     )
     assert fake.texts == ['run <x id="0"/>']
+
+
+def backwards(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+    """Return the words and tags of each text in reverse order, without what is inside a tag's span."""
+    return [" ".join(reversed(re.findall(r"<g.*?</g>|<[^>]*>|[^< ]+", text))) for text in texts]
+
+
+def run(text: str) -> str:
+    return f"<w:r><w:t>{text}</w:t></w:r>"
+
+
+def field(instruction: str, result: str) -> str:
+    marks = [f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end")]
+    return f"{marks[0]}<w:r><w:instrText>{instruction}</w:instrText></w:r>{marks[1]}{run(result)}{marks[2]}"
+
+
+CODE = '<w:r><w:rPr><w:rStyle w:val="Code"/></w:rPr><w:t>x</w:t></w:r>'
+BOOKMARK = '<w:bookmarkStart w:id="1" w:name="a"/>{}<w:bookmarkEnd w:id="1"/>'
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (run("one ") + field("HYPERLINK b", "two"), field("HYPERLINK b", "two") + run("one")),
+        (run("one ") + field("PAGE", "2"), field("PAGE", "2") + run("one")),
+        (run("one ") + field("REF a", "2").replace(run("2"), CODE), field("REF a", "2").replace(run("2"), CODE)),
+        (
+            run("one ") + BOOKMARK.format(run("two ")) + run("six"),
+            run("six") + BOOKMARK.format(run("two")) + run("one"),
+        ),
+    ],
+    ids=["link", "page", "code", "bookmark"],
+)
+def test_fields_and_ranges_stay_whole_if_words_change_their_order(source: str, expected: str) -> None:
+    result = translate_upload(archive(TYPES, word(f"<w:p>{source}</w:p>")), "a.docx", backwards)
+    written = zipfile.ZipFile(io.BytesIO(result)).read("word/document.xml").decode()
+    assert re.sub(r' xml:space="preserve"', "", written).replace("> ", ">").replace(" <", "<").count(expected) == 1
+
+
+@pytest.mark.parametrize(
+    ("element", "text"),
+    [
+        ('<w:fldSimple w:instr="SEQ Figure">{}</w:fldSimple>', 'one <x id="0"/> three'),
+        ('<w:fldSimple w:instr="HYPERLINK b">{}</w:fldSimple>', 'one <g id="0">two</g> three'),
+        ("<w:customXml>{}</w:customXml>", 'one <g id="0">two</g> three'),
+    ],
+)
+def test_only_text_of_the_author_is_translated(element: str, text: str) -> None:
+    fake = Fake()
+    source = f"<w:p>{run('one ')}{element.format(run('two'))}{run(' three')}</w:p>"
+    translate_upload(archive(TYPES, word(source)), "a.docx", fake)
+    assert fake.texts == [text]
+
+
+def test_a_field_of_several_paragraphs_encloses_the_same_text() -> None:
+    start, end = field("TOC", "one").split(run("one"))
+    source = f"<w:p>{run('zero ')}{start}{run('one two')}</w:p><w:p>{run('three ')}{end}{run('four')}</w:p>"
+    result = translate_upload(archive(TYPES, word(source)), "a.docx", backwards)
+    written = zipfile.ZipFile(io.BytesIO(result)).read("word/document.xml").decode()
+    assert re.findall(r"zero|begin|TOC|separate|two one|three|end|four", written) == [
+        *("zero", "begin", "TOC", "separate", "two one", "three", "end", "four")
+    ]
+
+
+SHEET = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('<t xml:space="preserve"> one two </t>', '<t xml:space="preserve"> two one </t>'),
+        ("<t>one_x000D_&#10;two</t>", "<t>two one</t>"),
+        ("<t>a_x005F_x000D_ b</t>", "<t>b a_x005F_x000D_</t>"),
+    ],
+)
+def test_a_cell_has_one_text_with_escapes(source: str, expected: str) -> None:
+    strings = f"<sst {SHEET}><si>{source}</si></sst>".encode()
+    result = translate_upload(archive(TYPES, ("xl/sharedStrings.xml", strings)), "a.xlsx", backwards_words)
+    written = zipfile.ZipFile(io.BytesIO(result)).read("xl/sharedStrings.xml").decode()
+    assert f"<si>{expected}</si>" in written
+
+
+def backwards_words(texts: Sequence[str], kind: UnitKind) -> list[str]:
+    assert kind == "text"
+    return [" ".join(reversed(text.split())) for text in texts]
+
+
+def test_results_of_formulas_are_computed_again() -> None:
+    parts = [
+        ("xl/workbook.xml", f'<workbook {SHEET}><calcPr calcId="191029"/></workbook>'),
+        ("xl/worksheets/sheet1.xml", f'<worksheet {SHEET}><c t="str"><f>A1</f><v>one two</v></c></worksheet>'),
+        ("xl/sharedStrings.xml", f"<sst {SHEET}><si><t>one two</t></si></sst>"),
+    ]
+    content = archive(TYPES, *((name, text.encode()) for name, text in parts))
+    result = zipfile.ZipFile(io.BytesIO(translate_upload(content, "a.xlsx", backwards)))
+    assert b'<calcPr calcId="191029" fullCalcOnLoad="1"/>' in result.read("xl/workbook.xml")
+    assert translate_upload(content, "a.xlsx", Fake()) == content
+
+
+def test_labels_of_charts_are_translated() -> None:
+    chart = "http://schemas.openxmlformats.org/drawingml/2006/chart"
+    point = '<c:strCache><c:pt idx="0"><c:v>one two</c:v></c:pt></c:strCache>'
+    content = archive(
+        TYPES, ("ppt/charts/chart1.xml", f'<c:chartSpace xmlns:c="{chart}">{point}</c:chartSpace>'.encode())
+    )
+    result = translate_upload(content, "a.pptx", backwards)
+    assert b'<c:pt idx="0"><c:v>two one</c:v></c:pt>' in zipfile.ZipFile(io.BytesIO(result)).read(
+        "ppt/charts/chart1.xml"
+    )
+
+
+def test_a_cell_of_several_paragraphs_keeps_all_in_its_value() -> None:
+    table = 'xmlns:table="urn:oasis:names:tc:opendocument:xmlns:table:1.0"'
+    texts = "<text:p>one two</text:p><text:p>six<text:s/>x</text:p>"
+    cell = f'<table:table-cell {table} office:string-value="old">{texts}</table:table-cell>'
+    with zipfile.ZipFile(io.BytesIO(translate_upload(odt(cell), "a.odt", backwards_words))) as file:
+        assert 'office:string-value="two one&#10;x six"' in file.read("content.xml").decode()

@@ -59,6 +59,7 @@ def test_inline_elements(source: str, text: str, translation: str, expected: str
         ("- [ ] a\n- [x] b\n  - c", "- [ ] A\n- [x] B\n  - C"),
         ("| a | b |\n|---|:-:|\n| c \\| d | `e` f |\n", "| A | B |\n|---|:-:|\n| C \\| D | `e` F |\n"),
         ("a\n\n$$\nb\n$$\n\nc $d_e$\n", "A\n\n$$\nb\n$$\n\nC $d_e$\n"),
+        ("[[A b]] and [[C|d]], \\\\(x + y\\\\)\n", "[[A b]] AND [[C|d]], \\\\(x + y\\\\)\n"),
         ("> a\n>\n> b\r\n", "> A\n>\n> B\r\n"),
         ("a[^1]\n\n[^1]: b\n", "A[^1]\n\n[^1]: B\n"),
         ("a  \nb\n", "A  \nB\n"),
@@ -100,6 +101,17 @@ def test_wrapped_paragraphs_are_joined_and_wrapped_again() -> None:
 
 def test_chinese_lines_are_joined_without_spaces() -> None:
     assert translate("玛丽今天晚上会\n骑自行车去图书馆。\n")[1] == ["玛丽今天晚上会骑自行车去图书馆。"]
+
+
+@pytest.mark.parametrize("prefix", ["> ", "- "])
+def test_html_in_quotations_and_lists_is_html(prefix: str) -> None:
+    def fake(texts: Sequence[str], kind: UnitKind) -> list[str]:
+        assert (list(texts), kind) == (["<p>a</p>\n<p>b</p>"], "html")
+        return ["<p>x</p>\n<p>y</p>"]
+
+    second = "> " if prefix == "> " else "  "
+    source = f"{prefix}<p>a</p>\n{second}<p>b</p>\n"
+    assert translate_upload(source.encode(), "a.md", fake).decode() == f"{prefix}<p>x</p>\n{second}<p>y</p>\n"
 
 
 def test_html_blocks_are_html() -> None:

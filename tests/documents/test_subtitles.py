@@ -107,6 +107,16 @@ intro
     assert translate_upload(source.encode(), "a.vtt", upper).decode() == expected
 
 
+def test_vtt_voices_stay_apart_and_cues_may_begin_like_notes() -> None:
+    cues = (
+        "00:01.000 --> 00:02.000\nNOTES are in the book\n\n00:02.000 --> 00:03.000\n<v Bob>you go</v>\n<v Ann>I stay\n"
+    )
+    fake = Fake()
+    translated = translate_upload(f"WEBVTT\n\nNOTE a\n\n{cues}".encode(), "a.vtt", fake).decode()
+    assert fake.texts == ["NOTES are in the book", "you go", "I stay"]
+    assert translated.endswith("NOTES ARE IN THE BOOK\n\n00:02.000 --> 00:03.000\n<v Bob>YOU GO</v>\n<v Ann>I STAY\n")
+
+
 def test_substation_alpha() -> None:
     head = "[Script Info]\nTitle: t\n\n[Events]\nFormat: Layer, Start, End, Style, Text\n"
     lines = "Dialogue: 0,0:00:01.00,0:00:02.00,A,{\\i1}one, two{\\i0}\nComment: 0,0:00:01.00,0:00:02.00,A,no\n"

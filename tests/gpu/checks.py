@@ -1,7 +1,7 @@
-# ruff: noqa: E402 -- whether Triton is interpreted is said before anything imports it
-"""Checks of the kernels for GPUs, each against PyTorch's operations: on a GPU, or interpreted on the processor.
+# ruff: noqa: E402 -- the environment variable that makes Triton interpret kernels must be set before its import
+"""Check the kernels for GPUs against PyTorch's operations: on a GPU, or interpreted on the CPU.
 
-Run by test_kernels.py in a process of its own, for Triton is interpreted, or is not, from its import on.
+test_kernels.py runs this script in a separate process, because Triton decides at its import whether it interprets.
 """
 
 import gc
@@ -60,8 +60,8 @@ from transduce.training.settings import OptimizerName, ResolvedTraining
 
 KERNELS = GpuTraining(DEVICE)
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.03, "atol": 0.03}}
-# The interpreter multiplies bfloat16 as if it were whole numbers.
-PRODUCT_KINDS = [torch.float32, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+# Triton's interpreter multiplies the bits of bfloat16 numbers as integers.
+GEMM_DTYPES = [torch.float32, *([torch.bfloat16] if DEVICE == "cuda" else [])]
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, learns: bool = False) -> Tensor:
@@ -94,7 +94,7 @@ def check_norms() -> None:
             compare([found, *next(slopes)], [expected, *next(slopes)], **bounds)
 
 
-def check_a_fork_adds_both_gradients() -> None:
+def check_residual_norm_adds_both_gradients() -> None:
     x, weight, bias = randn(9, 64, learns=True), randn(64, learns=True), randn(64, learns=True)
     kept, found = norms.residual_norm(x, weight, bias, 1e-5)
     torch.testing.assert_close(kept, x)
@@ -115,18 +115,18 @@ def check_dropout() -> None:
         assert abs(kept.float().mean().item() - 0.75) < 0.01
         torch.testing.assert_close(dropped[kept], torch.full_like(dropped[kept], 256 / 192))
         (slope,) = torch.autograd.grad(dropped, x, torch.ones_like(x))
-        torch.testing.assert_close(slope, dropped)  # the same are dropped
+        torch.testing.assert_close(slope, dropped)  # the backward pass drops the same elements
         torch.manual_seed(5)
         compare([rows.drop_and_add(residual, x, 64)], [residual + dropped])
-        assert not torch.equal(rows.drop_and_add(None, x, 64), dropped)  # others, the next time
+        assert not torch.equal(rows.drop_and_add(None, x, 64), dropped)  # the next call drops other elements
 
 
-def check_dropped_elements_are_not_alike() -> None:
+def check_dropped_elements_are_independent() -> None:
     x = torch.ones(1 << 16, device=DEVICE)
     for _ in range(4):
         kept = (rows.drop_and_add(None, x, 128) != 0).float() * 2 - 1
         for distance in (1, 2, 4, 7, 8, 64, 1024):
-            assert abs((kept[distance:] * kept[:-distance]).mean().item()) < 0.025  # six times its deviation
+            assert abs((kept[distance:] * kept[:-distance]).mean().item()) < 0.025  # six standard deviations
 
 
 def check_sums_of_rows() -> None:
@@ -143,7 +143,7 @@ def check_sums_of_rows() -> None:
         )
 
 
-def check_rows_are_added_where_they_belong() -> None:
+def check_rows_are_added_at_their_indices() -> None:
     total, ids, part = torch.zeros(5, 24, device=DEVICE), torch.tensor([1, 4, 1, 0, 2], device=DEVICE), randn(5, 24)
     rows.add_rows_in_place(total, ids, part, 2.0, frozen_row=4)
     expected = torch.zeros_like(total).index_add_(0, ids, part, alpha=2.0)
@@ -168,10 +168,10 @@ def check_the_trial_detects_wrong_results() -> None:
         assert why_triton_fails(DEVICE) == "triton fails on it: no ptxas"
 
 
-# --- products -----------------------------------------------------------------------------------------------------
+# --- linear layers ------------------------------------------------------------------------------------------------
 
 
-def check_products_with_matrices() -> None:
+def check_linear_layers() -> None:
     for dtype, activation, part in itertools.product(CLOSE, (None, "relu"), (None, Rows(8, 24))):
         x, weight, bias = (
             randn(2, 7, 16, dtype=dtype, learns=True),
@@ -192,7 +192,7 @@ def check_products_with_matrices() -> None:
             )
 
 
-def check_gradients_are_summed_where_they_are_kept() -> None:
+def check_gradients_are_added_to_their_buffers() -> None:
     weight, bias = nn.Parameter(randn(8, 16)), nn.Parameter(randn(8))
     sums = torch.zeros(8, 16, device=DEVICE), torch.zeros(8, device=DEVICE)
     for parameter, total in zip((weight, bias), sums, strict=True):
@@ -222,8 +222,8 @@ def packing(counts: Sequence[int]) -> Packing:
     return Packing((sizes.cumsum(0) - sizes).to(torch.int32), sizes, positions, max(counts))
 
 
-def attend_one_by_one(own: Tensor, others: Tensor | None, mask: PackedMask, heads: int) -> Tensor:
-    """Attention sentence by sentence, by PyTorch."""
+def attend_by_sentence(own: Tensor, others: Tensor | None, mask: PackedMask, heads: int) -> Tensor:
+    """Return the attention among packed sentences, computed by PyTorch sentence by sentence."""
     inner = own.shape[-1] // (3 if others is None else 1)
     found = []
     for number in range(len(mask.queries.starts)):
@@ -240,14 +240,14 @@ def attend_one_by_one(own: Tensor, others: Tensor | None, mask: PackedMask, head
 
 def check_attention_among_packed_sentences() -> None:
     queries, keys = packing([3, 1, 70, 5]), packing([4, 2, 7, 33])
-    for dtype, width in itertools.product(PRODUCT_KINDS, (16, 32)):
+    for dtype, width in itertools.product(GEMM_DTYPES, (16, 32)):
         inner = 2 * width
         for causal, has_memory in ((True, False), (False, False), (False, True)):
             own = randn(1, 79, inner if has_memory else 3 * inner, dtype=dtype, learns=True)
             memory = randn(1, 46, 2 * inner, dtype=dtype, learns=True) if has_memory else None
             mask = PackedMask(queries, keys if has_memory else queries, causal)
             found = KERNELS.packed.attend(own, memory, mask, 2)
-            expected = attend_one_by_one(own, memory, mask, 2)
+            expected = attend_by_sentence(own, memory, mask, 2)
             inputs = [own] if memory is None else [own, memory]
             gradient = torch.randn_like(found)
             slopes = (torch.autograd.grad(each, inputs, gradient) for each in (found, expected))
@@ -336,7 +336,7 @@ def losses(
     model = Transformer(config).to(DEVICE).train()
     if adapted:
         adapt(model, LowRankSettings(rank=4))
-    owner = FlatOptimizer(model, training_settings(optimizer), PRODUCT_KINDS[-1] if adapted else torch.float32)
+    owner = FlatOptimizer(model, training_settings(optimizer), GEMM_DTYPES[-1] if adapted else torch.float32)
     task, found = TranslationTask(model, label_smoothing=0.1, record=record), []
     with using_backend(kernels):
         for number in range(steps):
@@ -370,7 +370,7 @@ def check_training() -> None:
             },
         ),
         ("adam", {"norm": "batch", "final_norm": False}),
-        ("adam", {"positions": "relative"}),  # not packed
+        ("adam", {"positions": "relative"}),  # does not support packed sentences
     ]
     for optimizer, changes in variants:
         config = small_config(**changes)
@@ -380,7 +380,7 @@ def check_training() -> None:
             torch.testing.assert_close(found[1][name], weight, rtol=1e-3, atol=1e-3)
 
 
-def check_whole_layers_are_what_their_components_are() -> None:
+def check_whole_layers_equal_their_components() -> None:
     variants: list[dict[str, Any]] = [
         {"dropout": 0.25, "num_decoder_layers": 2},
         {"dropout": 0.25, "norm_order": "post"},
@@ -400,7 +400,7 @@ def check_whole_layers_are_what_their_components_are() -> None:
         assert len(layers) == 3 * (config.num_encoder_layers + config.num_decoder_layers)  # of each step
         with mock.patch.object(GpuTraining, "run_layer", return_value=None):
             expected = losses(KERNELS, config, "adam")
-        if DEVICE == "cpu":  # where sums are made in one order
+        if DEVICE == "cpu":  # sums have a fixed order
             assert found[0] == expected[0]
         np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
         for name, weight in expected[1].items():
@@ -440,7 +440,7 @@ def recording() -> Iterator[list[object]]:
         yield recorded
 
 
-def check_recorded_steps_are_what_they_are_without() -> None:
+def check_recorded_steps_equal_unrecorded_ones() -> None:
     variants: list[tuple[OptimizerName, dict[str, Any]]] = [
         ("adam", {"dropout": 0.25, "norm": "rms", "bias": False, "activation": "swiglu", "output_bias": True}),
         ("muon", {"dropout": 0.25, "norm_order": "post", "positions": "learned", "max_positions": 12}),
@@ -458,8 +458,8 @@ def check_recorded_steps_are_what_they_are_without() -> None:
             torch.testing.assert_close(found[1][name], weight, rtol=bound, atol=bound)
 
 
-def check_a_recording_goes_by_what_stands_in_its_buffers() -> None:
-    """The slope, dropout that was turned off, hooks that want to see the batch, and the order of calls."""
+def check_replays_use_current_inputs_and_settings() -> None:
+    """Check a replay with another gradient factor or dropout rate, and errors if losses are used in a wrong order."""
     generator = np.random.default_rng(3)
     batch = Batch(padded(generator, 4, 6), target := padded(generator, 4, 8), np.arange(4), 9, int((target != 0).sum()))
     model = Transformer(small_config(dropout=0.5)).to(DEVICE).train()
@@ -486,7 +486,7 @@ def check_a_recording_goes_by_what_stands_in_its_buffers() -> None:
             second.total.backward()
         owner.discard_gradient()
         task.prefetch(batch)
-        with mock.patch.object(prefetch, "pack_arrays", side_effect=AssertionError):  # it is laid out already
+        with mock.patch.object(prefetch, "pack_arrays", side_effect=AssertionError):  # the batch is packed already
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
         with recording_disabled():
             compare([gradient(1.0)], [gradients[0]], rtol=1e-4, atol=1e-5)
@@ -506,7 +506,7 @@ def check_what_cannot_be_recorded_is_launched() -> None:
 
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
         if len(numbers) == 3:
-            numbers.sum().item()  # which nobody can wait for while it is recorded
+            numbers.sum().item()  # waits for a result, which is impossible while recording
         return numbers.sum() * weight, numbers[0]
 
     def refuse(loss: Any, pool: object, read: object) -> None:
@@ -525,11 +525,11 @@ def check_what_cannot_be_recorded_is_launched() -> None:
             assert total.item() == size * (size + 1) / 2
             compare([weight.grad], [total.detach()])
     warning.assert_called_once()
-    torch.randn(3, device=DEVICE)  # nothing is broken by it
+    torch.randn(3, device=DEVICE)  # the device still works
     assert (DEVICE == "cuda") or warning.call_args.args[-1] == "it waits"
 
 
-def check_nothing_is_recorded_where_memory_is_short() -> None:
+def check_nothing_is_recorded_if_memory_is_scarce() -> None:
     weight = torch.ones((), device=DEVICE, requires_grad=True)
 
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -546,7 +546,7 @@ def check_nothing_is_recorded_where_memory_is_short() -> None:
             assert total.item() == 3
     assert recorded == []
     warning.assert_called_once()
-    # Beside what stays, steps took 200.
+    # Steps need 300 - 100 = 200 bytes in addition to allocated memory, so twice as much must be free.
     sizes = {"max_memory_allocated": 300, "memory_allocated": 100}
     for free, has_room in ((399, False), (400, True)):
         with ExitStack() as patches:
@@ -563,19 +563,19 @@ def check_more_dropouts_than_there_are_seeds() -> None:
             seeds.next_seed()
 
 
-def check_only_so_many_sizes_are_kept() -> None:
+def check_a_limited_number_of_sizes_is_kept() -> None:
     def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
         return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
 
     with recording() as recorded, mock.patch.object(backend, "_MAX_SIZES", 2):
         recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
-        for size in (1, 2, 1, 3, 1, 2):  # the second one leaves for the third
+        for size in (1, 2, 1, 3, 1, 2):  # the third size evicts the second
             total, likelihood = recorder(size, np.arange(size) + 1, compute)
             assert (total.item(), likelihood.item()) == (size * (size + 1) / 2, 1.0)
         assert len(recorded) == 1
 
 
-def check_a_layer_goes_back_as_it_came() -> None:
+def check_backward_uses_the_dropout_of_the_forward_pass() -> None:
     x, mask, slopes = randn(1, 4, 32, learns=True), PackedMask(packing([4]), packing([4])), []
     torch.manual_seed(5)
     layer = EncoderLayer(small_config(dropout=0.25)).to(DEVICE)
@@ -591,11 +591,11 @@ def check_a_layer_goes_back_as_it_came() -> None:
     compare(slopes[:1], slopes[1:])
 
 
-def check_layers_of_other_components_are_left_to_them() -> None:
+def check_other_components_run_as_modules() -> None:
     x, mask = randn(1, 4, 32), PackedMask(packing([4]), packing([4]))
     for changes in ({"activation": "gelu"}, {"activation": "swiglu"}, {"norm_order": "sandwich"}):
         layer = EncoderLayer(small_config(**changes)).to(DEVICE).train()
-        assert backend.run_layer(layer, x, None, [mask]) is None  # nobody collects gradients
+        assert backend.run_layer(layer, x, None, [mask]) is None  # gradients have no buffers
         for parameter in layer.parameters():
             add_gradients_to(parameter, torch.zeros_like(parameter))
         assert backend.run_layer(layer, x, None, [mask]) is None
@@ -607,7 +607,7 @@ def check_layers_of_other_components_are_left_to_them() -> None:
     found.sum().backward()
     with pytest.raises(RuntimeError, match="was taken before: compute it again"):
         found.sum().backward()
-    next(layer.parameters()).register_hook(lambda gradient: gradient)  # somebody wants to see it
+    next(layer.parameters()).register_hook(lambda gradient: gradient)  # a hook must see the gradient
     assert backend.run_layer(layer, x, None, [mask]) is None
 
 
@@ -621,8 +621,15 @@ def decoder(**changes: Any) -> tuple[Transformer, Tensor]:
     return model, source
 
 
-def decode_beside(model: Transformer, source: Tensor, widths: Sequence[int], steps: int) -> None:
-    """Random hypotheses, with so many of each sentence one after another; sentences leave meanwhile."""
+def compare_decoding(model: Transformer, source: Tensor, widths: Sequence[int], steps: int) -> None:
+    """Compare the decoding kernels with the reference over random steps.
+
+    Args:
+        model: the model.
+        source: the source ids, (B, S).
+        widths: the numbers of hypotheses per sentence, each for an equal share of the steps.
+        steps: the number of steps; after the fourth and the tenth, the first sentence is removed.
+    """
     expected, found = model.start(source), GpuState(model, source)
     generator, count, width = torch.Generator().manual_seed(len(widths)), len(source), 1
     for step in range(steps):
@@ -654,32 +661,32 @@ def check_decoding() -> None:
         model, source = decoder(**changes)
         assert supports(model)
         for widths in ((1,), (1, 3, 5), (1,)) if not changes else ((1, 3),):
-            decode_beside(model, source, widths, 16 if DEVICE == "cuda" else 11)  # sentences leave up to the tenth
+            compare_decoding(model, source, widths, 16 if DEVICE == "cuda" else 11)
 
 
 @torch.inference_mode()
 def check_long_outputs_move_into_larger_buffers() -> None:
     model, source = decoder()
     if DEVICE == "cuda":
-        decode_beside(model, source, (1,), 70)
-        decode_beside(model, source, (9,), 32)
+        compare_decoding(model, source, (1,), 70)
+        compare_decoding(model, source, (9,), 32)
         return
     with mock.patch.object(decode_graph, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
-        decode_beside(model, source, (1,), 11)
-        decode_beside(model, source, (9,), 7)
+        compare_decoding(model, source, (1,), 11)
+        compare_decoding(model, source, (9,), 7)
 
 
 @torch.inference_mode()
 def check_buffers_are_used_again_and_released() -> None:
     model, source = decoder()
     for _ in range(3):
-        decode_beside(model, source, (1,), 5)
+        compare_decoding(model, source, (1,), 5)
         gc.collect()
     sizes = [step.size for step in decode_graph._FREE_STEPS[model].free]
     assert len(sizes) == len(set(sizes)) == 1
-    for parameter in model.parameters():  # weights that stand elsewhere, and are others
+    for parameter in model.parameters():  # other weights at other addresses
         parameter.data = parameter.data * 0.5
-    decode_beside(model, source, (1,), 5)
+    compare_decoding(model, source, (1,), 5)
     del model
     gc.collect()
     assert not len(decode_graph._FREE_STEPS)
@@ -696,7 +703,7 @@ def check_learned_positions_end() -> None:
 
 
 @torch.inference_mode()
-def check_what_is_not_offered_is_refused() -> None:
+def check_unsupported_calls_are_refused() -> None:
     model, source = decoder()
     state = GpuState(model, source)
     with pytest.raises(ValueError, match="attention weights are not kept here"):
@@ -712,7 +719,7 @@ def check_what_is_not_offered_is_refused() -> None:
 @torch.inference_mode()
 def check_searches() -> None:
     model, source = decoder()
-    model.output_weight.mul_(4.0)  # sure of something
+    model.output_weight.mul_(4.0)  # distinct probabilities
     longest = torch.full((4,), 12, device=DEVICE)
     common: dict[str, Any] = {"start_id": model.config.start_id, "eos_id": 1, "max_lengths": longest}
     searches: list[Callable[[TransformerScorer], Any]] = [
@@ -731,8 +738,8 @@ def check_searches() -> None:
             np.testing.assert_allclose(next(scores), next(scores), rtol=1e-4)
 
 
-def talkative(ending: float, **changes: Any) -> Transformer:
-    """A model that is sure of something, and ends a sentence now and then."""
+def random_search_model(ending: float, **changes: Any) -> Transformer:
+    """Return a random model with distinct probabilities, whose logit of the end symbol is raised by `ending`."""
     torch.manual_seed(3)
     model = Transformer(small_config(output_bias=True, **changes)).to(DEVICE).eval()
     for parameter in model.parameters():
@@ -742,8 +749,8 @@ def talkative(ending: float, **changes: Any) -> Transformer:
     return model
 
 
-def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
-    """Start a search whose step is recorded as one graph."""
+def compiled_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> CompiledSearch:
+    """Return a search that runs as compiled kernels, each step recorded as one CUDA graph."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = GpuState(model, source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
@@ -752,8 +759,8 @@ def batch_search(model: Transformer, source: Tensor, longest: Sequence[int], bea
     return found
 
 
-def usual_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
-    """Start the equivalent search that runs step by step."""
+def reference_search(model: Transformer, source: Tensor, longest: Sequence[int], beam: Beam) -> Search:
+    """Return the equivalent search of the reference implementation."""
     scorer = TransformerScorer(model, source)
     scorer.state, scorer._logits = model.start(source), None
     bounds = Bounds(model.config.start_id, 1, torch.tensor(longest, device=DEVICE))
@@ -775,7 +782,7 @@ SENTENCES = [[5, 6, 7, 1, 0], [8, 9, 1, 0, 0], [3, 4, 5, 6, 1], [3, 1, 0, 0, 0],
 
 
 @torch.inference_mode()
-def check_a_search_in_one_program_finds_what_beam_search_finds() -> None:
+def check_compiled_search_equals_beam_search() -> None:
     source, longest = torch.tensor(SENTENCES, device=DEVICE), [3, 6, 8, 7, 1]
     large = {"target_vocabulary_size": 4700, "source_vocabulary_size": 4700}  # more than one block of the vocabulary
     cases = [
@@ -785,46 +792,46 @@ def check_a_search_in_one_program_finds_what_beam_search_finds() -> None:
     ]
     ended = 0
     for ending, changes, beams in cases:
-        model = talkative(ending, **changes)
+        model = random_search_model(ending, **changes)
         for beam in beams:
-            found = run(batch_search(model, source, longest, beam))
-            assert_same(found, run(usual_search(model, source, longest, beam)))
+            found = run(compiled_search(model, source, longest, beam))
+            assert_same(found, run(reference_search(model, source, longest, beam)))
             ended += sum(each.ended for hypotheses in found for each in hypotheses)
     assert ended >= 10
 
 
 @torch.inference_mode()
-def check_a_search_among_logits_that_are_no_numbers_ends() -> None:
-    model, source = talkative(0.0), torch.tensor(SENTENCES[:2], device=DEVICE)
+def check_a_search_with_nan_logits_ends() -> None:
+    model, source = random_search_model(0.0), torch.tensor(SENTENCES[:2], device=DEVICE)
     assert model.output_bias is not None
     model.output_bias.fill_(math.nan)
-    for (found,) in run(batch_search(model, source, [3, 2], Beam(beam_size=1))):
+    for (found,) in run(compiled_search(model, source, [3, 2], Beam(beam_size=1))):
         assert all(0 <= piece < 50 for piece in found.ids)
-    assert run(batch_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
-    assert run(usual_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
+    assert run(compiled_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
+    assert run(reference_search(model, source, [3, 2], Beam(beam_size=2))) == [[], []]
 
 
 @torch.inference_mode()
 def check_sentences_of_a_search_move_into_other_buffers() -> None:
-    model, source = talkative(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
+    model, source = random_search_model(3.0), torch.tensor([SENTENCES[n % 5] for n in range(33)], device=DEVICE)
     with mock.patch.object(gpu_search, "initial_capacity", lambda width: 4 * width):  # buffers grow after four tokens
         for beam, few in ((Beam(beam_size=1), 8), (Beam(beam_size=3), 8)):
             longest = [1 + n % 3 for n in range(33)]
             longest[7] = longest[20] = 11
             with mock.patch.object(gpu_search, "_FEW_ROWS", few):
-                search = batch_search(model, source, longest, beam)
+                search = compiled_search(model, source, longest, beam)
                 found = run(search)
-            assert_same(found, run(usual_search(model, source, longest, beam)))
+            assert_same(found, run(reference_search(model, source, longest, beam)))
             size = cast("GpuSearch", search.search)._step.size
             assert size.sentences < 33
             assert size.capacity > 4 * beam.beam_size
 
 
 @torch.inference_mode()
-def check_a_search_that_is_watched_stops_sentences() -> None:
-    model, source, longest = talkative(3.0), torch.tensor(SENTENCES, device=DEVICE), [9, 9, 9, 9, 9]
+def check_abandoned_sentences_leave_the_search() -> None:
+    model, source, longest = random_search_model(3.0), torch.tensor(SENTENCES, device=DEVICE), [9, 9, 9, 9, 9]
     for beam in (Beam(beam_size=1), Beam(beam_size=3, n_best=2)):
-        searches = batch_search(model, source, longest, beam), usual_search(model, source, longest, beam)
+        searches = compiled_search(model, source, longest, beam), reference_search(model, source, longest, beam)
         for step in range(4):
             for search in searches:
                 search.advance(1)
@@ -837,7 +844,7 @@ def check_a_search_that_is_watched_stops_sentences() -> None:
 
 
 def main() -> None:
-    """All checks; what went wrong, by their names."""
+    """Run all checks, and write the error of each (empty: none) by name to a JSON file."""
     found = {}
     for name, check in list(globals().items()):
         if name.startswith("check_"):
@@ -845,7 +852,7 @@ def main() -> None:
                 torch.manual_seed(0)
                 check()
                 found[name] = ""
-            except Exception as error:  # noqa: BLE001  (the test tells it)
+            except Exception as error:  # noqa: BLE001  (the test shows it)
                 found[name] = "".join(traceback.format_exception(error))
     Path(sys.argv[1]).write_text(json.dumps(found), "utf-8")
 

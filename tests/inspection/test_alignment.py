@@ -26,7 +26,7 @@ from transduce.inspection.alignment import (
     head_features,
     learn_word_statistics,
     lexical_features,
-    neighbour_features,
+    neighbor_features,
     probability,
     read_heads,
     word_maps,
@@ -265,7 +265,7 @@ def test_the_regression_finds_what_made_the_links() -> None:
 
 def test_neighbours_of_the_last_word_are_nothing() -> None:
     answer = np.array([[0.9]])
-    features = neighbour_features(answer)
+    features = neighbor_features(answer)
     assert np.isfinite(features).all()
     assert features[4, 0, 0] == 0.9  # the pair itself, in the middle of the nine around it
     assert features[[0, 1, 2, 3, 5, 6, 7, 8], 0, 0].max() == 0.0

@@ -67,7 +67,7 @@ def marked_tokenizer(toy_corpus: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def separate_tokenizer(toy_corpus: Path) -> Tokenizer:
-    """With a vocabulary for each side, of different sizes."""
+    """Return a tokenizer with vocabularies of different sizes for source and target."""
     files = CorpusFiles(source=(str(toy_corpus / "train.zh"),), target=(str(toy_corpus / "train.en"),))
     settings = TokenizerSettings(vocabulary_size=80, joint=False, byte_fallback=False)
     return Tokenizer.train(lambda: read_pairs(files), settings, adjust=True)
@@ -75,7 +75,7 @@ def separate_tokenizer(toy_corpus: Path) -> Tokenizer:
 
 @pytest.fixture
 def make_model(small_tokenizer: Tokenizer) -> MakeModel:
-    """A model by the settings that differ from a small one's, with weights that are all random, biases too."""
+    """Return a function that makes a small model with changed settings, whose weights and biases are all random."""
 
     def make(tokenizer: Tokenizer = small_tokenizer, **changes: Any) -> Model:
         torch.manual_seed(1)
@@ -89,7 +89,7 @@ def make_model(small_tokenizer: Tokenizer) -> MakeModel:
             "num_heads": 4,
         }
         model = build_model(ModelConfig(**(sizes | changes))).eval()
-        # Scores that are not scaled make much of small differences, those of rounding too.
+        # Unscaled attention scores amplify small differences, including those of rounding.
         spread = 0.05 if changes.get("attention_score") == "dot" else 0.2
         with torch.no_grad():
             for parameter in model.parameters():
@@ -117,7 +117,7 @@ def make_translator(small_tokenizer: Tokenizer, make_model: MakeModel) -> MakeTr
 
 @pytest.fixture
 def write_folder() -> WriteFolder:
-    """Writes a model as a folder."""
+    """Return a function that writes a model folder."""
 
     def write(model: Model, tokenizer: Tokenizer, folder: Path, **documents: str) -> Path:
         write_model_folder(
@@ -135,7 +135,7 @@ def write_folder() -> WriteFolder:
 
 @pytest.fixture
 def compare(small_tokenizer: Tokenizer) -> Compare:
-    """Compares a model with an exported one on sentences of many lengths, in batches with padding."""
+    """Return a function that compares a model with an exported one on padded batches of sentences of many lengths."""
 
     def run(translator: Translator, exported: ExportedModel) -> Comparison:
         size = small_tokenizer.source.size
@@ -165,7 +165,7 @@ def _bart_layer(place: str, attentions: list[str]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="session")
 def nllb(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> Path:
-    """A folder as NLLB's are, with random weights, made without transformers."""
+    """Return a folder like those of NLLB models, with random weights, written without `transformers`."""
     folder = tmp_path_factory.mktemp("nllb")
     lines = [line for name in ("train.zh", "train.en") for line in (toy_corpus / name).read_text("utf-8").split("\n")]
     model = io.BytesIO()
@@ -196,7 +196,7 @@ def nllb(tmp_path_factory: pytest.TempPathFactory, toy_corpus: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _offline() -> Iterator[None]:
-    """No library may ask a network."""
+    """Keep libraries from opening network connections."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield

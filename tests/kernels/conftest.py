@@ -19,7 +19,7 @@ STAYING = {2: [0, 2, 3, 4], 5: [1, 2, 3], 6: [0, 1, 2], 9: [2, 0], 12: [1], 20: 
 def walk() -> Walk:
     """Return a function that runs a decoding state of five sentences for 40 random steps, with W hypotheses each.
 
-    It returns the last layer's output at each step. The KV cache pool is full several times in the process.
+    The function returns the last layer's output at each step. The KV cache becomes full and grows several times.
     """
     return _walk
 
@@ -43,8 +43,8 @@ def _walk(state: DecodingState, width: int) -> list[Tensor]:
 def first_sentence_everywhere() -> Everywhere:
     """Return a function that decodes the first sentence in batches of several sizes, with one and two threads.
 
-    The batches are all sources, the first alone, and the first 40 times. It returns the first sentence's outputs at
-    four steps, (4, 1, D), for each.
+    The batches are all sources, the first alone, and the first 40 times. For each batch, the function returns the first
+    sentence's outputs at four steps, (4, 1, D).
     """
     return _first_sentence_everywhere
 

@@ -1,4 +1,4 @@
-"""A run of a tiny Transformer over random batches, with all that it says, and hooks for what goes wrong."""
+"""A training run of a tiny Transformer on random batches, with its console output, into which tests inject faults."""
 
 import io
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class RandomBatches:
 
 
 class TinyRun:
-    """A trainer with its model and output; `corrupt` may change the loss of the micro-batch at any position."""
+    """A training run with its model and output; `corrupt` may change the loss of the micro-batch at any position."""
 
     def __init__(
         self,
@@ -87,14 +87,14 @@ class TinyRun:
                 dropout=0.1,
             )
         )
-        self.said = io.StringIO()
+        self.output = io.StringIO()
         self.trainer = Trainer(
             model=self.model,
             loss=self.loss,
             batches=RandomBatches(),
             settings=self.settings,
             folder=folder,
-            display=ProgressDisplay(Console(file=self.said, width=300)),
+            display=ProgressDisplay(Console(file=self.output, width=300)),
             safeguards=Safeguards(describe=describe),
             **(options or {}),
         )
@@ -107,7 +107,7 @@ class TinyRun:
         return self.corrupt(self.position(), loss)
 
     def position(self) -> int:
-        """Index of the micro-batch whose loss is computed: the first one of the current step."""
+        """Return the index, in the run, of the first micro-batch of the current step."""
         return self.trainer.step * self.settings.accumulate
 
     def weights(self) -> Tensor:

@@ -85,7 +85,7 @@ def test_a_run_says_what_it_passes_over(saved: Path, tmp_path: Path, tiny_run: A
     resumed = tiny_run(folder, steps=8)
     assert resumed.trainer.resume()
     assert resumed.trainer.step == 4
-    assert f"step-000000008 is damaged: {name} is not what was written." in resumed.said.getvalue()
+    assert f"step-000000008 is damaged: {name} is not what was written." in resumed.output.getvalue()
 
 
 def test_without_digests_damage_would_pass(saved: Path, tmp_path: Path) -> None:

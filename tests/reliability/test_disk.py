@@ -61,11 +61,11 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(tmp_path: Path, tiny_run: 
     whole.trainer.run()
     disk = Disk(tiny_run, tmp_path / "full", full_at=5, room_at=9, steps=12, save_every=2)
     assert disk.train().reason == "finished"
-    said = disk.run.said.getvalue()
+    printed = disk.run.output.getvalue()
     for step in (6, 8):
-        assert f"step-{step:09d} could not be written (" in said
-    assert said.count("free space or repair the folder") == 2
-    assert "Training goes on." in said
+        assert f"step-{step:09d} could not be written (" in printed
+    assert printed.count("free space or repair the folder") == 2
+    assert "Training goes on." in printed
     assert steps_of(tmp_path / "full") == ["step-000000010", "step-000000012"]
     assert torch.equal(disk.run.weights(), whole.weights())
     events = [(tmp_path / name / "metrics.jsonl").read_text("utf-8").count("\n") for name in ("whole", "full")]
@@ -102,7 +102,7 @@ def test_a_model_that_cannot_be_written_is_not_the_best(tmp_path: Path, tiny_run
     result = run.trainer.run()
     assert kept == [2, 6]
     assert (result.best_step, result.best_value) == (6, -2.0)
-    assert "The model of step 4 could not be written ([Errno 28] No space left on device)" in run.said.getvalue()
+    assert "The model of step 4 could not be written ([Errno 28] No space left on device)" in run.output.getvalue()
 
 
 def test_the_last_model_must_be_written(tmp_path: Path, tiny_run: Any) -> None:

@@ -75,7 +75,7 @@ def test_one_fault_skips_one_step_and_contaminates_nothing(
     assert newest is not None
     assert newest.tensors.keys() == {"weights", "exp_avg", "exp_avg_sq", "average"}
     assert all(bool(tensor.isfinite().all()) for kind in newest.tensors.values() for tensor in kind.values())
-    assert f"Step {BAD_STEP} changed nothing: " in run.said.getvalue()
+    assert f"Step {BAD_STEP} changed nothing: " in run.output.getvalue()
 
 
 def test_the_weights_of_a_skipped_step_are_those_before_it(tmp_path: Path, tiny_run: Any) -> None:
@@ -134,7 +134,7 @@ def test_the_batch_is_dumped_with_the_location_where_it_went_wrong(
     run.trainer.run()
     (path,) = (tmp_path / "faults").iterdir()
     content = json.loads(path.read_bytes())
-    assert str(path) in run.said.getvalue()
+    assert str(path) in run.output.getvalue()
     assert (content["step"], content["reason"]) == (BAD_STEP, "its loss is nan")
     assert content["first_module_not_finite"] == place
     assert content["first_gradients_not_finite"]

@@ -37,8 +37,8 @@ def test_settings_killed_and_resumed_are_equal(
     path = tmp_path / "report.json"
     sets = ["--set", "training.accumulate=2", "--set", "training.warmup_steps=5", "--set", "training.save_every=30"]
     assert main(["verify-resume", str(settings), "--threads", "1", "--device", "cpu", *sets, "--json", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit." in said
+    message = "Equal: weights, optimizer moments, weight average and the metrics of every step agree in every bit."
+    assert message in capsys.readouterr().out
     report = msgspec.json.decode(path.read_bytes(), type=ResumeReport)
     assert report.equal
     assert report.differences == []
@@ -73,14 +73,14 @@ def test_minutes_are_replaced_and_the_report_says_so() -> None:
 
 
 def test_what_changes_no_bit_is_all_that_is_changed() -> None:
-    said = {"training": {"steps": 9, "batch_tokens": 77, "seed": 4}, "model": {"d_model": 8}}
-    content, _ = verification._shortened(said)
-    changed = {name for name, value in content["training"].items() if said["training"].get(name) != value}
+    specified = {"training": {"steps": 9, "batch_tokens": 77, "seed": 4}, "model": {"d_model": 8}}
+    content, _ = verification._shortened(specified)
+    changed = {name for name, value in content["training"].items() if specified["training"].get(name) != value}
     assert changed == {
         *("save_every", "validate_every", "report_every", "keep_checkpoints", "patience", "translate_dev")
     }
     assert content["training"]["save_every"] == 3
-    assert content["model"] == said["model"]
+    assert content["model"] == specified["model"]
 
 
 def test_runs_that_differ_are_found_to_differ(tmp_path: Path, tiny_run: Any) -> None:

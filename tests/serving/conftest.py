@@ -1,4 +1,4 @@
-"""A live server around a model that waits at a gate (benchmarks/serving_gated.py), and a client for it."""
+"""Fixtures of a running server whose model waits at a gate (benchmarks/serving_gated.py), and of its clients."""
 
 import http.client
 import importlib.util
@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def _load_benchmark(name: str) -> Any:
-    """A module of benchmarks/, by its name."""
+    """Import a module of benchmarks/ by its name, and return it."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
         assert spec is not None
@@ -33,11 +33,11 @@ def _load_benchmark(name: str) -> Any:
 
 
 class Reply(NamedTuple):
-    """A server's answer to a request."""
+    """A server's answer to an HTTP request."""
 
     status: int
     headers: dict[str, str]
-    """By lower-case name."""
+    """The values of the headers by their names in lower case."""
     body: bytes
 
     @property
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
     @property
     def error(self) -> str:
-        """The sentence of an error, which is all that an error holds; below /v2 twice."""
+        """The message of an error, which must be all that the body holds (under /v2 a second time, as `message`)."""
         assert self.headers["content-type"] == "application/json"
         assert set(self.json) - {"message"} == {"error"}
         assert self.json.get("message", self.json["error"]) == self.json["error"]
@@ -70,7 +70,7 @@ class Live:
         body: bytes | str | Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """One request on a connection of its own; a mapping is sent as JSON."""
+        """Send a request on a new connection, and return the answer; a mapping is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             sent = dict(headers or {})
@@ -83,16 +83,16 @@ class Live:
             connection.close()
 
     def translate(self, q: Any = "ein Satz", **fields: Any) -> Reply:
-        """POST /translate from de to en."""
+        """Send POST /translate with a text `q` from German to English, and return the answer."""
         return self.ask("POST", "/translate", {"q": q, "source": "de", "target": "en"} | fields)
 
     def in_background(self, ask: Callable[[], Reply]) -> "Background":
-        """Asks in another thread."""
+        """Run a function that sends a request in another thread, and return an object for its answer."""
         return Background(ask)
 
 
 class Background:
-    """A request that is on its way."""
+    """A request that runs in another thread."""
 
     def __init__(self, ask: Callable[[], Reply]) -> None:
         self.seconds = 0.0
@@ -110,7 +110,7 @@ class Background:
         return not self._thread.is_alive()
 
     def reply(self) -> Reply:
-        """The answer, once it is there."""
+        """Wait for the answer, and return it."""
         self._thread.join(30)
         assert self._reply is not None
         return self._reply
@@ -118,7 +118,7 @@ class Background:
 
 @contextmanager
 def live_server(*models: Any, views: Any = None, generators: Any = (), **settings: Any) -> Iterator[Live]:
-    """A server with these models on a port that the system chose; with views it has a page."""
+    """Run a server with these models on a free port within the context; with `views` it has a web page."""
     chosen = ServingSettings(**{"port": 0, "gather_milliseconds": 0.0, "shutdown_seconds": 5.0} | settings)
     opened = open_socket(chosen.host, chosen.port)
     server = Server(Application(Service(models, chosen, generators=generators), views), chosen)
@@ -135,40 +135,40 @@ def live_server(*models: Any, views: Any = None, generators: Any = (), **setting
 
 
 def _wait_until(holds: Callable[[], object], seconds: float = 10.0) -> None:
-    """Returns once something holds; fails if it does not in time."""
+    """Wait until a function returns a true value; fail after a number of seconds."""
     until = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < until, "it did not come about in time"
+        assert time.monotonic() < until, f"the condition was not met in {seconds} seconds"
         time.sleep(0.002)
 
 
 @pytest.fixture(scope="session")
 def gated_model() -> Any:
-    """The class `GatedModel`."""
+    """Return the class `GatedModel`, a model that waits at a gate."""
     return _load_benchmark("serving_gated").GatedModel
 
 
 @pytest.fixture(scope="session")
 def load_benchmark() -> Any:
-    """The function that loads a module of benchmarks/."""
+    """Return a function that imports a module of benchmarks/ by its name."""
     return _load_benchmark
 
 
 @pytest.fixture(scope="session")
 def wait_until() -> Any:
-    """The function that waits until something holds."""
+    """Return a function that waits until a function returns a true value."""
     return _wait_until
 
 
 @pytest.fixture(scope="session")
 def serve() -> Any:
-    """The function `live_server`."""
+    """Return `live_server`, a context manager that runs a server with given models."""
     return live_server
 
 
 @pytest.fixture(scope="module")
 def live(gated_model: Any) -> Iterator[Live]:
-    """A server whose gate is open, for tests that change nothing."""
+    """Yield a server for de-en, zh-en and en-pt_BR whose gates are open, for tests that do not change its state."""
     second = gated_model(languages=("zh", "en"))
     with live_server(gated_model(), second, gated_model(languages=("en", "pt_BR"))) as server:
         yield server

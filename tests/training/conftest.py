@@ -1,4 +1,4 @@
-"""Settings of a small run, to be changed where a test needs it."""
+"""Settings of a short training run, which tests may change."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,10 @@ from transduce.training.settings import ResolvedTraining
 
 @pytest.fixture
 def make_settings() -> Callable[..., ResolvedTraining]:
-    """A function that makes settings: eight float32 steps at a constant rate, nothing clipped, averaged or smoothed."""
+    """Return a function that makes settings of a run with changes.
+
+    By default, the run has eight float32 steps at a constant learning rate, without clipping, averaging or smoothing.
+    """
     plain = ResolvedTraining(
         seed=1,
         steps=8,

@@ -45,9 +45,9 @@ class Setup:
     """A trainer with a fixed loss: `without` nats per token without dropout, and 1 with it."""
 
     def __init__(self, folder: Path, settings: ResolvedTraining, without: float) -> None:
-        self.model, self.said, self.without = Noisy(), io.StringIO(), without
+        self.model, self.output, self.without = Noisy(), io.StringIO(), without
         self.noisy: list[tuple[int, bool]] = []
-        display = ProgressDisplay(Console(file=self.said, width=300))
+        display = ProgressDisplay(Console(file=self.output, width=300))
         self.trainer = Trainer(
             model=self.model, loss=self.loss, batches=Steps(), settings=settings, folder=folder, display=display
         )
@@ -66,8 +66,8 @@ def test_dropout_that_does_harm_is_turned_off_and_why_is_reported(tmp_path: Path
     setup = Setup(tmp_path, make_settings(steps=6, validate_every=2, adapt_dropout=True), without=1.25)
     setup.run()
     assert setup.noisy == [(0, True), (1, True), (1, False), (2, False), (3, False), (4, False), (5, False)]
-    assert "Dropout is off from step 3 on" in setup.said.getvalue()
-    assert "a loss of 1.000 with dropout and 1.250 without" in setup.said.getvalue()
+    assert "Dropout is off from step 3 on" in setup.output.getvalue()
+    assert "a loss of 1.000 with dropout and 1.250 without" in setup.output.getvalue()
 
 
 @pytest.mark.parametrize("without", [0.5, 1.04, float("nan"), float("inf")])
@@ -76,7 +76,7 @@ def test_dropout_that_makes_texts_harder_stays(tmp_path: Path, make_settings: Ma
     setup.run()
     # Each validation but the last looks at the step before it once more.
     assert setup.noisy == [(0, True), (1, True), (1, False), (2, True), (3, True), (3, False), (4, True), (5, True)]
-    assert "Dropout" not in setup.said.getvalue()
+    assert "Dropout" not in setup.output.getvalue()
 
 
 def test_it_stays_where_it_was_set(tmp_path: Path, make_settings: Make) -> None:

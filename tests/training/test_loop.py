@@ -82,7 +82,7 @@ class Setup:
         self.before_loss = before_loss
         self.factor = factor
         self.losses: list[float] = []
-        self.said = io.StringIO()
+        self.output = io.StringIO()
         self.batches = RandomBatches()
         self.trainer = Trainer(
             model=self.model,
@@ -90,7 +90,7 @@ class Setup:
             batches=self.batches,
             settings=settings,
             folder=folder,
-            display=ProgressDisplay(Console(file=self.said, width=300)),
+            display=ProgressDisplay(Console(file=self.output, width=300)),
             **options,
         )
 
@@ -248,7 +248,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(tmp_path: 
     resumed = Setup(tmp_path, make_settings(save_every=4))
     assert resumed.trainer.resume()
     assert resumed.trainer.step == 4
-    assert "step-000000008 is damaged: weights.safetensors is not what was written" in resumed.said.getvalue()
+    assert "step-000000008 is damaged: weights.safetensors is not what was written" in resumed.output.getvalue()
 
 
 def test_another_machine_is_reported_in_one_line(tmp_path: Path, make_settings: Make) -> None:
@@ -257,10 +257,10 @@ def test_another_machine_is_reported_in_one_line(tmp_path: Path, make_settings: 
     Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first)).trainer.run()
     same = Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=first))
     same.trainer.resume()
-    assert same.said.getvalue() == ""
+    assert same.output.getvalue() == ""
     other = Setup(tmp_path, make_settings(), safeguards=Safeguards(surroundings=second))
     other.trainer.resume()
-    assert other.said.getvalue() == (
+    assert other.output.getvalue() == (
         "The run continues, but not bit for bit as without the interruption: instructions x86_64 AVX512 AMX then, "
         "x86_64 AVX2 now, threads 2 then, 1 now.\n"
     )
@@ -351,7 +351,7 @@ def test_reports_tell_means_per_token(tmp_path: Path, make_settings: Make) -> No
     assert second["perplexity"] == pytest.approx(math.exp(second["loss"]))  # nothing is smoothed here
     assert [first["step"], first["epoch"], first["learning_rate"]] == [2, 0.4, pytest.approx(0.01)]
     assert [second["step"], second["epoch"], second["learning_rate"]] == [4, 0.8, 0.0]
-    assert "step 2/4 · loss " in setup.said.getvalue()
+    assert "step 2/4 · loss " in setup.output.getvalue()
 
 
 # --- minutes ----------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_minutes_become_steps_once_and_the_number_is_kept(
     setup = Setup(tmp_path, settings, before_loss=tick)
     result = setup.trainer.run()
     assert (result.step, result.steps, result.reason) == (60, 60, "finished")
-    assert "0.5 minutes are about 60 steps at the current speed." in setup.said.getvalue()
+    assert "0.5 minutes are about 60 steps at the current speed." in setup.output.getvalue()
     resumed = Setup(tmp_path, settings)
     resumed.trainer.resume()
     assert resumed.trainer.steps == 60

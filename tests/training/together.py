@@ -1,4 +1,7 @@
-"""Run by `torchrun`, see test_processes.py: some steps alone, replicated and sharded; the first process writes JSON."""
+"""Train some steps alone, replicated and sharded, in processes that test_processes.py starts with `torchrun`.
+
+The first process writes the results as JSON.
+"""
 
 import copy
 import json
@@ -28,7 +31,7 @@ class Pairs(NamedTuple):
 
 
 class Task:
-    """The loss of pairs under a model."""
+    """A training task: the loss of pairs of token ids by a model."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model

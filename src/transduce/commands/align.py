@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the links `source-target` of each pair, counted from 0; or choose attention heads."""
+    """Print the word links `source-target` of each sentence pair, counted from 0; or choose attention heads."""
     from transduce.inspection.alignment import (
         ReferenceAlignment,
         align_pairs,
@@ -93,10 +93,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_links(place: str, line: str) -> "Links":
-    """Parse the links of a line such as `0-0 1-2 2-1`.
+    """Parse the links of a line such as `0-0 1-2 2-1`; `place` names the line in error messages.
 
     Raises:
-        TransduceError: the line contains something else.
+        TransduceError: a part of the line is not a link.
     """
     links = []
     for link in line.split():

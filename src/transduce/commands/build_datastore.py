@@ -21,7 +21,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     pairs: int
     left_out: int
-    """Pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
+    """Number of pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
     positions: int
     """The number of target tokens, including end symbols."""
     weight: float
@@ -31,9 +31,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tuning_tokens: int = msgspec.field(name="judged_pieces")
     """The number of tokens by which weight and temperature were chosen."""
     loss_without: float
-    """Loss of these tokens by the model without retrieval, in nats per token."""
+    """Loss of the tuning tokens by the model without retrieval, in nats per token."""
     loss_with: float
-    """Loss of these tokens with retrieval, in nats per token."""
+    """Loss of the tuning tokens with retrieval, in nats per token."""
 
     def __str__(self) -> str:
         from transduce.inference.datastore import MAX_TOKENS

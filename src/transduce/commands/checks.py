@@ -41,13 +41,13 @@ def run_verify(options: argparse.Namespace) -> int:
 
 
 def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce verify-resume`: those of `train` that define a run."""
+    """Declare the options of `transduce verify-resume`: the options of `transduce train` that define a run."""
     add_run(parser)
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Print a report, and return 0 if the runs are equal, otherwise 1."""
+    """Compare a resumed run with an uninterrupted one, and print a report; return 0 if they are equal, otherwise 1."""
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]

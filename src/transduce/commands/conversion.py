@@ -44,7 +44,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> int:
-    """Export a model, and print how well the result agrees with it."""
+    """Export a model, and print how well the export agrees with the model."""
     from transduce.exchange.export import export
 
     check_writable(report=options.json, inputs=[options.model, options.source, options.reference])

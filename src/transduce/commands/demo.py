@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, show samples, and print the share of held-out sentences that were translated exactly right."""
+    """Train a translator; print samples and the share of held-out sentences that it translates exactly right."""
     from transduce.demonstration.run import SENTENCES, demo
 
     check_folder(options.out)
@@ -49,13 +49,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _activation() -> str:
-    """Return the command that activates `make demo`'s environment, or nothing if it is active or not in use."""
+    """Return the command that activates `make demo`'s environment; empty if the environment is active or not in use."""
     of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
     return "source .venv/bin/activate, then: " if of_make else ""
 
 
 def _remove_run(folder: Path) -> None:
-    """Remove a folder that a demonstration created, and no other."""
+    """Remove the folder of an earlier demonstration; refuse any other folder."""
     from transduce.demonstration.run import refuse_other_run
     from transduce.tasks.run.run_folder import SETTINGS_FILE
 

@@ -71,7 +71,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    """Translate the source, score the result, and print both scores with their signatures."""
+    """Translate the source, score the translations, and print BLEU and chrF with their signatures."""
     from transduce.evaluation.scores import Variant, Variants, choose_tokenizer, count_variants, score
     from transduce.inference.evaluate import decoding_record
 
@@ -288,7 +288,7 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
 
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
-    """Return a warning if two models have different languages; zh and zho may be equal."""
+    """Return a warning if two models have different language pairs; zh and zho may be one language."""
     codes = [[re.split("[-_]", code.lower())[0] if code else "" for code in each.languages] for each in (a, b)]
     if not any(len(one) == len(other) and one != other for one, other in zip(*codes, strict=True)):
         return []

@@ -59,7 +59,7 @@ def run_experiment(options: argparse.Namespace) -> int:
 
 
 def _dry_run(experiment: "ExperimentSettings", device: str) -> int:
-    """List the runs of an experiment and what keeps them from starting; return 1 if something does."""
+    """Print the runs of an experiment and the obstacles to starting them; return 1 if there are obstacles."""
     from transduce.tasks.experiments import expand, find_problems
 
     problems = list[str]()
@@ -96,7 +96,7 @@ _TAKES: dict[str, tuple[str, ...]] = {
 
 
 def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce paper`; an option that is not set is None, so that idle ones are refused."""
+    """Declare the options of `transduce paper`, whose defaults are None, so that options without effect are refused."""
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
         f"  {name:8} {localized(purpose)}\n{' ' * 11}"

@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def score_table(forecaster: "Forecaster", values: "Numbers", options: argparse.Namespace) -> "ForecastReport":
-    """Forecast a table's points from those before them, one horizon after another, and score the forecasts."""
+    """Forecast a table one horizon at a time, each from the points before it, and return the scores."""
     import numpy as np
 
     from transduce.data.series import WindowedSeries

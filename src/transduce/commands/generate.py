@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a single text while it is generated, or several when they are complete."""
+    """Continue prompts; print a single continuation while it is generated, or several when they are complete."""
     from transduce.inference.generator import load_generator
 
     search = search_from_options(options)

@@ -30,7 +30,7 @@ _OF_TRANSLATORS = (
     *("source_words", "target_words", "start", "end", "padding", "source_start"),
     *("norm_order", "embeddings", "stacks", "unscaled"),
 )
-"""Options that a language model does not have."""
+"""Options that only translators have, so that they are refused for a language model."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Import the weights and the words, and report the model that they make."""
+    """Import a translator's weights and word lists, or a language model, and print a report on the new model folder."""
     from transduce.interop.tutorials import import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
 
@@ -120,7 +120,7 @@ def _save(found: "ImportedModel", out: str, tokenizer: Tokenizer, languages: tup
 
 
 def _import_language_model(options: argparse.Namespace) -> int:
-    """Import the weights and the characters or tokens of a language model, and report the model that they make."""
+    """Import the weights and the characters or tokens of a language model, and print a report on the new folder."""
     from transduce.interop.tutorials import USUAL_NAMES, import_tutorial, language_model_config
 
     unused = next((name for name in _OF_TRANSLATORS if vars(options)[name]), None)
@@ -175,7 +175,10 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
 
 
 def _with_rows(weights: "dict[str, Tensor]", added: int) -> "dict[str, Tensor]":
-    """Add rows of zeros to the tables of a language model for tokens that it never writes: their logits get −10,000."""
+    """Add `added` rows to a language model's embeddings and output layer, for tokens that it must never generate.
+
+    The rows are zero, and the bias of their logits is −10,000.
+    """
     import torch
     from torch.nn import functional
 
@@ -263,7 +266,7 @@ def _read_words(file: str) -> dict[str, int]:
 def _with_unknown(found: "ImportedModel", tokenizer: Tokenizer) -> "ImportedModel":
     """Add rows for the symbols that the word lists lacked, such as the one for unknown words.
 
-    Their embeddings are zero, and they are never written: the bias of their logits is −10,000.
+    The rows are zero, and the bias of their logits is −10,000, so that the symbols are never generated.
     """
     import torch
     from torch.nn import functional

@@ -48,7 +48,7 @@ _BELONG_TO = {
 
 @runtime_checkable
 class _Drawn(Protocol):
-    """A result of a causal tool: it draws itself as text and as heat maps."""
+    """An interface of the results of causal tools, which can be drawn as text and as heat maps."""
 
     def draw(self) -> str: ...
     def chart(self) -> "Chart": ...
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the model makes of a sentence with the attention in it, or the result of another tool."""
+    """Print how the model reads a sentence, with its attention, or the result of the tool that the options choose."""
     from transduce.inference.translator import Translator
     from transduce.inspection.sentence import inspect_text
 
@@ -156,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
-    """Load the model of a folder for any task, with the shared options."""
+    """Load the model of a folder for any task, with the command's options for loading."""
     from transduce.inference.load import load, task_of
 
     if task_of(Path(folder)) == "translation":
@@ -252,7 +252,7 @@ def _report_input(translator: "Translator", text: str) -> None:
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
-    """Write the page of all sentences and models; print what it shows of the first sentence and model."""
+    """Write the page of all sentences and models; print the part of the first sentence and model."""
     from transduce.inspection.plots_runs import unique_suffixes
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage, draw_inspection
@@ -274,7 +274,7 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> int:
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> int:
-    """Write the page of all texts of a model of another kind; print what it shows of the first one."""
+    """Write the page of all texts of a model of another kind; print the part of the first text."""
     from transduce.inspection.sentence import inspect_text
     from transduce.inspection.sentence_view import TextInspectionPage
 
@@ -375,7 +375,7 @@ def _show_pronoun(options: argparse.Namespace, reader: "Reader") -> int:
 def _show(
     options: argparse.Namespace, result: "Inspection | TextInspection | PronounAttention | _Drawn", drawn: str
 ) -> int:
-    """Print a result as text or JSON, and write the requested files."""
+    """Print a result as its text `drawn` or as JSON, write the requested JSON file, and return the exit code 0."""
     content = msgspec.json.encode(result) + b"\n"
     if options.json == "-":
         sys.stdout.buffer.write(content)

@@ -17,7 +17,7 @@ from transduce.ui_language import LANGUAGES, localized, ui_language
 from transduce.ui_language_choice import set_ui_language, use_ui_language
 
 STARTED_AT = time.monotonic()
-"""The time at which the command started, before it imported what it needs."""
+"""Value of `time.monotonic` when the command started, before it imported what it needs."""
 
 # In the order in which users need them. Each is a module in this package with `add_arguments` and `run`, or two
 # functions in one of `_SHARED_MODULES`; it is imported only when used, so that `--help` answers at once.
@@ -85,11 +85,11 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         super().add_usage(usage, actions, groups, prefix if ui_language() == "en" else localized("usage: "))
 
     def start_section(self, heading: str | None) -> None:
-        """Begin a group of options under its title."""
+        """Begin a group of options, whose title is in the user's language."""
         super().start_section(None if heading is None else localized(heading))
 
     def add_text(self, text: str | None) -> None:
-        """Add a paragraph."""
+        """Add a paragraph, in the user's language, to the help text."""
         super().add_text(None if text is None else localized(text))
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

@@ -227,7 +227,7 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
-    """Load the model of a folder, or several models as an ensemble, with the shared options."""
+    """Load the model of a folder, or several models as an ensemble, with the command's options for loading."""
     from transduce.inference.load import open_translator
 
     first = folders if isinstance(folders, str) else folders[0]

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Quantize a model, and print where its weights are, or how often they translate as float32 does."""
+    """Quantize a model, and print where its weights are, or how often it translates like the float32 model."""
     from transduce.model_folder.upkeep import quantize_folder
 
     check_writable(report=options.json, inputs=[options.folder, options.prove, options.references])

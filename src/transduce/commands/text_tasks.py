@@ -42,7 +42,7 @@ _VECTOR_FORMATS = {".npy": "npy", ".jsonl": "jsonl"}
 
 
 def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T], size: int) -> Iterator[_R]:
-    """Yield the results of a function that takes up to `size` items at once."""
+    """Yield the results for all items of a function that computes up to `size` items per call."""
     waiting = iter(items)
     while block := list(itertools.islice(waiting, size)):
         yield from compute(block)
@@ -53,7 +53,7 @@ def _input_lines(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _write_results(results: Iterable[str], output: str | None) -> None:
-    """Write texts that end with a line feed to a file, or as soon as each is there to standard output."""
+    """Write lines, with their line feeds, to a file, or to standard output as soon as each is computed."""
     if output:
         write_file(Path(output), "".join(results).encode())
         return
@@ -398,7 +398,7 @@ def add_embed_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_embed(options: argparse.Namespace) -> int:
-    """Write the vectors of all lines, and report their number and that of truncated lines."""
+    """Write the vectors of all lines, and report the numbers of lines and of truncated lines."""
     from transduce.inference.embedder import load_embedder
 
     path, kind = Path(options.out), _VECTOR_FORMATS.get(Path(options.out).suffix)
@@ -429,7 +429,7 @@ def run_embed(options: argparse.Namespace) -> int:
 
 
 def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
-    """Return lines with their vectors, float32 (B, D), and the number of truncated ones."""
+    """Return lines with their vectors, (lines, width), float32, and the number of truncated lines."""
     whole = embedder.tokenizer.source.encode_batch(lines)
     rows = embedder.frame(whole)
     cut = sum(len(row) < len(ids) + 2 for row, ids in zip(rows, whole, strict=True))  # with [CLS] and [SEP]
@@ -437,7 +437,7 @@ def _embed_block(embedder: "Embedder", lines: list[str]) -> "list[_Block]":
 
 
 def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:
-    """Write one array (N, D) in NumPy's format; return N and the number of truncated texts."""
+    """Write one array, (lines, width), in NumPy's format; return the numbers of lines and of truncated lines."""
     count = cut = 0
     _write_header(file, (0, width))
     for _, vectors, cut_here in blocks:
@@ -452,7 +452,7 @@ def _write_npy(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
-    """Write the header of an array; NumPy pads it, so that its length does not depend on the number of rows."""
+    """Write a NumPy array's header, which NumPy pads, so that its length does not depend on the number of rows."""
     import numpy as np
 
     header = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": False, "shape": shape}
@@ -460,9 +460,9 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
 
 
 def _write_json_lines(file: BinaryIO, blocks: "Iterable[_Block]", width: int) -> tuple[int, int]:  # noqa: ARG001
-    """Write a JSON object with a text and its vector for each line; return the numbers of lines and of truncated ones.
+    """Write a JSON object with a text and its vector for each line; return the numbers of lines and truncated lines.
 
-    Nine digits identify a float32.
+    Numbers have nine significant digits, which identify a float32.
     """
     count = cut = 0
     for texts, vectors, cut_here in blocks:

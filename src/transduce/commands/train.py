@@ -236,7 +236,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _ForecastKeeper(Callback):
-    """A callback that stores the run's forecast, which the command reports after a dry run."""
+    """A callback that stores the forecast of a run's time and memory, which the command prints after a dry run."""
 
     forecast: "RunForecast | None" = None
 

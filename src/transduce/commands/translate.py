@@ -283,7 +283,7 @@ def check_options(options: argparse.Namespace) -> None:
 def translated(
     options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Yield each group of input lines with its translated text, computed by one process or several."""
+    """Yield each group of input lines in `waiting` with its translated text, computed by one process or several."""
 
     from transduce.inference.line_warnings import LineWarnings, resolve_languages, unknown_characters_of, with_warnings
 
@@ -321,7 +321,7 @@ def _translated(
         yield from translate_portions(load_translator(folders, options), job, waiting)
         return
     threads = detect_machine(options.device, thread_count(options, folders[0])).threads
-    recipe = WorkerSettings(
+    worker_settings = WorkerSettings(
         folders=folders,
         job=job,
         precision=options.precision,
@@ -332,12 +332,12 @@ def _translated(
         tag=options.tag,
         datastore=options.datastore,
     )
-    with Workers(recipe, options.workers) as workers:
+    with Workers(worker_settings, options.workers) as workers:
         yield from workers.translate(waiting)
 
 
 def write_to_file(options: argparse.Namespace, folders: list[str], job: "Job", waiting: "Iterable[Portion]") -> None:
-    """Translate into a file that can be continued after a crash."""
+    """Translate into the file --out; an interrupted translation can be resumed."""
     from transduce.inference.bulk_files import ResumableFile
 
     content = identity(options, folders, job)
@@ -412,9 +412,9 @@ def standard_output() -> Iterator[io.TextIOWrapper]:
 
 
 def stdin_lines(*, is_any_text: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input like `read_lines`, but read bytes that are not UTF-8 as U+FFFD.
+    """Yield the lines of standard input, in which U+FFFD replaces bytes that are not UTF-8.
 
-    A file can be fixed and a stream cannot, so its other lines are translated nevertheless.
+    `read_lines` refuses a file with such bytes, since a user can fix a file, but not a stream.
 
     Args:
         is_any_text: do not check whether the first lines show a document, such as subtitles.

@@ -126,7 +126,7 @@ def translate_file(
         options: the command's options.
         folders: the model folders.
         file: the document.
-        format: its format.
+        format: the document's format.
         job: search settings, glossary and settings for texts.
         identity: everything else that determines the translation, so that it can be resumed.
 
@@ -192,7 +192,7 @@ _SETTING = re.compile(f"`({'|'.join((*_SETTINGS, 'format'))})`")
 
 @contextlib.contextmanager
 def naming_options(file: str) -> Iterator[None]:
-    """Name the command's options, and the file, in errors that concern a document's settings or its content."""
+    """Within a `with` block, name the command's options and the file in errors about a document."""
     try:
         yield
     except TransduceError as error:

@@ -29,7 +29,7 @@ Lengths = NDArray[np.int32]
 def permutation(size: int, *key: int) -> Indices:
     """Return a random order of ``range(size)`` that depends only on the key.
 
-    It sorts the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
+    The order is that of raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     return np.argsort(bits, kind="stable")
@@ -67,7 +67,7 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
 
 
 def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
-    """Return the pairs' lengths in the order of ``length_order``, ignoring ties, which is several times as fast."""
+    """Return the lengths of pairs in the order of ``length_order``; without sorted ties, this is far faster."""
     longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
     difference = target_lengths.astype(np.int64) - source_lengths
     key = longer << 32 | np.where(longer % 2 == 0, difference, -difference) + _HALF
@@ -107,7 +107,7 @@ _BLOCK_ORDER, _BATCH_ORDER, _TIES = 2, 3, 4
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch of B sentence pairs; S and T are the longest source and target.
+    """A batch of B sentence pairs; S and T are the lengths of the longest source and target.
 
     Every sentence ends with the end symbol, which counts as a token.
     """
@@ -168,7 +168,7 @@ class Corpus(Protocol):
 
 
 class _Block(NamedTuple):
-    """A block planned for one epoch: its ids, and the order of its pairs and batches."""
+    """A block of pairs that is planned for one epoch, with the ids and the order of its pairs and batches."""
 
     numbers: Indices  # the pairs' indices in the corpus, in the order read
     source: IdRun
@@ -192,8 +192,8 @@ class Plan(Protocol):
 class BatchPlan:
     """A plan of all batches of all epochs with random access: at most one block is read and sorted for a batch.
 
-    A batch holds at most ``batch_tokens`` target tokens without padding (unless it is one longer pair), and at most
-    ``max_padded_tokens`` per side with padding (default: twice ``batch_tokens``). Every epoch has the same number of
+    A batch holds at most ``batch_tokens`` target tokens without padding, and at most ``max_padded_tokens`` per side
+    with padding (default: twice ``batch_tokens``); a longer pair is a batch alone. Every epoch has the same number of
     batches and contains every pair exactly once.
 
     Each of several processes gets a share of the same batches: ``share`` = (r, n) takes every n-th row, starting with
@@ -288,7 +288,7 @@ class BatchPlan:
 
 
 # --- largest batches ---
-# Stand-ins for the batches of a corpus that need most memory, without their content.
+# Stand-ins for the batches of a corpus that need most memory, with the same shapes but arbitrary ids.
 
 
 def largest_batches(
@@ -316,7 +316,13 @@ def largest_batches(
 
 
 def _sizes(source: Lengths, target: Lengths, starts: Indices) -> dict[str, Indices]:
-    """Return each batch's padded tokens and its number of attention scores in encoder, decoder and cross-attention."""
+    """Return two sizes of each batch, (batches,): its padded tokens, and its attention scores in encoder and decoder.
+
+    Args:
+        source: the source lengths of all pairs, in the order of the batches.
+        target: the target lengths.
+        starts: where batches begin and the last one ends.
+    """
     rows = np.diff(starts)
     s, t = (np.maximum.reduceat(lengths, starts[:-1]).astype(np.int64) for lengths in (source, target))
     return {"tokens": rows * (s + t), "scores": rows * (s * s + t * t + s * t)}
@@ -332,7 +338,7 @@ def _stand_in(corpus: Corpus, source: Lengths, target: Lengths) -> Batch:
 
 
 def non_padding_id(pad_id: int) -> int:
-    """Return a token id, 0 or 1, that is not the padding id; every vocabulary has both."""
+    """Return a token id that is not the padding id: 0 or 1, which every vocabulary has."""
     return int(pad_id == 0)
 
 

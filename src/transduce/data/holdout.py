@@ -21,7 +21,7 @@ _KEYS = 1 << 64
 
 
 class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of how many pairs are held out for validation."""
+    """Settings of how many training pairs are held out for validation."""
 
     share: float = 0.03
     """Share of the pairs that is held out for validation."""
@@ -48,7 +48,7 @@ class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     row: int
     """The row of the first pair in its block."""
     kept: bool
-    """Whether the first pair's lengths pass the filters."""
+    """True if the first pair's lengths pass the filters."""
     failed: int = 0
     """The number of pairs with this source whose lengths do not pass the filters."""
 
@@ -74,7 +74,7 @@ class HoldOut:
             block: the block of the pairs.
             rows: the rows of the block, in order, whose texts pass the filters.
             keys: the hash key of the source in each of these rows.
-            kept: whether the lengths of the pair in each of these rows pass the filters, too.
+            kept: for each of these rows, whether the lengths of its pair pass the filters, too.
         """
         for index in np.flatnonzero(keys <= self._limit()).tolist():
             key, row = int(keys[index]), rows[index]

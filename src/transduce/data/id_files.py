@@ -30,7 +30,12 @@ class IdRun(NamedTuple):
         return np.diff(self.offsets).astype(np.int32)
 
     def padded(self, rows: NDArray[np.int64], pad_id: int) -> tuple[NDArray[np.int64], int]:
-        """Return some sentences as one array, padded at the right, and the number of ids without padding."""
+        """Return sentences as one array (B, S), padded at the right, and the number of ids without padding.
+
+        Args:
+            rows: the indices of B sentences; S is the longest of their lengths.
+            pad_id: the id of the padding.
+        """
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         columns = np.arange(lengths.max())
@@ -156,14 +161,14 @@ class SideReader:
         check_sha256(self._offsets, self._card.offsets_sha256)
 
     def _read_offsets(self, runs: Sequence[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sentence offsets of each run, one more than it has sentences, and the lengths of all sentences."""
+        """Return the boundary offsets of the sentences in each run, concatenated, and the lengths of all sentences."""
         starts, stops = ([run[side] for run in runs] for side in (0, 1))
         offsets = self._read_stretches(self._offsets, _OFFSET, starts, [stop + 1 for stop in stops])
         between = np.cumsum([stop - start + 1 for start, stop in runs])[:-1] - 1
         return offsets, np.delete(np.diff(offsets), between)
 
     def _read_stretches(self, path: Path, dtype: np.dtype[Any], starts: list[int], stops: list[int]) -> NDArray[Any]:
-        """Read ranges of numbers (start to stop each) from a file that is opened only once."""
+        """Return the numbers of several ranges (start to stop each) of a file, concatenated."""
         content = np.empty(sum(stops) - sum(starts), dtype)
         rest = content.view(np.uint8).data
         with path.open("rb", buffering=0) as file:

@@ -24,7 +24,7 @@ _BATCHES_SORTED = 16
 
 @dataclass(frozen=True, eq=False)
 class LabeledBatch(Batch):
-    """A batch whose source is texts, and whose target is their class indices, (B, 1), or labels of tokens, (B, S)."""
+    """A batch with texts (B, S) as source, and as target their class indices (B, 1) or the labels of tokens (B, S)."""
 
 
 class LabeledTexts:
@@ -66,7 +66,7 @@ class LabeledTexts:
         return LabeledBatch(ids, labels, numbers, tokens, len(numbers), weights=weights)
 
     def in_order(self, rows: int, pad_id: int) -> list[LabeledBatch]:
-        """Return batches of all texts once, sorted by length."""
+        """Return batches of `rows` texts that contain every text once, sorted by length."""
         order = np.argsort(self.lengths, kind="stable")
         return [self.batch(order[start : start + rows], pad_id) for start in range(0, len(order), rows)]
 
@@ -158,7 +158,7 @@ class LabeledPlan:
         return self._texts.batch(order[-self._rows :], self._pad_id)
 
     def _batches_of_epoch(self, epoch: int) -> list[Indices]:
-        """Return the text indices of each batch of an epoch, which has texts of similar length, in random order."""
+        """Return the indices of the texts in each batch of an epoch: texts of similar length, batches at random."""
         order = permutation(len(self._texts), self._seed, _TEXT_ORDER, epoch)
         many = self._rows * _BATCHES_SORTED
         for start in range(0, len(order), many):

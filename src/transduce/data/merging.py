@@ -118,7 +118,7 @@ class _Segment(NamedTuple):
 
 
 class _Merging:
-    """A merge in progress: the kept pairs of all parts in the order of the corpus, and a flag for each that stays."""
+    """A merge in progress: the kept pairs of all parts in the order of the corpus, with a flag per pair that stays."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -188,7 +188,7 @@ class _Merging:
         return columns
 
     def _held_of(self, file: int) -> list[Candidate]:
-        """Return the held-out pairs of a file."""
+        """Return the held-out pairs of the file with this index in the corpus."""
         return [held for held in self._held if self._segments[held.block].block.file == file]
 
     def _pairs_of_files(self) -> list[int]:

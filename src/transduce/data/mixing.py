@@ -52,7 +52,7 @@ class Mixture(NamedTuple):
     """The shares of corpora over a run: some are set, and the others divide the rest in proportion to their weights."""
 
     schedules: tuple[Schedule | None, ...]
-    """The share of each corpus; None: a part of the rest."""
+    """The share of each corpus over the run; None: a part of what the other shares leave."""
     weights: tuple[float, ...]
     """The weight of each corpus without a share, such as its number of pairs."""
 
@@ -245,7 +245,7 @@ class MixedPlan(BatchPlan):
         return self._assemble(block, block.order[block.starts[batch] : block.starts[batch + 1]])
 
     def _find_window(self, batch: int) -> int:
-        """Return the index of the window that has a batch, after laying out all windows up to it."""
+        """Return the index of the window that contains a batch, after laying out all windows up to that one."""
         while not self._windows or self._windows[-1].first + self._windows[-1].batches <= batch:
             self._windows.append(self._next_window())
         firsts = [window.first for window in self._windows]
@@ -270,7 +270,10 @@ class MixedPlan(BatchPlan):
 
 
 def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
-    """Round numbers of pairs up or down at random, so that their means are exact and at least one pair is left."""
+    """Round each corpus's number of pairs in a window up or down at random, so that the expected number is exact.
+
+    If all numbers become 0, the largest one becomes 1.
+    """
     draws = np.random.Philox(np.random.SeedSequence((seed, _ROUNDING, window))).random_raw(len(exact)) / 2.0**64
     counts = [int(each) + int(draw < each - int(each)) for each, draw in zip(exact, draws.tolist(), strict=True)]
     if not any(counts):
@@ -278,5 +281,5 @@ def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
     return counts
 
 
-# The number of batches that a window should have; and with shares that change, at least, and windows of a run.
+# Batches of a window; and if shares change, the minimum number of batches of a window, and of windows in a run.
 _BATCHES_OF_WINDOW, _LEAST_BATCHES, _WINDOWS_OF_RUN = 50, 8, 40

@@ -1,7 +1,7 @@
 """A part of a corpus, filtered and tokenized by one process, on this machine or another.
 
-A part contains every n-th block of the corpus. It makes all decisions that concern a single pair, and stores what the
-decisions between pairs need; merging makes those.
+A part contains every n-th block of the corpus. Its preparation makes all decisions that concern a single pair, and
+stores what merging needs for the decisions that compare pairs.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ _END = "\n"
 
 
 class SentenceEncoder:
-    """A tokenizer of sentences, like ``vocabulary.encode_batch``, which appends the end symbol."""
+    """A tokenizer of many sentences that looks words up in a cache, and appends the end symbol to each sentence."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -53,7 +53,7 @@ class SentenceEncoder:
         )
 
     def encode(self, sentences: Sequence[str]) -> IdRun:
-        """Return the token ids of all sentences, in order."""
+        """Return the token ids of all sentences in order, each with its end symbol."""
         if not sentences:
             return IdRun(np.zeros(0, self._dtype), np.zeros(1, np.int64))
         text = f"{_END}".join(sentences)
@@ -62,7 +62,7 @@ class SentenceEncoder:
             return self._run(self._vocabulary.encode_batch(sentences))
         if self._vocabulary.nfc:
             text = unicodedata.normalize("NFC", text)
-        # The end symbol becomes a separate word.
+        # `_END` becomes a separate word.
         return self._words.cut(f"{text}{_END}".replace(_END, f" {_END} ").split(" "))
 
     def _run(self, sentences: list[list[int]]) -> IdRun:
@@ -81,7 +81,7 @@ class _WordTable:
         self._forget()
 
     def cut(self, words: list[str]) -> IdRun:
-        """Return the ids of all words, divided into sentences at the word that represents a sentence's end."""
+        """Return the token ids of all words, divided into sentences after each word `_END`."""
         if len(self._numbers) > _MAX_WORDS:
             self._forget()
         numbers = np.fromiter(map(self._numbers.__getitem__, words), np.int32, len(words))
@@ -167,7 +167,7 @@ class CorpusCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     directions: list[tuple[str, str]] = []
     """Source and target language of each file, in a corpus of several language pairs."""
     tags: list[str] = []
-    """The tag of each file, in a corpus with tags; an empty one: no tag."""
+    """The tag of each file, in a corpus with tags; an empty tag: none."""
     file_pairs: list[int] = []
     """The number of pairs of each file."""
     held_out_pairs: list[int] = []
@@ -357,7 +357,7 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Kept(NamedTuple):
-    """The token ids and columns of the pairs of a block that passed the filters."""
+    """The token ids and column values of the pairs of a block that passed the filters."""
 
     source: IdRun
     target: IdRun
@@ -496,7 +496,7 @@ class _Preparation:
         return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)
 
     def _direction_key(self, file: int) -> np.uint64:
-        """Return a mask that makes the hash keys of equal sources differ between language pairs."""
+        """Return a number to combine with hash keys, so that keys of equal sources differ between language pairs."""
         directions = self._request.files.directions
         return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)
 
@@ -533,7 +533,7 @@ class _Preparation:
 
 
 def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
-    """Return a number for each pair of a block that differs between its documents, and the number of blank lines."""
+    """Return a number for each pair of a block, different for each document, and the block's number of blank lines."""
     if block.documents is not None:
         names = (name.encode("utf-8", "surrogatepass") for name in block.documents)
         digests = b"".join(hashlib.blake2b(name, digest_size=8).digest() for name in names)

@@ -1,4 +1,4 @@
-"""Put placeholder tokens into training pairs, so that a model learns to copy them to the right place.
+"""Put placeholder tokens into training pairs, so that a model learns to copy them to the right position.
 
 A small share of the pairs of each epoch is changed: placeholders replace words that translate each other, or stand
 between words. Word pairs come from IBM Model 1 in both directions (Brown et al. 1993, "The Mathematics of Statistical
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.data.batches import Batch, Corpus, Plan
 from transduce.text.languages import is_unspaced, is_word_character
@@ -72,12 +73,12 @@ def _sample_runs(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of a token given its counterpart, for each distinct token pair (IBM Model 1).
+    """Return the probability of one token given the other, for each of K distinct token pairs (IBM Model 1).
 
     Args:
-        kind: index of the distinct token pair, for each pair of positions in the corpus.
-        position: index in the corpus of the explained token, for each pair of positions.
-        given: id of the explaining token, for each distinct pair.
+        kind: the index of the distinct token pair, for each pair of positions of a sentence pair.
+        position: the index of the explained token in the corpus, for each pair of positions.
+        given: the id of the explaining token, for each distinct token pair, (K,).
     """
     probabilities = np.ones(len(given))
     for _ in range(_ITERATIONS):
@@ -96,7 +97,7 @@ _MIN_SCORE = 0.08
 
 
 class _Words:
-    """The division of one side's token sequences into words."""
+    """A splitter of the token ids of one side (source or target) into words."""
 
     def __init__(self, vocabulary: Vocabulary, tokens: Sequence[str]) -> None:
         pieces = [vocabulary.token(id) for id in range(vocabulary.size)]
@@ -108,13 +109,13 @@ class _Words:
         self.is_unspaced = np.array([bool(text) and is_unspaced(text[0]) for text in texts])
         self.has_space = np.array([piece.startswith("▁") for piece in pieces])
         self.bare = np.arange(vocabulary.size)
-        """The token without the space before it, for tokens of scripts without spaces that start a text."""
+        """By token id, the id of the token without its leading space, for tokens of scripts without spaces."""
         for id in np.flatnonzero(self.has_space & self.is_unspaced).tolist():
             without = vocabulary.id(texts[id])
             self.bare[id] = id if without == vocabulary.unk_id else without
 
     def spans(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the range of token positions of each word."""
+        """Return the range (start, stop) of token positions of each word in a sentence's ids."""
         is_word = self.is_word[ids]
         joins = ~self.has_space[ids] & ~self.is_unspaced[ids] & is_word
         spans: list[tuple[int, int]] = []
@@ -135,10 +136,10 @@ class WordPair(NamedTuple):
 
 
 class WordAligner:
-    """A function that finds the clear word pairs of tokenized sentence pairs."""
+    """An aligner that finds the words of tokenized sentence pairs that clearly translate each other."""
 
     def __init__(self, corpus: Corpus, vocabularies: tuple[Vocabulary, Vocabulary], tokens: Sequence[str]) -> None:
-        """Learn the lexicon from a corpus, whose vocabularies have these placeholder tokens."""
+        """Learn the lexicon from a corpus; the vocabularies' placeholder `tokens` are not words."""
         source, target = vocabularies
         self._lexicon = learn_lexicon(corpus, (source.size, target.size))
         self.words = _Words(source, tokens), _Words(target, tokens)
@@ -194,7 +195,7 @@ class _Edit(NamedTuple):
 
 
 class PlaceholderMasker:
-    """A function that puts placeholders into some pairs of a batch, deterministic in (seed, epoch, index of a pair)."""
+    """A masker that puts placeholders into some pairs of a batch, deterministic in (seed, epoch, index of a pair)."""
 
     def __init__(
         self,
@@ -275,7 +276,7 @@ class PlaceholderMasker:
         return edited if fits else (source, target)
 
     def _apply(self, ids: NDArray[np.int64], edits: Sequence[_Edit], side: int) -> NDArray[np.int64]:
-        """Return one side of a pair with placeholders; a first word behind a placeholder loses its leading space."""
+        """Return the ids of one side of a pair after edits; a first word after a placeholder loses its space."""
         parts: list[NDArray[np.int64]] = []
         position = 0
         for edit in sorted(edits):
@@ -289,9 +290,12 @@ class PlaceholderMasker:
 
 
 def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
-    """Return the edits that put placeholders in place of, before, after or around an aligned word pair, on both sides.
+    """Return the edits of source and target that put placeholders at an aligned word pair.
 
-    Each placeholder's number is taken from the end of `numbers`.
+    Args:
+        pair: the word pair.
+        operation: `replace`, `before`, `after` or `around`: where the placeholders stand.
+        numbers: the numbers of available placeholders, which are taken from the end.
     """
     (start, stop), (begin, end) = pair
     if operation == "replace":
@@ -313,7 +317,7 @@ def _edge(
     operation: str,
     generator: np.random.Generator,
 ) -> tuple[int, int]:
-    """Return the position in each side at which a placeholder is inserted: at the start, or at the end of the sentence.
+    """Return the position in source and target where a placeholder is inserted: the start or the end of the sentence.
 
     At the end, the placeholder comes before or after the final punctuation, at random.
     """
@@ -328,7 +332,7 @@ def _edge(
 
 
 def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each pair, a hash (splitmix64) of the seed, the epoch and the pair's index."""
+    """Return a number in [0, 1) for each pair index, a hash (splitmix64) of the seed, the epoch and the index."""
     base = np.random.SeedSequence((seed, _MASKING, epoch)).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):
         state = base + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -340,23 +344,23 @@ def _uniform(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.fl
 
 
 def pad_rows(rows: Sequence[NDArray[np.int64]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return rows padded to one length, and their total number of tokens without padding."""
+    """Return B rows of ids as one array (B, longest) padded at the right, and the number of ids without padding."""
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row
     return padded, sum(map(len, rows))
 
 
-class PlaceholderPlan:
+class PlaceholderPlan(Plan):
     """A plan of batches that puts placeholders into different pairs in each epoch."""
 
     def __init__(self, plan: Plan, masker: PlaceholderMasker) -> None:
         self._plan, self._masker = plan, masker
 
+    @override
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return len(self._plan)
 
+    @override
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return the batch at a position of an epoch, with placeholders in some of its pairs."""
         return self._masker.mask(self._plan.batch(epoch, position), epoch)

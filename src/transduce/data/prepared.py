@@ -32,21 +32,18 @@ from transduce.text import CorpusFiles, FilterReport, FilterSettings, Tokenizer
 from transduce.text.corpus import PairBlock, PairReader
 
 # --- sample of pairs ---
-# For steps that do not need all pairs; deterministic.
+# A deterministic sample for steps that do not need all pairs.
 
 
-# Makes this random choice independent of the orders of batches.
-_SAMPLE = 5
-# Likewise the choice of pairs that a corpus repeats.
-_REPEATS = 6
+# Keys that make the choices of a sample and of repeated pairs independent of the orders of batches.
+_SAMPLE, _REPEATS = 5, 6
 
 
 def write_sample(files: CorpusFiles, pairs: int, sample_size: int, path: Path) -> CorpusFiles:
-    """Write an even sample of `sample_size` pairs as JSON lines in corpus order; return the file's description.
+    """Write a sample of `sample_size` of a corpus's `pairs` as JSON lines in corpus order, and return its description.
 
-    `pairs` is the number of pairs in the corpus, to whose sample every block contributes its share, to within one pair.
-    Which pairs of a block are taken depends on the block's number and a fixed seed, so periodic patterns in a corpus do
-    not bias the sample.
+    Every block of pairs contributes its share of the sample, to within one pair. The pairs taken from a block depend on
+    the block's number and a fixed seed, so that periodic patterns in a corpus do not bias the sample.
     """
     encoder = msgspec.json.Encoder()
     before = 0
@@ -106,7 +103,7 @@ class PreparedCorpus:
         """Open a folder that ``prepare`` has written.
 
         Raises:
-            TransduceError: the folder is no prepared corpus, has another format, is damaged, or was prepared with
+            TransduceError: the folder is not a prepared corpus, has another format, is damaged, or was prepared with
                 another tokenizer than the one passed.
         """
         folder = Path(folder)
@@ -124,7 +121,7 @@ class PreparedCorpus:
         return self
 
     def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
-        """Yield the language pair and the range of pairs of each file, in a corpus of several language pairs."""
+        """Yield the language pair, start and stop of each file's pairs, in a corpus of several language pairs."""
         start = 0
         for direction, pairs in zip(self.card.directions, self.card.file_pairs, strict=False):
             yield direction, start, start + pairs

@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the tokenizer's files."""
     tokenizer_module: str
     tokenizer_class: str
-    """The class that reads them, by its name in its module."""
+    """The name, in `tokenizer_module`, of the class that reads the tokenizer's files."""
     folder: str
 
 

@@ -26,7 +26,7 @@ Flags = NDArray[np.bool_]
 
 
 class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of which tokens are masked, and how."""
+    """Settings of how many tokens are masked, and by what they are replaced."""
 
     share: float = 0.15
     """Share of a row's tokens that the model must predict; at least one token."""
@@ -46,12 +46,12 @@ class MaskingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class Masked(NamedTuple):
-    """The model's input and the tokens it must predict."""
+    """A batch of masked rows: the model's input and the tokens that the model must predict."""
 
     ids: Ids
     """The input tokens, (B, L)."""
     labels: Ids
-    """The original token where one must be predicted, otherwise the padding id, (B, L)."""
+    """The original token at positions to predict, and the padding id elsewhere, (B, L)."""
 
 
 def mask_tokens(
@@ -64,11 +64,11 @@ def mask_tokens(
     pad_id: int,
     ordinary: Ids,
 ) -> Masked:
-    """Mask an equal share of every row.
+    """Mask an equal share of every row's tokens at random.
 
     Args:
-        ids: tokens, (B, L).
-        maskable: which of them are neither special tokens nor padding, (B, L).
+        ids: token ids, (B, L).
+        maskable: True for the tokens that are neither special tokens nor padding, (B, L).
         uniform: random numbers in [0, 1), three for every token: (3, B, L).
         settings: how many tokens to mask, and how.
         mask_id: the mask token.
@@ -89,7 +89,10 @@ def mask_tokens(
 
 
 def masked_counts(candidates: Ids, share: float) -> Ids:
-    """Return how many tokens of each row are masked: the rounded share, but at least one if any may be."""
+    """Return how many tokens of each row are masked, (B,), from the numbers of maskable `candidates`, (B,).
+
+    The number is the rounded share, but at least one if a row has a candidate.
+    """
     counts: Ids = np.minimum(candidates, np.maximum(1, np.rint(candidates * share).astype(np.int64)))
     return counts
 
@@ -103,7 +106,7 @@ def _ranks(values: NDArray[np.float64]) -> Ids:
 def draw_uniform(shape: tuple[int, ...], *key: int) -> NDArray[np.float64]:
     """Return random numbers in [0, 1) that depend only on the key.
 
-    They are the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
+    The numbers come from the raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(math.prod(shape))
     numbers: NDArray[np.float64] = ((bits >> np.uint64(11)) * np.float64(2.0**-53)).reshape(shape)
@@ -149,7 +152,7 @@ class SentenceStore(NamedTuple):
 
 
 class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings by which rows of two segments are made from a text."""
+    """Settings of how rows of two segments are made from a text."""
 
     length: int
     """L, the maximum number of tokens of a row, including special ones."""
@@ -157,7 +160,7 @@ class PairSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The approximate number of tokens of a batch, including special ones."""
     seed: int
     next_sentence: bool = True
-    """Whether rows have two segments; if false they have one, as in RoBERTa."""
+    """True if rows have two segments; otherwise one, as in RoBERTa."""
     masking: MaskingSettings = MaskingSettings()
     pad_id: int = 0
 
@@ -169,7 +172,8 @@ class SentencePairBatch(Batch):
     token_types: NDArray[np.int64]
     """0 in the first segment, 1 in the second one, (B, L)."""
     follows: NDArray[np.int64]
-    """Whether the second segment follows the first one in the text, (B,); empty if rows have one segment."""
+    """1 for rows whose second segment follows the first one in the text, else 0, (B,); empty if rows have one segment.
+    """
     masked_per_row: float
     """The mean number of masked tokens per row, over the rows of all processes."""
 
@@ -190,16 +194,16 @@ class _Sentences(NamedTuple):
 
     ids: NDArray[np.unsignedinteger]
     begins: Ids
-    """The offset of each sentence in the text's tokens, (N,)."""
+    """The index in `ids` at which each sentence begins, (N,)."""
     lengths: Ids
     """The number of tokens of each sentence; an empty sentence ends a document."""
     positions: Ids
-    """The position of each sentence, counted in tokens without special tokens."""
+    """The number of tokens before each sentence, without special tokens, plus the epoch's offset."""
     filled: Ids
     """The indices of sentences that are not empty."""
 
     def read(self, start: int, stop: int) -> Ids:
-        """Return the tokens of the sentences from start to stop, concatenated."""
+        """Return the token ids of the sentences from start to stop, concatenated."""
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
@@ -208,9 +212,15 @@ class _Sentences(NamedTuple):
         return ends[stop] - ends[start]
 
     def split(self, start: Ids, stop: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return where the second segments of rows begin and end.
+        """Return the first sentence and the end of each row's second segment if the segments are consecutive.
 
-        A row of a single sentence is followed by the next sentence, if there is one.
+        A row of several sentences is divided at random. After a row of one sentence, the next sentence of the document
+        is the second segment, if there is one.
+
+        Args:
+            start: the first sentence of each row.
+            stop: the end of each row's sentences.
+            draw: a random number in [0, 1) for each row.
         """
         has_next = np.append(self.lengths, 0)[stop] > 0
         several = stop - start > 1
@@ -218,11 +228,18 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return, for each row, up to `count` consecutive sentences from another random position in the text."""
+        """Return, for each row, the first and the end of up to `count` sentences from elsewhere in the text.
+
+        Args:
+            start: the first sentence of each row.
+            stop: the end of each row's sentences.
+            count: the maximum number of sentences to take, for each row.
+            draw: a random number in [0, 1) for each row.
+        """
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         rest = len(self.filled) - (after - before)
         drawn = (draw * rest).astype(np.int64)
-        # If a row is the whole text, there is no other sentence.
+        # A row that is the whole text leaves no other sentence.
         index = np.minimum(drawn + np.where(drawn < before, 0, after - before), len(self.filled) - 1)
         first = self.filled[index]
         documents = np.append(np.flatnonzero(self.lengths == 0), len(self.lengths))
@@ -243,9 +260,9 @@ class _Epoch(NamedTuple):
     second: tuple[Ids, Ids]
     """The first sentence and the end of each row's second segment."""
     has_next: Flags
-    """Whether the document continues after the first segment."""
+    """True if the document continues after the row's first segment, (R,)."""
     follows: Flags
-    """Whether the second segment is that continuation."""
+    """True if the row's second segment is the continuation of the first one in the document, (R,)."""
     lengths: Ids
     """The number of tokens of each row, including special ones."""
 
@@ -382,7 +399,10 @@ class SentencePairPlan:
         return [batches[n] for n in permutation(self._count, self._settings.seed, _BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
-        """Return the text's sentences; long sentences are cut where the segments of rows end."""
+        """Return the text's sentences, the longest of them cut where the segments of rows end.
+
+        `offset` moves the ends of all segments by a number of tokens.
+        """
         stretches, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
         begin = self._before + offset
         is_long = self._lengths > row_tokens
@@ -397,7 +417,7 @@ class SentencePairPlan:
         return _Sentences(self._text.ids, begins, lengths, positions, np.flatnonzero(lengths > 0))
 
     def _cut(self, sentences: _Sentences) -> tuple[Ids, Ids]:
-        """Return runs of sentences (start, stop) of about a row's length that do not cross documents."""
+        """Return the starts and the stops of runs of sentences of about a row's length, each within a document."""
         filled = sentences.filled
         row, document = sentences.positions[filled] // self._row_tokens, np.cumsum(sentences.lengths == 0)[filled]
         is_new = np.ones(len(filled), bool)
@@ -431,7 +451,14 @@ class SentencePairPlan:
     def _assemble(
         self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float
     ) -> SentencePairBatch:
-        """Return rows with masked tokens, padded to the longest; a process without rows gets a row without labels."""
+        """Return a batch of rows with masked tokens, padded to the longest row.
+
+        Args:
+            rows: the rows of this process, or a stand-in.
+            hiding: random numbers in [0, 1) that decide on the masked tokens, (3, B, L).
+            indices: the indices of the rows in the epoch; empty for a stand-in, which gets no labels.
+            hidden: the mean number of masked tokens per row, over the rows of all processes.
+        """
         pad = self._settings.pad_id
         width = max(len(row.ids) for row in rows)
         ids, types = (np.full((len(rows), width), fill, np.int64) for fill in (pad, 0))

@@ -201,14 +201,14 @@ _WINDOW_ORDER = 31
 
 
 class SeriesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of what is read of time series and what is forecast: `task.series.*` in a settings file."""
+    """Settings of the points of time series that are read and forecast: `task.series.*` in a settings file."""
 
     columns: tuple[str, ...] = ()
     """The columns that are series; empty: all columns."""
     horizon: int = 24
     """Number of points that are forecast at a time."""
     past: int | None = None
-    """Number of points that are read before them; None: four times the horizon."""
+    """Number of points that are read before the forecast; None: four times the horizon."""
     season: int | None = None
     """Number of points of a season, for the seasonal baseline that each validation is compared with; None: determined
     by autocorrelation.
@@ -243,7 +243,7 @@ class SeriesBatch:
     future: NDArray[np.float32]
     """The points to forecast, (B, T, C), float32."""
     indices: Indices
-    """The indices of the windows; if empty, the one row is a stand-in that does not count."""
+    """The indices of the windows, (B,); empty if the only row is a stand-in that does not count."""
 
 
 class WindowedSeries:

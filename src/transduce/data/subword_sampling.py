@@ -15,21 +15,22 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from transduce.data.batches import Batch
+from transduce.data.batches import Batch, Plan
 from transduce.data.placeholders import pad_rows
 from transduce.errors import TransduceError
 from transduce.text.sentencepiece_model import PieceType, is_bpe, is_by_character, read_pieces
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
-# Makes the random numbers independent of others with the same seed and epoch.
+# A key that makes the random numbers independent of others with the same seed and epoch.
 _SAMPLING = 41
 _MIN_GROWTH_TOKENS = 4
 
 
 def growth_limit(length: int, rate: float) -> int:
-    """Return the length that a sentence has at most after BPE-dropout; a longer one keeps its usual tokens."""
+    """Return the maximum length of a sentence of `length` tokens after BPE-dropout; beyond it, the tokens stay."""
     return length + _MIN_GROWTH_TOKENS + int(4.0 * rate * length)
 
 
@@ -42,7 +43,7 @@ class _Division(NamedTuple):
 
 
 class WordSampler(Protocol):
-    """An interface of functions that draw the division of a word into tokens."""
+    """An interface of samplers that draw the division of a word into tokens."""
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
         """Return token ids that spell the same text as `word`, a word's usual tokens."""
@@ -59,9 +60,9 @@ class BpeDropout(WordSampler):
         self._divisions: dict[tuple[int, ...], _Division] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return token ids that spell the same text as `word`; most often these are `word` itself.
+        """Return token ids that spell the same text as `word`, most often `word` itself.
 
-        One random number is the number of merges before the first dropped one, which has a geometric distribution.
+        The number of merges before the first dropped one has a geometric distribution, so one random number draws it.
         """
         division = self._divisions.get(word)
         if division is None:
@@ -79,7 +80,10 @@ class BpeDropout(WordSampler):
     def _merge(self, parts: list[str], before: int, random: Random) -> list[str]:
         """Return a word's tokens after BPE merges, some of which are dropped.
 
-        The first `before` merges are kept and the next one is dropped; later ones are dropped at random.
+        Args:
+            parts: the word's characters.
+            before: the number of merges that are kept before the first dropped one; later ones drop at random.
+            random: the source of random numbers.
         """
         while True:
             candidates = [
@@ -154,10 +158,10 @@ def _tokens_of_text(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[str, i
 
 
 def word_sampler(vocabulary: Vocabulary, *, bpe_dropout: float, unigram_alpha: float | None) -> WordSampler:
-    """Return the sampler of a vocabulary.
+    """Return a sampler for the words of a vocabulary: of its unigram model if `unigram_alpha` is set, else of BPE.
 
     Raises:
-        TransduceError: the vocabulary is of another kind.
+        TransduceError: the vocabulary is not of this kind, or has tokens of several words.
     """
     model = vocabulary.model_bytes
     divides_words = not any(_SPACE in piece.text[1:] for piece in read_pieces(model) if piece.text.strip(_SPACE))
@@ -176,7 +180,7 @@ def word_sampler(vocabulary: Vocabulary, *, bpe_dropout: float, unigram_alpha: f
 
 
 class SentenceSampler:
-    """A function that draws the tokens of a sentence anew, word by word."""
+    """A sampler that draws the tokens of a sentence anew, word by word."""
 
     def __init__(self, vocabulary: Vocabulary, sampler: WordSampler) -> None:
         texts, _ = _tokens_of_text(vocabulary)
@@ -186,14 +190,14 @@ class SentenceSampler:
         self._sampler = sampler
 
     def sample(self, ids: NDArray[np.int64], random: Random) -> list[int]:
-        """Return the ids of a sentence whose words may have other tokens; other tokens stay."""
+        """Return the ids of a sentence after drawing the tokens of each word anew; symbols and special tokens stay."""
         tokens = list[int]()
         for word, is_text in self._words(ids):
             tokens += self._sampler.sample(word, random) if is_text else word
         return tokens
 
     def _words(self, ids: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], bool]]:
-        """Yield the tokens of each word, and runs of symbols, bytes and special tokens, which are no words."""
+        """Yield runs of token ids, each with whether it is a word; others are symbols, bytes or special tokens."""
         is_text = self._is_text[ids]
         begins = self._starts_word[ids]
         begins[1:] |= is_text[1:] != is_text[:-1]
@@ -208,10 +212,10 @@ class SentenceSampler:
 def sentence_samplers(
     vocabularies: tuple[Vocabulary, Vocabulary], *, bpe_dropout: float, unigram_alpha: float | None
 ) -> tuple[SentenceSampler, SentenceSampler]:
-    """Return the samplers of the source and the target vocabulary, one object for both if they share it.
+    """Return the samplers of the source and the target vocabulary, one object for both if the vocabulary is shared.
 
     Raises:
-        TransduceError: a vocabulary is of another kind.
+        TransduceError: a vocabulary is of another kind than the requested sampling needs.
     """
     samplers = {
         id(each): SentenceSampler(each, word_sampler(each, bpe_dropout=bpe_dropout, unigram_alpha=unigram_alpha))
@@ -220,22 +224,12 @@ def sentence_samplers(
     return samplers[id(vocabularies[0])], samplers[id(vocabularies[1])]
 
 
-class _BatchSource(Protocol):
-    """An interface of plans that provide the batches of every epoch."""
-
-    def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
-
-    def batch(self, epoch: int, position: int) -> Batch:
-        """Return the batch at a position of an epoch."""
-
-
-class SampledPlan:
+class SampledPlan(Plan):
     """A plan of batches whose sentences are tokenized anew in each epoch."""
 
     def __init__(
         self,
-        plan: _BatchSource,
+        plan: Plan,
         vocabularies: tuple[Vocabulary, Vocabulary],
         samplers: tuple[SentenceSampler, SentenceSampler],
         *,
@@ -257,14 +251,14 @@ class SampledPlan:
         self._pads = vocabularies[0].pad_id, vocabularies[1].pad_id
         self._growth_rate, self._longest = growth_rate, longest
 
+    @override
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return len(self._plan)
 
+    @override
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return the batch at a position of an epoch, with tokens that are drawn for this epoch."""
         batch = self._plan.batch(epoch, position)
-        if not len(batch.indices):  # a process without a row of its own
+        if not len(batch.indices):  # the batch has no row for this process
             return batch
         (base,) = np.random.SeedSequence((self._seed, _SAMPLING, epoch)).generate_state(1, np.uint64).tolist()
         sides = []

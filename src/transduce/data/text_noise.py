@@ -12,6 +12,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.data.batches import Batch, Plan
 from transduce.data.placeholders import pad_rows
@@ -74,7 +75,7 @@ def noise_pair(source: str, target: str, settings: TextNoiseSettings, draw: Draw
 
 
 def _misspelled(word: str, draw: Draw) -> str:
-    """Return a word, sometimes with a typing error behind its first letter; short words and numbers stay."""
+    """Return a word, at random with a typing error after its first letter; short words and numbers stay unchanged."""
     letters = _LETTERS.search(word)
     if draw() >= _TYPO_RATE or letters is None:
         return word
@@ -94,7 +95,7 @@ _NUMBERS = 256
 _MOST_GROWTH = 3.0
 
 
-class NoisyPlan:
+class NoisyPlan(Plan):
     """A plan of batches in which some pairs have noise, deterministic in (seed, epoch, index of a pair)."""
 
     def __init__(
@@ -111,7 +112,7 @@ class NoisyPlan:
         self._plan, self._settings, self._seed = plan, settings, seed
         self._vocabularies = vocabularies
         source, target = vocabularies
-        # Pairs with tokens that text does not give back, such as placeholders and unknown characters, stay as they are.
+        # Pairs with tokens that cannot be restored from text, such as placeholders and unknown ones, stay unchanged.
         self._unchanged = tuple(_special_ids(side) for side in vocabularies)
         self._prefix = frozenset(source.prefix_ids)
         self._separators = tuple(
@@ -119,12 +120,12 @@ class NoisyPlan:
             for side in (source, target)
         )
 
+    @override
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
         return len(self._plan)
 
+    @override
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return the batch at a position of an epoch, with noise in some of its pairs."""
         batch = self._plan.batch(epoch, position)
         sides = [self._rows(ids, side) for side, ids in enumerate((batch.source, batch.target))]
         changed = False
@@ -173,7 +174,7 @@ class NoisyPlan:
         return (edited[0], edited[1]) if fits else None
 
     def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:
-        """Return the tokens before a sentence (its context, language and tag) and its text; None if it must stay."""
+        """Return the ids before a sentence (context, language and tag) and those of its text; None if it must stay."""
         start, separator = 0, self._separators[side]
         end = len(ids) - len(self._vocabularies[side].after)
         if separator is not None and separator in ids:

@@ -191,7 +191,7 @@ def a_thing(random: Random, noun: Noun, frame: Frame | Question, subject: Nomina
 
 
 def with_adjuncts(random: Random, subject: Nominal, frame: Frame | Question, action: Action) -> Action:
-    """Return the action, possibly with a place or a companion."""
+    """Return the action, to which a place or a companion is added at random if the frame permits."""
     kind = random.random()
     if not frame.adjuncts or kind > 0.4:
         return action
@@ -225,7 +225,7 @@ def statement(random: Random) -> Phrase:
 
 
 def scene(random: Random) -> Phrase:
-    """Return a random sentence in both languages, such as 他在公司工作 / he was working at the office."""
+    """Return a random sentence about somebody at a place, such as 他在公司工作 / he was working at the office."""
     verb = random.choice(INTRANSITIVE_VERBS)
     action = _at_a_place(random, Action(verb))
     frame = clauses.WAS_DOING

@@ -100,9 +100,9 @@ VARIATIONS = {
     "big": Variation({"d_model": 2, "d_ff": 2, "num_heads": 2}, {"model.dropout": 0.3}, 4.33, 26.4),
 }
 QUICK_VARIATIONS = ("base", "A: 1 head", "C: a third of the layers", "D: dropout 0")
-_STEPS_OF_BIG = 3  # multiple of the other rows' steps
+_STEPS_OF_BIG = 3  # the row "big" is trained for this multiple of the other rows' steps
 _LEAST_WARMUP = 400  # a shorter one would raise the peak of equation (3) too far for these models
-_DEMONSTRATION_DEV = 200  # pairs
+_DEMONSTRATION_DEV = 200  # number of dev pairs
 
 
 def compare_variations(

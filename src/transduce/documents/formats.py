@@ -19,7 +19,7 @@ class Source(NamedTuple):
     limits: Limits
 
     def text_file(self, encoding: str = "utf-8", *, is_markup: bool = False) -> TextFile:
-        """Return the content as a text file; the encoding is used unless the settings name another."""
+        """Return the document's content as a text file in this encoding, unless the settings name another."""
         return TextFile(self.content, self.settings.encoding or encoding, is_markup=is_markup)
 
     def archive(self) -> Archive:
@@ -31,15 +31,15 @@ class Format(NamedTuple):
     """A document format: its names, file suffixes and media type, and the function that reads it."""
 
     name: str
-    """Its name, as in `--format`."""
+    """The name of the format, as in `--format`."""
     title: str
-    """A description for people."""
+    """A description of the format for people."""
     suffixes: tuple[str, ...]
     """The suffixes of file names, in lower case; the first is the usual one."""
     reader: str
-    """Module and function that reads it: `text_formats:read_text`."""
+    """Module and function that reads documents of the format, such as `text_formats:read_text`."""
     media_type: str
-    """Its media type."""
+    """The media type of the format, such as `text/html`."""
 
     @property
     def is_archive(self) -> bool:

@@ -1,4 +1,4 @@
-"""Limits on documents, and readers of archives and XML that are safe for files from anybody."""
+"""Limits on documents, and readers of archives and XML that are safe for untrusted files."""
 
 import io
 import re
@@ -50,7 +50,7 @@ _ZIP_ERRORS = (EOFError, NotImplementedError, OverflowError, RuntimeError, Value
 
 
 class Archive:
-    """A ZIP archive in memory, which is written with the same entries in the same order."""
+    """A ZIP archive in memory, some of whose files can be replaced; order and other files stay the same."""
 
     def __init__(self, content: bytes, limits: Limits) -> None:
         """Check an archive against the limits before anything is unpacked.

@@ -48,9 +48,9 @@ class _Entry:
     """An entry of a gettext catalog: its flags, its texts and their translations."""
 
     start: int
-    """Position of its first statement or of its line of flags."""
+    """Position in the file of the entry's first statement or of its line of flags."""
     flags: str | None = None
-    """Its line of flags, without the line break."""
+    """The entry's line of flags, without the line break."""
     ids: list[_String] = field(default_factory=list)
     """The text to translate and, for plural forms, the plural text."""
     translations: dict[int, _String] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def _flags_after(line: Line, flags: Line | None) -> Line | None:
 
     Args:
         line: the comment or empty line; an obsolete entry is a comment, to which the flags before it belong.
-        flags: the line of flags before it.
+        flags: the line of flags before `line`; None if there is none.
     """
     comment = line.text.lstrip()
     return None if comment.startswith("#~") else line if comment.startswith("#,") else flags
@@ -209,17 +209,17 @@ class _Element:
     name: str
     attributes: dict[str, str]
     start: int
-    """Position of the start tag."""
+    """Position of the element's start tag."""
     inner: int
-    """Position after the start tag."""
+    """Position after the element's start tag."""
     is_untranslated: bool
     preserves_space: bool
     source: tuple[int, int] | None = None
-    """The span inside its `source` element."""
+    """The span inside the element's `source` child."""
     source_end: int = 0
-    """The position after its `source` element, or after the `seg-source` element that follows."""
+    """The position after the `source` child, or after the `seg-source` element that follows."""
     target: tuple[int, int, str] | None = None
-    """The span and the start tag of its `target` element."""
+    """The span and the start tag of the element's `target` child."""
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -301,7 +301,7 @@ _MAX_INDENTATION = 400  # columns
 
 
 def _edit_segment(file: TextFile, element: _Element) -> Edit:
-    """Return the edit that replaces or adds the target of a segment."""
+    """Return the edit that replaces or adds the `target` of an XLIFF segment."""
     assert element.source is not None
     parts, sources = _inline_parts(file.text[slice(*element.source)], preserves_space=element.preserves_space)
     inline = InlineText(parts)
@@ -337,7 +337,7 @@ def _inline_parts(text: str, *, preserves_space: bool) -> tuple[list[Part], dict
     position = number = 0
     opened: list[int] = []
     kind: Literal["empty", "object"] = "empty"
-    depth = 0  # inside an element that contains no text
+    depth = 0  # of elements that contain no text to translate
 
     def add_text(part: str) -> None:
         part = unescape(part)
@@ -389,7 +389,7 @@ def _with_pairs(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
         number = part.id if isinstance(part, Tag) and kind != "empty" else -1
         tokens.append(Token(kind, source, name[1] if name and kind == "empty" else "", number))
     paired: list[Part] = []
-    numbers: dict[int, int] = {}  # of the start tags, by the numbers of the new pairs
+    numbers: dict[int, int] = {}  # numbers of the start tags, by the numbers of the new pairs
     for part, token, new in zip(parts, tokens, with_paired_codes(tokens), strict=True):
         if isinstance(part, str) or new.kind == token.kind:
             paired.append(part)

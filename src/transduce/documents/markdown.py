@@ -21,6 +21,7 @@ _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(
 _DRAWN_TABLE = re.compile(
     r"\s*(?:-{2,}(?:\s+-{2,})+|\+(?:[-=:]+\+)+)\s*\Z"
 )  # tables of Pandoc, which are columns of text
+_HTML_WITHOUT_TEXT = re.compile(r"<!--.*?-->|<(script|style).*?</\1>|<[^>]*>", re.DOTALL)
 _MIN_WIDTH = 40  # columns of wrapped lines
 _MAX_PARAGRAPH = 20_000  # characters
 
@@ -29,7 +30,7 @@ _FOOTNOTE = "\ue000"  # stands for the bracket of a footnote, which CommonMark w
 
 
 class _Line(NamedTuple):
-    """The part of a source line that belongs to the text of a block."""
+    """The part of a line of the file that belongs to the text of a Markdown block."""
 
     start: int
     text: str
@@ -74,13 +75,20 @@ class _Reader:
                 yield from self._block(self._locate(token.map[0], token.content), is_paragraph=not is_atx)
             elif token.type == "html_block" and token.level == 0:
                 yield from self._html(*token.map)
+            elif token.type == "html_block":
+                yield from self._nested_html(self._locate(token.map[0], token.content.rstrip("\n")))
 
     def _is_drawn_table(self, first: int, end: int) -> bool:
-        """Return whether lines belong to a table that is drawn with characters, whose columns must not move."""
+        """Return whether lines `first` to `end` are a table drawn with characters, whose columns must not move."""
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_Line]:
-        """Return the source lines of a block's content, which follow prefixes such as `> `."""
+        """Return the parts of the file's lines that hold a block's content, after prefixes such as `> `.
+
+        Args:
+            first: the index of the block's first line.
+            content: the block's content without prefixes.
+        """
         located = []
         for number, line in enumerate(content.split("\n"), first):
             start = self.lines[number].rfind(line)
@@ -102,8 +110,16 @@ class _Reader:
     def _html(self, first: int, end: int) -> Iterator[Edit]:
         start, stop = self.starts[first], self.starts[end]
         text = self.file.text[start:stop]
-        if has_letters(re.sub(r"<!--.*?-->|<(script|style).*?</\1>|<[^>]*>", "", text, flags=re.DOTALL)):
+        if has_letters(_HTML_WITHOUT_TEXT.sub("", text)):
             yield Edit(start, stop, [Unit(text, "html")], lambda translations: translations[0])
+
+    def _nested_html(self, lines: Sequence[_Line]) -> Iterator[Edit]:
+        """Yield the edit of HTML in a list or a quotation, whose lines begin with a mark or an indentation."""
+        text = "\n".join(line.text for line in lines)
+        between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
+        if has_letters(_HTML_WITHOUT_TEXT.sub("", text)):
+            end = lines[-1].start + len(lines[-1].text)
+            yield Edit(lines[0].start, end, [Unit(text, "html")], lambda new: new[0].replace("\n", between or " "))
 
     def _table(self, first: int, end: int) -> Iterator[Edit]:
         for number in (first, *range(first + 2, end)):
@@ -205,20 +221,22 @@ class _Delimiters:
     """A run of characters such as `**` that may start or end emphasis."""
 
     position: int
-    """Index among the parts, at which its tags are inserted."""
+    """Index among the parts of the block, at which the tags of the run are inserted."""
     character: str
     length: int
     can_open: bool
     can_close: bool
     left: int
-    """Characters that no tag uses so far."""
+    """The number of characters of the run that no tag uses so far."""
     opens: list[Tag] = field(default_factory=list)
     closes: list[Tag] = field(default_factory=list)
 
 
-# Formulas, footnotes, the attributes of a heading, and the tags of site generators.
+# Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
+    r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]"
+    r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
+    r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
 )
 _EDGE = re.compile(r"\A(?:\[[ xX]\](?=\s)|\[![A-Za-z]{1,20}\][+-]?|\[\^[^\]\s]{1,100}\]:)|\{[#.:][^{}\n]{0,200}\}\s*\Z")
@@ -264,7 +282,7 @@ class _Inline:
         return "", position
 
     def _range(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
-        """Append the texts and tags of a range of the block to the result; emphasis is paired within the range."""
+        """Append the texts and tags of a range of a block to `parsed`; emphasis is paired within the range."""
         state.posMax = end
         delimiters: list[_Delimiters] = []
         position = start
@@ -320,7 +338,7 @@ class _Inline:
             parsed.images.append(_Image(tag, "![", alt, after))
 
     def words(self, parts: Sequence[Part], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
-        """Yield the Markdown of texts and tags, divided where a line may be broken; spaces are at the starts."""
+        """Yield texts and tags as Markdown, divided where a line may be broken; spaces are at the starts of words."""
         word = ""
         for index, part in enumerate(parts):
             if isinstance(part, Tag):
@@ -374,7 +392,7 @@ def _outer_letter(parts: Sequence[Part], tag: Tag) -> bool:
 
 
 def _line_break(content: str, position: int, parsed: _Parsed) -> int:
-    """Append a line break of the source as a space or, after two spaces, as a tag; return the position behind it."""
+    """Append the line break at a position as a space or, after two spaces, as a tag; return the position after it."""
     before = parsed.parts[-1] if parsed.parts and isinstance(parsed.parts[-1], str) else ""
     following = re.compile(r"\n[ \t]*").match(content, position)
     end = following.end() if following else position + 1
@@ -423,7 +441,7 @@ def _fits(opener: _Delimiters, closer: _Delimiters) -> bool:
 
 
 def _pair_html(parsed: _Parsed) -> None:
-    """Turn pairs of inline HTML tags into start and end tags, and inline code with its content into one element."""
+    """Turn pairs of inline HTML tags into start and end tags, and a code element with its content into one tag."""
     opened: list[tuple[int, str]] = []
     for index, part in enumerate(parsed.parts):
         match = _INLINE_TAG.fullmatch(parsed.sources[part]) if isinstance(part, Tag) and part.kind == "empty" else None
@@ -468,7 +486,7 @@ _EMPHASIS = re.compile(r"[*_]+|~~")
 
 
 def _settled(parts: Sequence[Part], sources: dict[Tag, str]) -> list[Part]:
-    """Return parts in which emphasis begins and ends at words, as Markdown needs it; empty emphasis is removed."""
+    """Return texts and tags with emphasis that begins and ends at words, as Markdown requires, and is not empty."""
     settled = list(parts)
     for tag in [part for part in parts if isinstance(part, Tag) and part.kind == "open"]:
         if not _EMPHASIS.fullmatch(sources[tag]):
@@ -505,7 +523,7 @@ def _wrapped(words: Sequence[str], width: int, between: str, *, is_paragraph: bo
         words: words of Markdown; spaces are at the starts.
         width: columns.
         between: the line break of the source, with the prefix of the next line.
-        is_paragraph: whether the start of the text could be taken for another kind of block, and is escaped.
+        is_paragraph: True if the start of the text could be taken for another kind of block, and is escaped.
     """
     text = _escaped_start(words[0], is_alone=len(words) == 1) if is_paragraph and words else "".join(words[:1])
     column = display_width(text)
@@ -528,7 +546,7 @@ _NUMBER_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)")
 
 
 def _escaped_start(text: str, *, is_alone: bool) -> str:
-    """Return the start of a line with a backslash if Markdown would take it for the start of another block."""
+    """Return a line's text, with a backslash if Markdown would take its start for that of another kind of block."""
     number = _NUMBER_START.match(text + ("" if is_alone else " "))
     if number is not None:
         return f"{number[1]}\\{text[number.end(1) :]}"

@@ -1,4 +1,4 @@
-"""Translate HTML, XML and plain text with their structure: plans of the texts to translate, and of their assembly.
+"""Translate HTML, XML and plain text, keeping their structure.
 
 A document in HTML or XML is a sequence of texts, divided by block elements such as paragraphs. A text is translated as
 a whole, with the protected elements in it (`translate="no"`, code, …) as protected spans. Afterwards each inline tag
@@ -79,7 +79,7 @@ def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSett
 
     Args:
         text: a text of a plan.
-        elements: the spans that stand for its protected elements.
+        elements: the spans of the text that stand for protected elements.
         text_settings: settings for the text, with further expressions to protect.
     """
     found = find_protected(text, text_settings.protect)
@@ -91,11 +91,11 @@ _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
 def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
-    """Return the plan of a plain text: one text per line that is not blank.
+    """Return the plan for translating a plain text: one text per line that is not blank.
 
     Args:
         text: the text.
-        joins_lines: whether its lines are one text instead.
+        joins_lines: True if the lines are one text instead.
     """
     parts = [text] if joins_lines else _LINE_ENDS.split(text)  # lines at even indices, line breaks at odd ones
     line_indices = [index for index in range(0, len(parts), 2) if parts[index].strip()]
@@ -114,12 +114,12 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
 
 
 def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> Plan:
-    """Return the plan of a document in HTML or XML, which may be malformed.
+    """Return the plan for translating a document in HTML or XML, which may be malformed.
 
     Args:
         document: the document.
-        settings: how it is divided into texts; None: the defaults, for HTML.
-        spaced: whether the target language puts spaces between words.
+        settings: how the document is divided into texts; None: the defaults, for HTML.
+        spaced: True if the target language puts spaces between words.
     """
     return _Planner(document, settings or MarkupSettings(), spaced=spaced).plan()
 
@@ -210,7 +210,7 @@ class _Planner:
         return token._replace(texts=tuple(texts))
 
     def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_Part]:
-        """Return the parts of a text with inline tags; a row of elements, such as a menu's links, is divided."""
+        """Return the parts of a text with inline tags, divided if it is a row of elements, such as a menu's links."""
         first, last = _unwrapped(tokens)
         around = (list[_Part](tokens[:first]), list[_Part](tokens[last:]))
         inner = tokens[first:last]
@@ -228,7 +228,7 @@ class _Planner:
         return [*around[0], number, *around[1]]
 
     def _text(self, token: Token) -> _Part:
-        """Return the number of the text in a text token, or the token if it has no words."""
+        """Add the text of a text token to the plan, and return its number; return the token if it has no words."""
         block = read_block([token], self.settings) if token.kind == "text" else None
         if block is None:
             return token
@@ -277,7 +277,7 @@ _MIN_WRAPPED_WORDS = 5  # in a line that may have been wrapped by hand before a 
 
 
 def _continues(line: str, following: str) -> bool:
-    """Return whether a sentence goes on in the line after a line break."""
+    """Return whether the sentence at the end of a line goes on in the following line."""
     line, following = line.strip(), following.strip()
     if not has_words(line) or not has_words(following) or _LINE_ENDS_TEXT.search(line) or _STARTS_ITEM.match(following):
         return False
@@ -306,7 +306,7 @@ def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 def _runs(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Yield each element of a row of elements, such as a menu's links, with its content; other tokens one by one."""
+    """Yield the tokens of each element in a row, such as a menu's links, as one list; other tokens one by one."""
     ends = {token.pair: index for index, token in enumerate(tokens) if token.kind == "end"}
     position = 0
     while position < len(tokens):
@@ -336,7 +336,7 @@ class _Assembly:
         """Return the translated document as HTML, XML or plain text."""
         written: list[str] = []
         last_start = -1  # index of the first start tag after the last text
-        source_end = translated_end = ""  # the ends of the last text, if no space follows it
+        source_end = translated_end = ""  # last characters of the last text, if no other text or block follows
         for part in parts:
             if not isinstance(part, int):
                 source = self._tag(part) if isinstance(part, Token) else part
@@ -355,7 +355,7 @@ class _Assembly:
         return "".join(written)
 
     def _text(self, number: int) -> str:
-        """Return the translation of a text with the inline tags of its source."""
+        """Return the translation of the text with this number, with the inline tags of its source."""
         block = self.planner.blocks[number]
         spans = dict(zip(block.located(), self.marks.get(number, ()), strict=False))
         text = self.translations[number]
@@ -451,12 +451,12 @@ def translate_markup(
     Args:
         translator: the model.
         documents: the documents, which may be malformed.
-        settings: how they are divided into texts, and which elements stay unchanged; None: the defaults, for HTML.
+        settings: how documents are divided into texts, and which elements stay unchanged; None: the defaults, for HTML.
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for the texts; None: the translator's defaults.
-        before: earlier texts with their translations, if all documents are parts of one document that these texts
-            belong to; None: each is a document of its own. It matters for models with `data.context_before`.
+        before: earlier texts of the document whose parts `documents` are, with their translations; None: each item is
+            a document of its own. Models with `data.context_before` read these texts as context.
 
     Returns:
         The translated documents, in order.
@@ -499,7 +499,7 @@ def assemble_plans(plans: Sequence[Plan], translations: Sequence[Translation], l
     Args:
         plans: the plans.
         translations: the translations of the plans' texts, one plan after another.
-        locate: aligns the marks of the texts; called once for all plans.
+        locate: the function that aligns the marks of the texts; called once for all plans.
     """
     marked = []
     position = 0

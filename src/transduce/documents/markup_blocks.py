@@ -22,7 +22,7 @@ from transduce.documents.markup_tokens import (
     reference_id,
     unescape,
 )
-from transduce.text.languages import is_unspaced
+from transduce.text.languages import is_unspaced, is_unspaced_or_punctuation
 from transduce.text.word_spans import Span
 
 STAND_IN = "\ufffc"
@@ -40,13 +40,13 @@ _ANCHOR_CHARACTERS = 2  # of a script without spaces: about a word
 
 
 class Neighbor(NamedTuple):
-    """A word or element next to an empty node (a tag without words, such as an image), which stays beside it."""
+    """A word or element beside which an empty node (a tag without words, such as an image) stays in translation."""
 
     kind: Literal["word", "protected", "element"]
     span: Span
-    """Its span in the text."""
+    """The span of the word or element in the source text."""
     element: "InlineNode | None" = None
-    """The inline element."""
+    """The inline element; None for a word or a protected element."""
 
 
 @dataclass(eq=False)
@@ -65,10 +65,10 @@ class InlineNode:
     space_after: bool = False
     """True if white space follows the node."""
     is_tag: bool = False
-    """True for a tag whose partner is elsewhere; such tags keep their order."""
+    """True for a start or end tag whose partner is outside of the text; such tags keep their order."""
     side: Side = ""
     neighbor: Neighbor | None = None
-    """The word or element that the node stays beside; None: the edge of its element, as `side` says."""
+    """The word or element that the node stays beside; None: the start or end of its element, which `side` shows."""
 
     def elements(self) -> Iterator["InlineNode"]:
         """Yield the elements with words that are nested in this one, in the order of their opening tags."""
@@ -86,7 +86,7 @@ class InlineNode:
 
 
 class Block(NamedTuple):
-    """A text with inline tags: its plain text, and the nodes that stand for the tags."""
+    """A text with inline tags, as plain text and as nodes that stand for the tags."""
 
     tokens: Sequence[Token]
     before: str
@@ -110,7 +110,7 @@ class Block(NamedTuple):
 
 
 def has_too_many_tags(tokens: Sequence[Token]) -> bool:
-    """Return whether a text has too many tags to be translated as a whole."""
+    """Return whether a text, as tokens, has too many tags to be translated as a whole."""
     return sum(t.kind == "start" for t in tokens) > _MAX_ELEMENTS or sum(t.kind != "text" for t in tokens) > _MAX_TAGS
 
 
@@ -136,7 +136,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
 
 
 def _content(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the range of a text's tokens without white space and tags without words at both ends of the text."""
+    """Return the range of a text's tokens that is left without white space and tags without words at both ends."""
     pairs = {token.pair for token in tokens if token.kind == "end"} & {t.pair for t in tokens if t.kind == "start"}
 
     def is_edge(token: Token) -> bool:
@@ -153,7 +153,7 @@ def _content(tokens: Sequence[Token]) -> tuple[int, int]:
 
 
 def _outer_space(tokens: Sequence[Token], *, from_end: bool = False) -> str:
-    """Return the white space before the first content of a text, or after its last one, without the tags in between."""
+    """Return the white space before the first word or element of a text, or after the last, without tags in between."""
     space = ""
     for token in reversed(tokens) if from_end else tokens:
         if token.kind == "protected":
@@ -187,7 +187,7 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
                 depths.pop()
                 found[start] = found[start]._replace(kind="start", pair=pair)
                 found[index] = token._replace(kind="end", pair=pair)
-            elif start >= 0 and pair in depths:  # it crosses another element
+            elif start >= 0 and pair in depths:  # the pair crosses another element
                 depths.remove(pair)
     return found
 
@@ -238,12 +238,12 @@ class _Builder:
                 node.space_after = True
 
     def _put(self, character: str) -> None:
-        """Append a character, preceded by a space if white space in the source separates words there.
+        """Append a character, preceded by a space if the source has white space before the character.
 
         A line end between letters of a script without spaces only wraps the line, and adds no space.
         """
         last = self._characters[-1] if self._characters else ""
-        is_wrap = "\n" in self._space and last and _is_unspaced(last) and _is_unspaced(character)
+        is_wrap = "\n" in self._space and last and all(map(is_unspaced_or_punctuation, (last, character)))
         if self._space and last and not is_wrap:
             self._characters.append(" ")
         self._characters.append(character)
@@ -251,7 +251,7 @@ class _Builder:
         self._trailing.clear()
 
     def _add_leaf(self, token: Token) -> None:
-        """Append the node of a protected element, of a line break, or of a tag without words."""
+        """Append the node for a token that is a protected element, a line break, or a tag without words."""
         kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
         kind: Literal["protected", "break", "empty"] = kinds.get(token.kind, "empty")
         has_space = bool(self._space)
@@ -308,7 +308,7 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
 
 
 def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
-    """Let tags without words share one neighbor, all of their neighboring words, if these words overlap."""
+    """Give tags without words whose neighboring words overlap one neighbor, which spans these words."""
     spans = list(dict.fromkeys(node.neighbor.span for node in nodes if node.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:
@@ -322,7 +322,7 @@ def _has_content(node: InlineNode, text: str) -> bool:
 
 
 def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the first word or protected element in a part of a text, or else the element that follows the part."""
+    """Return the first word or protected element in a part `gap` of a text, or else the `element` after the part."""
     for start in range(gap.start, gap.end):
         if text[start] == STAND_IN:
             return Neighbor("protected", Span(start, start + 1))
@@ -332,7 +332,7 @@ def _first_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | No
 
 
 def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | None:
-    """Return the last word or protected element in a part of a text, or else the element that precedes the part."""
+    """Return the last word or protected element in a part `gap` of a text, or else the `element` before the part."""
     for last in range(gap.end - 1, gap.start - 1, -1):
         if text[last] == STAND_IN:
             return Neighbor("protected", Span(last, last + 1))
@@ -342,7 +342,7 @@ def _last_in(text: str, gap: Span, element: InlineNode | None) -> Neighbor | Non
 
 
 def _word_end(text: str, start: int, limit: int) -> int:
-    """Return the end of the word that starts at an offset."""
+    """Return the end, at most `limit`, of the word that starts at offset `start`."""
     max_characters = _ANCHOR_CHARACTERS if is_unspaced(text[start]) else limit - start
     end = start + 1
     while end < min(limit, start + max_characters) and _is_same_word(text[start], text[end]):
@@ -351,7 +351,7 @@ def _word_end(text: str, start: int, limit: int) -> int:
 
 
 def _word_start(text: str, last: int, limit: int) -> int:
-    """Return the start of the word whose last character is at an offset."""
+    """Return the start, at least `limit`, of the word that ends with the character at offset `last`."""
     max_characters = _ANCHOR_CHARACTERS if is_unspaced(text[last]) else last + 1 - limit
     start = last
     while start > max(limit, last + 1 - max_characters) and _is_same_word(text[last], text[start - 1]):
@@ -363,12 +363,6 @@ def _is_same_word(one: str, other: str) -> bool:
     return other.isalnum() and is_unspaced(one) == is_unspaced(other)
 
 
-def _is_unspaced(character: str) -> bool:
-    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
-    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or is_unspaced(character)
-
-
 def split_white_space(source: str) -> tuple[str, str, str]:
     """Split a text into leading white space, content and trailing white space."""
     start = _match_length(_SPACE, source)
@@ -377,7 +371,7 @@ def split_white_space(source: str) -> tuple[str, str, str]:
 
 
 def _match_length(space: re.Pattern[str], source: str) -> int:
-    """Return the length of the white space at the start of a text."""
+    """Return the length of the match of a white-space pattern at the start of a text."""
     match = space.match(source)
     return match.end() if match else 0
 
@@ -386,7 +380,7 @@ def _match_length(space: re.Pattern[str], source: str) -> int:
 
 
 def is_row(block: Block, settings: MarkupSettings) -> bool:
-    """Return whether the text is a row of elements, such as links in a menu, each of which is a text."""
+    """Return whether a text is a row of elements, such as links in a menu, each of which is a text of its own."""
     elements = [node for node in block.root.children if node.kind == "element" and _has_content(node, block.text)]
     names = {node.opening.name for node in elements}
     if len(elements) < 2 or settings.kind == "xliff" or names <= FORMATTING | set(settings.non_splitting_tags):
@@ -400,7 +394,7 @@ def is_row(block: Block, settings: MarkupSettings) -> bool:
 
 
 class Rendering(NamedTuple):
-    """Functions that write tags and texts, and whether the target language has spaces."""
+    """The functions that write the tags and texts of a document, and whether the target language has spaces."""
 
     tag: Callable[[Token], str]
     """Returns the source of a tag, with its attributes translated."""
@@ -461,7 +455,7 @@ class _Renderer:
         self.spans = {id(node): self._span_of(node) for node in block.root.elements()}
 
     def _span_of(self, node: InlineNode) -> Span:
-        """Return an element's span, extended to its protected elements if no other element's are in between."""
+        """Return an element's span in the translation, with its protected elements unless others lie in between."""
         located = self.words[Span(node.start, node.end)]
         own = [span for offset, span in self.protected.items() if node.start <= offset < node.end]
         others = [span for offset, span in self.protected.items() if not node.start <= offset < node.end]
@@ -471,7 +465,7 @@ class _Renderer:
         return _without(located, [other for other in others if located.start <= other.start < located.end])
 
     def inside(self, node: InlineNode, part: Span) -> str:
-        """Return the translation of what an element encloses, with the tags of the nodes nested in it.
+        """Return the translation of an element's content, with the tags of the nodes nested in the element.
 
         Args:
             node: the element.
@@ -497,7 +491,7 @@ class _Renderer:
         return written + self.rendering.escape(self.text[start:end])
 
     def _insertions(self, node: InlineNode, part: Span) -> list[_Insertion]:
-        """Return the children of an element with their spans, in the order in which they are written."""
+        """Return an element's children with their spans in the translation, in the order in which they are written."""
         children = [
             (order, child)
             for order, child in enumerate(node.children)
@@ -524,9 +518,16 @@ class _Renderer:
         return sorted(insertions, key=lambda insertion: insertion[:2])
 
     def _wordless(self, parent: InlineNode, element: InlineNode, part: Span, occupied: Sequence[Span]) -> Span:
-        """Return the span in the translation of an inline element without words.
+        """Return the span in the translation at which to write an inline element without words.
 
-        It goes around its protected elements, around the same signs if they occur once, or beside its neighbors.
+        The span holds the element's protected elements, or else the same signs if they occur once in the translation.
+        Otherwise it is empty, at about the same share of the parent's translation.
+
+        Args:
+            parent: the element around it.
+            element: the element.
+            part: the parent's span in the translation.
+            occupied: spans of other elements in the translation.
         """
         own = [span for offset, span in self.protected.items() if element.start <= offset < element.end]
         if own:
@@ -547,13 +548,20 @@ class _Renderer:
         return Span(position, position)
 
     def _free(self, goal: int, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the word boundary outside of the occupied spans that is nearest to a position."""
+        """Return the word start in a part of the translation, outside of occupied spans, nearest to offset `goal`."""
         starts = (part.start + match.start() for match in re.finditer(r"(?<!\w)(?=\w)", self.text[slice(*part)]))
         free = [position for position in starts if not any(span.start < position < span.end for span in occupied)]
         return min([*free, part.end], key=lambda position: abs(position - goal))
 
     def _position(self, parent: InlineNode, leaf: InlineNode, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the offset in the translation at which to insert an empty node, such as an image."""
+        """Return the offset in the translation at which to insert an empty node, such as an image.
+
+        Args:
+            parent: the element around the node.
+            leaf: the node.
+            part: the parent's span in the translation.
+            occupied: spans of other elements in the translation.
+        """
         source, neighbor = self.block.text, leaf.neighbor
         if neighbor is None:
             if leaf.side == "next":
@@ -600,7 +608,10 @@ class _Renderer:
         return position
 
     def _spaced(self, insertion: _Insertion, part: Span) -> _Insertion:
-        """Return a tag without words with the white space around it in the source, if the language uses spaces."""
+        """Return an insertion of a tag without words, moved or with spaces so that spacing is as in the source.
+
+        Spaces between words are added only if the target language uses them; `part` is the parent's translation.
+        """
         leaf, position, text = insertion.node, insertion.span.start, self.text
         spaced = self.rendering.spaced
         before, after = leaf.space_before, leaf.space_after
@@ -629,7 +640,7 @@ class _Renderer:
 def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> dict[int, Span]:
     """Return the spans of the protected elements in a translation, by their offset in the source.
 
-    If the known spans do not hold for this translation, the elements are in the order of the source.
+    If the known spans are incomplete or wrong, the elements are assumed to be in the order of the source.
     """
     offsets = [node.start for node in block.protected]
     found = {offset: known[offset] for offset in offsets if offset in known}
@@ -663,7 +674,7 @@ def _is_within_word(text: str, position: int) -> bool:
     return (
         text[position - 1].isalnum()
         and _is_same_word(text[position - 1], text[position])
-        and not _is_unspaced(text[position])
+        and not is_unspaced_or_punctuation(text[position])
     )
 
 

@@ -30,9 +30,9 @@ class MarkupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     non_splitting_tags: tuple[str, ...] = ()
     """Names of elements that never end a text."""
     outline_detection: bool = True
-    """Whether XML elements outside of text end a text; otherwise only `splitting_tags` do."""
+    """XML elements outside of text end a text; if false, only `splitting_tags` do."""
     split_lines: bool = False
-    """Whether a line end in the document ends a text; otherwise it counts as a space."""
+    """A line end in the document ends a text; if false, a line end counts as a space."""
     attributes: tuple[str, ...] = ()
     """Names of attributes that are translated, such as `alt` and `title`."""
 
@@ -103,9 +103,9 @@ class Token(NamedTuple):
     """A part of a document: a text, a tag, or an element that is copied."""
 
     kind: Kind
-    """A text; the start or end tag of an inline element; an `empty` element without words, such as an image, a comment
-    or a tag without its partner; a line `break`; an element that is `protected` within a sentence and stands for a
-    word; or anything that ends the text (`block`).
+    """The kind of the part: a text; the `start` or `end` tag of an inline element; an `empty` element without words,
+    such as an image, a comment or a tag without its partner; a line `break`; an element that is `protected` within a
+    sentence and stands for a word; or anything that ends the text (`block`).
     """
     source: str
     """The part as it is in the document."""
@@ -162,13 +162,13 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
 
 
 def _copies(name: str, attributes: str, settings: MarkupSettings) -> bool:
-    """Return whether an element is copied with all it contains."""
+    """Return whether an element with this name and these attributes is copied with all its content."""
     opaque = _OPAQUE_WORDS | _OPAQUE_EMPTY | _OPAQUE_BLOCKS if settings.kind == "html" else _XLIFF_OPAQUE
     return name in opaque or _excludes(name, attributes, settings)
 
 
 def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
-    """Return whether the settings or the attributes of an element exclude it from translation."""
+    """Return whether the settings or its attributes exclude an element with this name from translation."""
     return name in settings.ignore_tags or _is_untranslated(attributes)
 
 
@@ -176,7 +176,7 @@ def _excludes(name: str, attributes: str, settings: MarkupSettings) -> bool:
 
 
 class _Item(NamedTuple):
-    """A text, or a piece of markup with the parts of a tag."""
+    """A part of a scanned document: a text, or markup such as a tag with its name and attributes."""
 
     source: str
     name: str = ""
@@ -213,7 +213,7 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
 
 
 def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
-    """Yield a text, divided at the entities that XML defines elsewhere, and at line ends if they end a text."""
+    """Yield the parts of a text, divided at entities that XML defines elsewhere, and at line ends that end a text."""
     position = 0
     cuts = []
     if settings.kind != "html":
@@ -418,7 +418,7 @@ class _Reader:
         return "empty" if is_known or is_code else "protected"
 
     def _is_inline(self, index: int) -> bool:
-        """Return whether the element of a tag belongs to the text around it."""
+        """Return whether the element whose tag has this index belongs to the text around the element."""
         found = self._inline.get(index)
         if found is None:
             found = self._inline[index] = self._decide_inline(index)

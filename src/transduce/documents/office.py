@@ -3,19 +3,30 @@
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from transduce.documents.formats import Source
 from transduce.documents.limits import Archive, parse_xml, write_xml
-from transduce.documents.units import Document, InlineText, Part, Tag, Unit, has_letters, is_code_style, split_at
+from transduce.documents.units import (
+    Document,
+    InlineText,
+    Part,
+    Tag,
+    Unit,
+    has_letters,
+    is_code_style,
+    joined_parts,
+    split_at,
+)
 from transduce.errors import TransduceError
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
 _S = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
+_C = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 _M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
@@ -32,19 +43,21 @@ class _Dialect(NamedTuple):
     run_properties: str
     text: str
     kept: frozenset[str]
-    """Children of a paragraph that stay where they are: its properties."""
+    """Children of a paragraph that stay where they are: the properties of the paragraph."""
     containers: frozenset[str] = frozenset()
     """Children of a paragraph that contain runs, such as links."""
     holders: frozenset[str] = frozenset()
-    """Elements inside a container that hold its runs."""
+    """Elements inside a container that hold the container's runs."""
     separators: frozenset[str] = frozenset()
     """Elements that end a text: tabs."""
     breaks: frozenset[str] = frozenset()
-    """Line breaks, which end a text unless its sentence goes on."""
+    """Line breaks, which end a text unless the sentence goes on after them."""
     ignored: frozenset[str] = frozenset()
     """Elements that a program adds again by itself, such as marks of spelling errors."""
     objects: frozenset[str] = frozenset()
     """Elements that stand for content which is not translated, such as formulas."""
+    has_escapes: bool = False
+    """True if texts have escapes such as `_x000D_` for characters that XML cannot store."""
 
 
 _WORD = _Dialect(
@@ -53,12 +66,12 @@ _WORD = _Dialect(
     f"{_W}rPr",
     f"{_W}t",
     _names(_W, "pPr"),
-    _names(_W, "hyperlink ins moveTo smartTag sdt fldSimple dir bdo"),
+    _names(_W, "hyperlink ins moveTo smartTag customXml sdt fldSimple dir bdo"),
     _names(_W, "sdtContent"),
     _names(_W, "tab ptab"),
     _names(_W, "br cr"),
     _names(_W, "proofErr lastRenderedPageBreak softHyphen"),
-    _names(_W, "sym ruby pgNum") | _names(_M, "oMath oMathPara"),
+    _names(_W, "sym ruby pgNum fldSimple") | _names(_M, "oMath oMathPara"),
 )
 _DRAWING = _Dialect(
     f"{_A}p",
@@ -69,7 +82,9 @@ _DRAWING = _Dialect(
     breaks=_names(_A, "br"),
     objects=_names(_A, "fld"),
 )
-_SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"))
+_SHEET = _Dialect(f"{_S}si", f"{_S}r", f"{_S}rPr", f"{_S}t", _names(_S, "rPh phoneticPr"), has_escapes=True)
+_CHART_LABEL = _Dialect(f"{_C}pt", f"{_S}r", f"{_S}rPr", f"{_C}v", frozenset(), has_escapes=True)
+"""Names of categories and data series, which a chart stores beside the cells that they come from."""
 _UNIMPORTANT = _names(_W, "lang noProof")
 _UNIMPORTANT_ATTRIBUTES = ("lang", "altLang", "dirty", "err", "noProof")
 
@@ -96,7 +111,14 @@ class _Format(NamedTuple):
     run: Any
 
 
-_Payload = list[_Leaf] | _Container | _Format
+class _Field(NamedTuple):
+    """The elements before and after the text of a field that is a link or a table of contents."""
+
+    start: list[_Leaf]
+    end: list[_Leaf]
+
+
+_Payload = list[_Leaf] | _Container | _Format | _Field
 
 
 class _Paragraph:
@@ -122,7 +144,26 @@ class _Paragraph:
                 parts += text.translated(waiting.pop(0))
             else:
                 parts += text.parts
-        self._rebuild(parts)
+        self._rebuild(self._with_ordered_ranges(joined_parts(parts)))
+
+    def _with_ordered_ranges(self, parts: list[Part]) -> list[Part]:
+        """Return parts in which the start of a bookmark, comment or other range stands before its end."""
+        ends: dict[tuple[str, str], int] = {}
+        for index, part in enumerate(parts):
+            element = self._element(part) if isinstance(part, Tag) and part.kind == "empty" else None
+            name = "" if element is None else element.tag
+            number = (
+                "" if element is None else next((element.get(each) for each in _RANGE_IDS if element.get(each)), "")
+            )
+            if number and name.endswith(("End", "-end")):
+                ends[re.sub("-?[Ee]nd$", "", name), number] = index
+            elif (end := ends.get((re.sub("-?[Ss]tart$", "", name), number))) is not None:
+                parts[end], parts[index] = parts[index], parts[end]
+        return parts
+
+    def _element(self, tag: Tag) -> Any:
+        """Return the element that a tag without text stands for, or None."""
+        raise NotImplementedError
 
     def _rebuild(self, parts: Sequence[Part]) -> None:
         raise NotImplementedError
@@ -149,8 +190,8 @@ class _OpenXmlParagraph(_Paragraph):
         style = self.element.find(f"{_W}pPr/{_W}pStyle")
         return style is not None and is_code_style(style.get(f"{_W}val"))
 
-    def _atoms(self, parent: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the content of a paragraph in order, as (kind, run or container, text or element)."""
+    def _atoms(self, parent: Any) -> Iterator["_Atom"]:
+        """Yield the content of an element of a paragraph in order, as (kind, run or container, text or element)."""
         dialect = self.dialect
         for child in parent:
             if child.tag in dialect.kept or child.tag in dialect.ignored:
@@ -160,14 +201,16 @@ class _OpenXmlParagraph(_Paragraph):
             elif child.tag == dialect.run:
                 for part in child:
                     if part.tag == dialect.text:
-                        yield "text", child, part.text or ""
+                        yield "text", child, self._text(part)
                     elif part.tag == f"{_W}noBreakHyphen":
                         yield "text", child, "\u2011"
                     elif part.tag != dialect.run_properties and part.tag not in dialect.ignored:
                         yield "leaf", child, part
             elif child.tag == dialect.text:  # a cell without runs
-                yield "text", None, child.text or ""
-            elif child.tag in dialect.containers:
+                yield "text", None, self._text(child)
+            elif child.tag in dialect.containers and (
+                child.tag != f"{_W}fldSimple" or _is_text_field(child.get(f"{_W}instr", ""))
+            ):
                 holder = next((each for each in child if each.tag in dialect.holders), child)
                 yield "open", child, holder
                 yield from self._atoms(holder)
@@ -175,14 +218,19 @@ class _OpenXmlParagraph(_Paragraph):
             else:
                 yield "leaf", None, child
 
+    def _text(self, element: Any) -> str:
+        """Return the text of an element with its escapes resolved."""
+        text = element.text or ""
+        return _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text) if self.dialect.has_escapes else text
+
     def _style(self, run: Any) -> str | None:
         """Return the name of a run's style in Word."""
         properties = self._run_properties(run)
         style = None if properties is None else properties.find(f"{_W}rStyle")
         return None if style is None else style.get(f"{_W}val")
 
-    def _choose_base(self, atoms: Sequence[tuple[str, Any, Any]]) -> None:
-        """Find the formatting that most of the paragraph's text has."""
+    def _choose_base(self, atoms: Sequence["_Atom"]) -> None:
+        """Find and store the formatting that most of the paragraph's text has."""
         counts: Counter[bytes] = Counter()
         runs: dict[bytes, Any] = {}
         for kind, run, content in atoms:
@@ -216,7 +264,7 @@ class _OpenXmlParagraph(_Paragraph):
 
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
-    def _parts(self, atoms: Sequence[tuple[str, Any, Any]], separators: set[Tag]) -> list[Part]:
+    def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[Part]:
         """Return the texts and tags of a paragraph, and add the tags that end a text to the separators."""
         parts: list[Part] = []
         opened: list[int] = []
@@ -231,10 +279,10 @@ class _OpenXmlParagraph(_Paragraph):
                     formatted = key, self._add(_Format(run))
                     parts.append(Tag("open", formatted[1]))
                 parts.append(content)
-            elif kind == "open":
-                opened.append(self._add(_Container(run, content)))
+            elif kind in ("open", "open field"):
+                opened.append(self._add(_Container(run, content) if kind == "open" else content))
                 parts.append(Tag("open", opened[-1]))
-            elif kind == "close":
+            elif kind in ("close", "close field"):
                 parts.append(Tag("close", opened.pop()))
             else:
                 leaves = [_Leaf(run, content)] if kind == "leaf" else content
@@ -250,9 +298,12 @@ class _OpenXmlParagraph(_Paragraph):
         self.payloads[len(self.payloads)] = payload
         return len(self.payloads) - 1
 
-    def _ends_text(self, element: Any, atoms: Sequence[tuple[str, Any, Any]], index: int) -> bool:
-        """Return whether a tab or a line break ends a text; a line break inside a sentence does not."""
-        if element.tag in self.dialect.separators:
+    def _ends_text(self, element: Any, atoms: Sequence["_Atom"], index: int) -> bool:
+        """Return whether a tab, a line break, or the mark of a field in several paragraphs ends a text.
+
+        A line break inside a sentence does not.
+        """
+        if element.tag in self.dialect.separators or element.tag == f"{_W}fldChar":
             return True
         if element.tag not in self.dialect.breaks:
             return False
@@ -261,6 +312,11 @@ class _OpenXmlParagraph(_Paragraph):
         return bool(element.attrib) or not after[:1].islower() or not (before[-1:].isalnum() or before.endswith(","))
 
     # --- writing ---
+
+    @override
+    def _element(self, tag: Tag) -> Any:
+        payload = self.payloads[tag.id]
+        return payload[0].element if isinstance(payload, list) and len(payload) == 1 else None
 
     @override
     def _rebuild(self, parts: Sequence[Part]) -> None:
@@ -285,12 +341,15 @@ class _OpenXmlParagraph(_Paragraph):
 
         Args:
             tag: the tag.
-            holders: the open elements that hold runs; a container is added or removed.
-            runs: runs with the formatting of the open tags; one is added or removed.
+            holders: the open elements that hold runs; the tag of a container adds or removes one.
+            runs: runs with the formatting of the open tags; the tag of a formatting adds or removes one.
         """
         payload = self.payloads[tag.id]
         if isinstance(payload, list):
             for leaf in payload:
+                self._append_leaf(holders[-1], leaf)
+        elif isinstance(payload, _Field):
+            for leaf in payload.start if tag.kind == "open" else payload.end:
                 self._append_leaf(holders[-1], leaf)
         elif isinstance(payload, _Format):
             runs.append(payload.run) if tag.kind == "open" else runs.pop()
@@ -304,19 +363,14 @@ class _OpenXmlParagraph(_Paragraph):
             holders.append(payload.holder)
 
     def _append_text(self, holder: Any, run: Any, text: str) -> None:
-        if run is None:
-            self._append_text_element(holder, text)
-            return
-        new = self._empty_run(run)
-        self._append_text_element(new, text)
-        holder.append(new)
-
-    def _append_text_element(self, parent: Any, text: str) -> None:
+        parent = holder if run is None else self._empty_run(run)
         element = parent.makeelement(self.dialect.text)
-        element.text = xml_text(text)
+        element.text = xml_text(_escaped(text) if self.dialect.has_escapes else text)
         if self.dialect.paragraph != f"{_A}p" and text != text.strip():
             element.set(_SPACE, "preserve")
         parent.append(element)
+        if parent is not holder:
+            holder.append(parent)
 
     def _append_leaf(self, holder: Any, leaf: _Leaf) -> None:
         if leaf.run is None:
@@ -344,50 +398,106 @@ def xml_text(text: str) -> str:
     return _NOT_XML.sub("", text)
 
 
-def _without_fields(atoms: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:
-    """Return a paragraph's content with each field, such as a page number, as one element; links stay text."""
-    result: list[tuple[str, Any, Any]] = []
+_ESCAPE = re.compile("_x([0-9A-Fa-f]{4})_")
+
+
+def _escaped(text: str) -> str:
+    """Return a text with escapes for carriage returns and control characters, and for what looks like an escape."""
+    text = _ESCAPE.sub(r"_x005F_x\1_", text)
+    return re.sub("[\x00-\x08\x0b-\x1f]", lambda match: f"_x{ord(match[0]):04X}_", text)
+
+
+_Atom = tuple[str, Any, Any]
+
+
+def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
+    """Return a paragraph's content with each field, such as a page number, as one element.
+
+    The text of links and tables of contents stays text, between the start and the end of the field.
+    """
+    result: list[_Atom] = []
+    spans = _field_spans(atoms)
+    ends: dict[int, _Field] = {}  # by the index of the mark that ends a field with text
     index = 0
     while index < len(atoms):
-        end = _field_end(atoms, index)
-        if end is None:
+        span = spans.get(index)
+        if index in ends:
+            result.append(("close field", None, ends[index]))
+        elif span is None:
             result.append(atoms[index])
-            index += 1
-            continue
-        leaves = []
-        for kind, run, content in atoms[index:end]:
-            element = content
-            if kind == "text":
-                element = run.makeelement(f"{_W}t")
-                element.text = content
-                element.set(_SPACE, "preserve")
-            leaves.append(_Leaf(run, element))
-        result.append(("field", None, leaves))
-        index = end
+        elif span.separator is not None and _is_text_field(_instruction(atoms[index : span.separator])):
+            field = _Field(_leaves(atoms[index : span.separator + 1]), _leaves(atoms[span.end : span.end + 1]))
+            result.append(("open field", None, field))
+            ends[span.end] = field
+            index = span.separator
+        else:
+            result.append(("field", None, _leaves(atoms[index : span.end + 1])))
+            index = span.end
+        index += 1
     return result
 
 
-_MAX_FIELD = 60  # elements of a field
+class _FieldSpan(NamedTuple):
+    """The indices of the marks of a field that starts and ends in the same element."""
+
+    separator: int | None
+    """The mark between the instruction and the result; None: the field has no result."""
+    end: int
 
 
-def _field_end(atoms: Sequence[tuple[str, Any, Any]], start: int) -> int | None:
-    """Return the position after the Office field that starts at an index; None if no field does, or a link."""
-    if not _is_field_mark(atoms[start], "begin"):
-        return None
-    depth, code = 0, ""
-    for index in range(start, min(len(atoms), start + _MAX_FIELD)):
-        kind, _, content = atoms[index]
+def _field_spans(atoms: Sequence[_Atom]) -> dict[int, _FieldSpan]:
+    """Return the spans of the fields of a paragraph by the index of their first mark."""
+    spans: dict[int, _FieldSpan] = {}
+    containers = [-1]  # indices at which the open containers start
+    opened: list[tuple[int, int, int | None]] = []  # start, container and separator of each open field
+    for index, atom in enumerate(atoms):
+        if atom[0] == "open":
+            containers.append(index)
+        elif atom[0] == "close":
+            containers.pop()
+        elif _is_field_mark(atom, "begin"):
+            opened.append((index, containers[-1], None))
+        elif _is_field_mark(atom, "separate") and opened and opened[-1][1] == containers[-1]:
+            opened[-1] = (*opened[-1][:2], index)
+        elif _is_field_mark(atom, "end") and opened:
+            start, container, separator = opened.pop()
+            if container == containers[-1]:
+                spans[start] = _FieldSpan(separator, index)
+    return spans
+
+
+def _leaves(atoms: Sequence[_Atom]) -> list[_Leaf]:
+    """Return content that is not translated as elements; a container is one element."""
+    leaves: list[_Leaf] = []
+    depth = 0
+    for kind, run, content in atoms:
         if kind in ("open", "close"):
-            return None
-        depth += _is_field_mark(atoms[index], "begin") - _is_field_mark(atoms[index], "end")
-        if kind == "leaf" and content.tag == f"{_W}instrText":
-            code += content.text or ""
-        if depth == 0:
-            return None if code.strip().upper().startswith(("HYPERLINK", "TOC")) else index + 1
-    return None
+            if kind == "open" and not depth:
+                leaves.append(_Leaf(None, run))
+            depth += 1 if kind == "open" else -1
+        elif depth:
+            continue
+        elif kind == "text":
+            element = run.makeelement(f"{_W}t")
+            element.text = content
+            element.set(_SPACE, "preserve")
+            leaves.append(_Leaf(run, element))
+        else:
+            leaves += content if kind == "code" else [_Leaf(run, content)]
+    return leaves
 
 
-def _is_field_mark(atom: tuple[str, Any, Any], type: str) -> bool:
+def _instruction(atoms: Sequence[_Atom]) -> str:
+    """Return the instruction of a field, such as `HYPERLINK "https://example.org"`."""
+    return "".join(each.text or "" for kind, _, each in atoms if kind == "leaf" and each.tag == f"{_W}instrText")
+
+
+def _is_text_field(instruction: str) -> bool:
+    """Return whether the result of a field is text of the document, as in a link or a table of contents."""
+    return instruction.strip().upper().startswith(("HYPERLINK", "TOC"))
+
+
+def _is_field_mark(atom: _Atom, type: str) -> bool:
     kind, _, content = atom
     return kind == "leaf" and content.tag == f"{_W}fldChar" and content.get(f"{_W}fldCharType") == type
 
@@ -403,7 +513,10 @@ class _PartFile(NamedTuple):
     paragraphs: Sequence[_Paragraph]
 
 
-def _document(archive: Archive, files: Iterable[_PartFile]) -> Document:
+def _document(
+    archive: Archive, files: Iterable[_PartFile], others: Callable[[Archive], dict[str, bytes]] = lambda _: {}
+) -> Document:
+    """Return the document of an archive; `others` returns further files that change if a text does."""
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
 
@@ -420,13 +533,13 @@ def _document(archive: Archive, files: Iterable[_PartFile]) -> Document:
                     has_changed = True
             if has_changed:
                 changes[file.name] = write_xml(file.tree)
-        return archive.write(changes)
+        return archive.write({**changes, **(others(archive) if changes else {})})
 
     return Document(units, write)
 
 
 def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator[_PartFile]:
-    """Yield the files of an archive whose names match, with the paragraphs that have text."""
+    """Yield the files of an archive whose names match a pattern, with the paragraphs that have text."""
     for name in archive.names:
         is_sheet = name.startswith("xl/worksheets/")
         if re.fullmatch(pattern, name) and not (is_sheet and b"inlineStr" not in archive[name]):
@@ -436,6 +549,7 @@ def _part_files(archive: Archive, pattern: str, *dialects: _Dialect) -> Iterator
             yield _PartFile(name, tree, [each for each in paragraphs if each.units and not each.is_code])
 
 
+_WORKBOOK = "xl/workbook.xml"
 _DRAWINGS = r"charts/chart[^/]*|diagrams/(?:data|drawing)[^/]*|drawings/drawing[^/]*"
 
 
@@ -443,14 +557,15 @@ def read_docx(source: Source) -> Document:
     """Return the document of a Word file: body, headers, footers, notes, comments, text boxes and charts."""
     archive = source.archive()
     texts = r"document\d*|header\d*|footer\d*|footnotes|endnotes|comments"
-    return _document(archive, _part_files(archive, rf"word/(?:{texts}|{_DRAWINGS})\.xml", _WORD, _DRAWING))
+    pattern = rf"word/(?:{texts}|{_DRAWINGS})\.xml"
+    return _document(archive, _part_files(archive, pattern, _WORD, _DRAWING, _CHART_LABEL))
 
 
 def read_pptx(source: Source) -> Document:
     """Return the document of a PowerPoint file: slides, notes, charts and diagrams."""
     archive = source.archive()
     texts = r"slides/slide\d+|notesSlides/notesSlide\d+"
-    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING))
+    return _document(archive, _part_files(archive, rf"ppt/(?:{texts}|{_DRAWINGS})\.xml", _DRAWING, _CHART_LABEL))
 
 
 def read_xlsx(source: Source) -> Document:
@@ -465,13 +580,23 @@ def read_xlsx(source: Source) -> Document:
         if re.fullmatch(r"xl/tables/[^/]*\.xml", name)
         for column in parse_xml(archive[name], name).getroot().iter(f"{_S}tableColumn")
     }
-    dialects = (_SHEET, _SHEET._replace(paragraph=f"{_S}is"), _SHEET._replace(paragraph=f"{_S}text"), _DRAWING)
+    tags = (f"{_S}si", f"{_S}is", f"{_S}text")
+    dialects = (*(_SHEET._replace(paragraph=tag) for tag in tags), _DRAWING, _CHART_LABEL)
     pattern = rf"xl/(?:sharedStrings|worksheets/sheet\d+|comments[^/]*|comments/comment[^/]*|{_DRAWINGS})\.xml"
     files = []
     for file in _part_files(archive, pattern, *dialects):
         kept = [each for each in file.paragraphs if "".join(each.element.itertext()) not in column_names]
         files.append(file._replace(paragraphs=kept))
-    return _document(archive, files)
+    has_formulas = any(name.startswith("xl/worksheets/") and b"</f>" in archive[name] for name in archive.names)
+    return _document(archive, files, *([_recalculated_workbook] if has_formulas and _WORKBOOK in archive else []))
+
+
+def _recalculated_workbook(archive: Archive) -> dict[str, bytes]:
+    """Return the workbook of an Excel file, changed so that opening it computes the results of formulas again."""
+    tree = parse_xml(archive[_WORKBOOK], _WORKBOOK)
+    for properties in tree.getroot().iter(f"{_S}calcPr"):
+        properties.set("fullCalcOnLoad", "1")
+    return {_WORKBOOK: write_xml(tree)}
 
 
 # --- OpenDocument (LibreOffice) ---
@@ -483,6 +608,8 @@ _STYLE = "{urn:oasis:names:tc:opendocument:xmlns:style:1.0}"
 _DRAW = "{urn:oasis:names:tc:opendocument:xmlns:drawing:1.0}"
 _REVISION = "{http://openoffice.org/2009/office}"
 
+_RANGE_IDS = (f"{_W}id", f"{_OFFICE}name", *(f"{_TEXT}{name}" for name in ("name", "id", "change-id")))
+"""Attributes that the start and the end of a range, such as a bookmark, have in common."""
 _PARAGRAPHS = (f"{_TEXT}p", f"{_TEXT}h")
 _CONTAINERS = {f"{_TEXT}span", f"{_TEXT}a", f"{_TEXT}meta"}
 _IGNORED = {f"{_TEXT}soft-page-break"}
@@ -507,7 +634,7 @@ def read_opendocument(source: Source) -> Document:
 
 
 def _paragraphs(root: Any) -> Iterator["_OpenDocumentParagraph"]:
-    """Yield the paragraphs with text to translate, without texts that show a number or a formula's result."""
+    """Yield the paragraphs under an element that have text to translate, not a number or a formula's result."""
     styles = _Styles(root)
     deleted = {each for changes in root.iter(f"{_TEXT}tracked-changes") for each in changes.iter(*_PARAGRAPHS)}
     for element in root.iter(*_PARAGRAPHS):
@@ -583,6 +710,10 @@ class _OpenDocumentParagraph(_Paragraph):
             yield _collapsed(child.tail)
 
     @override
+    def _element(self, tag: Tag) -> Any:
+        return self.payloads[tag.id]
+
+    @override
     def _rebuild(self, parts: Sequence[Part]) -> None:
         holders, is_after_space = [self.element], True
         _clear(self.element)
@@ -601,17 +732,34 @@ class _OpenDocumentParagraph(_Paragraph):
                     holders.append(element)
         cell = self.element.getparent()
         if cell is not None and cell.get(f"{_OFFICE}string-value") is not None:
-            cell.set(f"{_OFFICE}string-value", "".join(self.element.itertext()))
+            lines = ("".join(_characters(each)) for each in cell.iterchildren(f"{_TEXT}p"))
+            cell.set(f"{_OFFICE}string-value", "\n".join(lines))
+
+
+def _characters(element: Any) -> Iterator[str]:
+    """Yield the text of an element of OpenDocument, in which elements stand for some spaces, tabs and line breaks."""
+    yield element.text or ""
+    for child in element:
+        if child.tag == f"{_TEXT}s":
+            yield " " * _space_count(child)
+        elif child.tag in (f"{_TEXT}tab", f"{_TEXT}line-break"):
+            yield "\t" if child.tag == f"{_TEXT}tab" else "\n"
+        elif child.tag not in _WORDLESS and isinstance(child.tag, str):
+            yield from _characters(child)
+        yield child.tail or ""
 
 
 def _space_count(element: Any) -> int:
-    """Return the number of spaces that an element stands for, at most 1,000."""
+    """Return the number of spaces that an OpenDocument element stands for, at most 1,000."""
     count = element.get(f"{_TEXT}c", "1")
     return min(1_000, int(count)) if count.isdecimal() and len(count) < 10 else 1
 
 
 def _append_text(holder: Any, text: str, *, is_after_space: bool) -> bool:
-    """Append a text; spaces that XML would collapse become elements. Return whether the text ends with a space."""
+    """Append a text to an element, and return whether the text ends with a space.
+
+    Spaces that OpenDocument would collapse, also after an earlier space, become elements.
+    """
     for index, word in enumerate(xml_text(text).split(" ")):
         if index and not is_after_space:
             _append_characters(holder, " ")
@@ -640,7 +788,7 @@ def _clear(element: Any) -> None:
 
 
 def _collapsed(text: str | None) -> str:
-    """Return a text of the file with line breaks and tabs replaced by spaces; an empty text for None."""
+    """Return a text with its line breaks and tabs replaced by spaces; an empty text for None."""
     return " ".join((text or "").replace("\n", " ").replace("\t", " ").split(" ")) if text else ""
 
 

@@ -19,9 +19,9 @@ from transduce.errors import TransduceError
 
 _MIN_LINE = 42  # columns that a translated line may always have
 _MAX_GAP_SECONDS = 2.0  # between cues that share a sentence
-_MAX_LINES = 12  # that are one text
+_MAX_LINES = 12  # of a segment
 _MAX_CUES = 5  # that share a sentence
-_PUNCTUATED_SHARE = 0.3  # of cues with a sentence end, from which an unfinished cue is known to go on
+_PUNCTUATED_SHARE = 0.3  # if more cues end with punctuation, a cue without it is known to go on
 
 
 class Syntax(NamedTuple):
@@ -53,23 +53,24 @@ _ASS = Syntax(
 
 @dataclass
 class Cue:
-    """A cue: a text that is shown for some time."""
+    """A cue of a subtitle file: a text that is shown for some time."""
 
     start: int
-    """Position of its text in the file."""
+    """Position of the cue's text in the file."""
     end: int
     lines: list[tuple[int, str]]
-    """Position and source of each line of its text."""
+    """Position and source of each line of the cue's text."""
     begins_at: float
-    """Seconds from the start of the film."""
+    """Seconds from the start of the film to the start of the cue."""
     ends_at: float
     style: str = ""
-    """Cues with different styles never share a sentence."""
+    """The name of the cue's style; cues with different styles never share a sentence."""
 
 
 # --- SubRip and WebVTT ---
 
 _TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
+_VOICE = re.compile(r"<v[\s.][^<>]*>")
 _TIMING = re.compile(rf"\s*{_TIME}[ \t]*-->[ \t]*{_TIME}(?:\s.*)?")
 
 
@@ -101,9 +102,10 @@ def _cues(text: str, *, is_vtt: bool) -> Iterator[Cue]:
         if match is None and line.text.strip() and not (is_identifier and (is_vtt or line.text.strip().isdecimal())):
             block.append(line)
             continue
-        if block and times is not None and not (is_vtt and block[0].text.startswith(("NOTE", "STYLE", "REGION"))):
+        if block and times is not None:
             lines_of_cue = [(each.start, each.text) for each in block]
-            yield Cue(block[0].start, block[-1].end, lines_of_cue, *times)
+            voices = " ".join(_VOICE.findall(text[block[0].start : block[-1].end])) if is_vtt else ""
+            yield Cue(block[0].start, block[-1].end, lines_of_cue, *times, voices)
         block = []
         if match is not None:
             times = _seconds(match.groups()[:4]), _seconds(match.groups()[4:])
@@ -179,10 +181,11 @@ class _Segment(NamedTuple):
 
 
 def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Return the segments of a cue; a line that begins with a dash or follows a sentence's end starts a new segment."""
+    """Return the segments of a cue; one starts at a dash, at a voice, and after a line that ends a sentence."""
     groups: list[list[tuple[int, str]]] = []
     for line in cue.lines:
-        is_new = not groups or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
+        is_voice = syntax is _VTT and _VOICE.match(line[1].lstrip())
+        is_new = not groups or is_voice or _DASH.match(syntax.tags.sub("", line[1])) or _MUSIC.match(line[1].strip())
         if is_new or len(groups[-1]) == _MAX_LINES or _LAST_LINE.search(syntax.tags.sub("", groups[-1][-1][1])):
             groups.append([line])
         else:
@@ -295,7 +298,7 @@ def _document(file: TextFile, cues: Sequence[Cue], syntax: Syntax, *, keep_sourc
 
 
 def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_source: bool) -> Edit:
-    """Return the edit of the lines that share a sentence, from the first cue to the last."""
+    """Return the edit that replaces a group of segments that share a sentence, from the first cue to the last."""
     newline = syntax.line_break or file.newline
     inline = _combined(group)
     sources = {
@@ -322,7 +325,7 @@ def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_sou
     return Edit(group[0].start, group[-1].end, [inline.unit], render)
 
 
-_OFFSET = 1000  # between the numbers of tags of consecutive cues
+_OFFSET = 1000  # difference between the tag numbers of consecutive cues
 
 
 def _renumbered(parts: Sequence[Part], index: int) -> list[Part]:
@@ -410,7 +413,7 @@ def cut(parts: Sequence[Part], positions: Sequence[int]) -> list[list[Part]]:
 
 
 def _stripped(parts: list[Part]) -> list[Part]:
-    """Return parts without white space at the ends of their text."""
+    """Return the parts of a text (texts and tags) without white space at the start and the end of the text."""
     if len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-1].kind == "close":  # a span that begins at the cut
         while len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-2] == Tag("open", parts[-1].id):
             del parts[-2:]
@@ -430,7 +433,7 @@ _MAX_BALANCED = 8  # lines
 
 
 def wrapped(parts: Sequence[Part], width: int) -> list[list[Part]]:
-    """Return parts in lines of about the same length, of at most `width` columns each if words allow it."""
+    """Return a text's parts divided into lines of about the same length, of at most `width` columns if words allow."""
     text = "".join(part for part in parts if isinstance(part, str)).strip()
     count = max(1, math.ceil(display_width(text) / width))
     if count > _MAX_BALANCED:

@@ -39,12 +39,12 @@ def display_width(text: str) -> int:
 
 
 def is_wide(text: str) -> bool:
-    """Return whether a character or text begins with an East Asian wide character, before which no space stands."""
+    """Return whether a text begins with an East Asian wide character, which has no space before it."""
     return east_asian_width(text[:1] or " ") in "WF"
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return the text of wrapped lines on one line, with a space between them unless both sides are unspaced script."""
+    """Return wrapped lines as one line, with a space at each line end unless wide characters are on both sides."""
     joined = ""
     for line in map(str.strip, lines):
         is_spaced = joined and line and not (is_wide(joined[-1:]) and is_wide(line))
@@ -62,9 +62,7 @@ def wrap(text: str, width: int) -> list[str]:
     Scripts without spaces are divided between characters, but not before punctuation.
     """
     lines = [""]
-    for word in re.findall(
-        r"\s*(?:[^\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]+|\S)[、。，．！？：；）」』】》”’]*", text
-    ):
+    for word in _WORD.findall(text):
         if lines[-1] and display_width(lines[-1] + word) > width:
             lines.append("")
         lines[-1] += word if lines[-1] else word.lstrip()
@@ -99,7 +97,7 @@ def _text(paragraph: Sequence[Line]) -> str:
 
 
 def _continues(paragraph: Sequence[Line], line: Line) -> bool:
-    """Return whether a line continues a wrapped paragraph: it has no list mark and no other indentation."""
+    """Return whether a line continues a wrapped paragraph: the line has no list mark and the same indentation."""
     if _LIST_MARK.match(line.text):
         return False
     indentation = _indentation(line.text)

@@ -1,4 +1,4 @@
-"""Translate documents: files of a user, or uploads from anybody."""
+"""Translate documents: a user's own files, or untrusted uploads."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ class TranslateTexts(Protocol):
 
 
 Observer = Callable[[Sequence[Unit], Sequence[str]], None]
-"""Receives units and their translations after each portion."""
+"""A function that is called after each portion of a document, with its units and their translations."""
 
 
 def translate_upload(
@@ -48,7 +48,7 @@ def translate_upload(
     settings: DocumentSettings | None = None,
     limits: Limits | None = None,
 ) -> bytes:
-    """Translate a document in memory, which may come from anybody, and return the translated document.
+    """Translate an untrusted document in memory, and return the translated document.
 
     Args:
         content: the document.
@@ -153,7 +153,7 @@ class ModelTexts:
         return self.translator.context is not None
 
     def remember(self, texts: Sequence[str], translations: Sequence[str], kind: UnitKind) -> None:
-        """Take texts as the context of the texts that are translated next."""
+        """Store texts and their translations as context for the texts that are translated next."""
         if self.translator.context is not None:
             max_sentences = self.translator.context.before
             sides = ([_plain_text(text, kind) for text in side[-max_sentences:]] for side in (texts, translations))
@@ -190,7 +190,7 @@ def _plain_text(text: str, kind: UnitKind) -> str:
 
 
 Progress = Callable[[int, int], None]
-"""Receives the number of translated characters and the number of all characters."""
+"""A function that is called with the number of translated characters and the number of all characters."""
 
 
 def translate_document(
@@ -215,7 +215,7 @@ def translate_document(
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for texts; None: the translator's defaults.
-        resume: whether to continue an interrupted translation of the same document into the same target.
+        resume: continue an interrupted translation of the same document into the same target.
         progress: called after each portion.
 
     Returns:
@@ -274,8 +274,8 @@ def write_translated(
         document: the document that was read.
         path: the file to write.
         translate: translates texts.
-        identity: everything that determines the translation; it must be the same when the work is resumed.
-        resume: whether to continue an interrupted translation.
+        identity: bytes that represent all that determines the translation; a resumed translation needs equal ones.
+        resume: continue an interrupted translation.
         observe: called after each portion.
 
     Raises:

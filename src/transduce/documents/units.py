@@ -23,13 +23,13 @@ class DocumentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     fields: tuple[str, ...] = ()
     """JSON: the values to translate, as paths such as `items.*.title`; `*` stands for any key or index."""
     keep_source: bool = False
-    """Whether the output has each source text above its translation; for plain text and subtitles."""
+    """Plain text and subtitles: write each source text above its translation."""
     join_lines: bool = False
-    """Plain text: whether the lines of a paragraph are joined before translation and wrapped again after it."""
+    """Plain text: join the lines of a paragraph before translation, and wrap them again after it."""
     overwrite: bool = False
-    """PO and XLIFF: whether entries that already have a translation are translated again."""
+    """PO and XLIFF: translate entries again that already have a translation."""
     mark_fuzzy: bool = False
-    """PO: whether new translations get the flag `fuzzy`, so that a person reviews them before use."""
+    """PO: mark new translations with the flag `fuzzy`, so that a person reviews them before use."""
     encoding: str | None = None
     """Text formats: the encoding of a file without a byte order mark; None: the one that it declares, or UTF-8."""
     target_language: str | None = None
@@ -82,7 +82,7 @@ _TAG = re.compile(r'<(?P<end>/?)(?P<name>g|x|it|br)(?:\s+id="(?P<id>\d{1,6})")?\
 
 
 class InlineText:
-    """A text with inline tags that is translated as one unit, and whose tags are found again in the translation.
+    """A text with inline tags that is translated as one unit, and whose tags are placed in the translation.
 
     Tags and white space that stand before or after all words are not part of the unit.
     """
@@ -93,7 +93,7 @@ class InlineText:
         Args:
             parts: texts and tags in order; start and end tags are balanced.
         """
-        self.parts = _joined(parts)
+        self.parts = joined_parts(parts)
         """All texts and tags of the source."""
         start, end = _core(self.parts)
         self.before, self.after = list(self.parts[:start]), list(self.parts[end:])
@@ -132,7 +132,7 @@ class InlineText:
 
 
 def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineText | Part]:
-    """Return parts as texts between separators, the separators, and the tags whose partner is in another text.
+    """Divide texts and tags at separators; return the texts, separators, and tags whose partner is in another text.
 
     Args:
         parts: texts and tags; start and end tags are balanced.
@@ -160,7 +160,7 @@ def split_at(parts: Sequence[Part], separators: Collection[Tag]) -> list[InlineT
     return [*divided, *([InlineText(waiting)] if waiting else [])]
 
 
-def _joined(parts: Iterable[Part]) -> list[Part]:
+def joined_parts(parts: Iterable[Part]) -> list[Part]:
     """Return the parts with adjacent texts joined and empty texts removed."""
     joined: list[Part] = []
     for part in parts:
@@ -172,7 +172,7 @@ def _joined(parts: Iterable[Part]) -> list[Part]:
 
 
 def _core(parts: Sequence[Part]) -> tuple[int, int]:
-    """Return the range of parts that is left when tags outside of all words are removed, keeping tags balanced."""
+    """Return the range of a text's parts without the tags outside of all words, such that its tags are balanced."""
     partner: dict[int, int] = {}
     opened: dict[int, int] = {}
     for index, part in enumerate(parts):
@@ -216,7 +216,12 @@ def _write_part(part: Part) -> str:
 
 
 def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
-    """Return the texts and tags of a translation; tags that are unknown, repeated or unbalanced are repaired."""
+    """Return the texts and tags of a translated XML text; unknown, repeated or unbalanced tags are repaired.
+
+    Args:
+        text: the translation.
+        source: the texts and tags of the source.
+    """
     missing = {part.id: part.kind for part in source if isinstance(part, Tag) and part.kind != "close"}
     parts: list[Part] = []
     open_ids: list[int | None] = []
@@ -244,7 +249,7 @@ def _read_parts(text: str, source: Sequence[Part]) -> list[Part]:
     parts.extend(Tag("close", number) for number in reversed(open_ids) if number is not None)
     for number, kind in missing.items():
         parts.extend([Tag("open", number), Tag("close", number)] if kind == "open" else [Tag(kind, number)])
-    return _joined(parts)
+    return joined_parts(parts)
 
 
 def plain_text(text: str, kind: UnitKind) -> str:
@@ -269,7 +274,7 @@ class Edit(NamedTuple):
     start: int
     end: int
     units: list[Unit]
-    """Texts that the new content depends on."""
+    """The units whose translations the new content contains."""
     render: Callable[[Sequence[str]], str]
     """Return the new content of the span, given the translations of its units."""
     is_in_place: bool = True
@@ -349,7 +354,7 @@ _CODE_STYLE = re.compile(r"code|verbatim|preformatted|source ?text|listing", re.
 
 
 def is_code_style(name: str | None) -> bool:
-    """Return whether the name of a style of an office program shows that text in it is code."""
+    """Return whether the name of a style of an office program shows that text in this style is code."""
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
 
 

@@ -87,7 +87,7 @@ def _elements(archive: Archive, name: str, element: str) -> list[Any]:
 
 
 def _labels(file: TextFile) -> Document:
-    """Return the document of a table of contents (NCX): its labels."""
+    """Return the document of an e-book's table of contents (NCX), whose labels are its units."""
     edits = [
         Edit(match.start(2), match.end(2), [Unit(unescape(match[2]))], lambda new: escape(new[0], quote=False))
         for match in _LABEL.finditer(file.text)

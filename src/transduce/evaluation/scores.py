@@ -511,7 +511,7 @@ def score_labels(predicted: Sequence[str], right: Sequence[str]) -> AccuracyRepo
 
 
 class TaggingReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of predicted tags, in percent; the spans are None if the tags describe none."""
+    """Scores of predicted tags, in percent; the scores of spans are None if the tags describe no spans."""
 
     sentences: int
     """The number of sentences."""

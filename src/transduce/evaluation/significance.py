@@ -77,7 +77,7 @@ def randomization_differences(
 
 
 def p_value(difference: float, chance_differences: Floats) -> float:
-    """Return the probability that chance gives a difference at least as large, in either direction.
+    """Return the probability that chance gives a difference as large as the observed one, in either direction.
 
     The observed difference counts as one more draw (Noreen 1989), so the value is never zero.
     """
@@ -225,7 +225,7 @@ class MetricComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two systems on one test set; `str` formats it as a table."""
+    """A comparison of two systems, A and B, on one test set; `str` formats the comparison as a table."""
 
     name_a: str
     name_b: str

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
@@ -42,15 +43,15 @@ from transduce.text.vocabulary import Vocabulary
 _CPU = torch.device("cpu")
 
 
-class OriginalModel:
-    """Implements `ExportedModel` for an encoder-decoder model."""
+class OriginalModel(ExportedModel):
+    """An original encoder–decoder, with the interface of exported models."""
 
     def __init__(self, translator: Translator) -> None:
         self.translator = translator
         self._config = translator.model.config
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probability of each target's tokens and end symbol."""
         config, device = self._config, self.translator.device
         source_ids = pad(sources, config.pad_id, device)
         inputs = pad([[config.start_id, *row] for row in targets], config.pad_id, device)
@@ -60,15 +61,15 @@ class OriginalModel:
         target_values = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
         return [values[: len(row) + 1] for values, row in zip(target_values, targets, strict=True)]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids that greedy search finds for each source."""
         search = SearchSettings(beam_size=1, length_penalty=0.0, max_length=max_tokens)
         hypotheses = self.translator.search_ids([list(row) for row in sources], search)
         return [list(best.ids) for best, *_ in hypotheses]
 
 
-class OriginalLanguageModel:
-    """Implements `ExportedModel` for a decoder-only model, in float32 on a CPU."""
+class OriginalLanguageModel(ExportedModel):
+    """An original decoder-only model in float32 on a CPU, with the interface of exported models."""
 
     def __init__(self, model: Decoder, *, forbidden_tokens: int, context: int) -> None:
         """Wrap a decoder-only model.
@@ -83,8 +84,8 @@ class OriginalLanguageModel:
         self._context = context
 
     @torch.inference_mode()
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probability of each target's tokens and end symbol after its prompt, one text at a time."""
         config, results = self._model.config, []
         for source, target in zip(sources, targets, strict=True):
             row = torch.tensor([[config.start_id, *source, *target]])
@@ -93,8 +94,8 @@ class OriginalLanguageModel:
         return results
 
     @torch.inference_mode()
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the greedy continuation of each prompt, up to the end of the line."""
         config = self._model.config
         never = sorted({config.pad_id, self._never} - {config.eos_id})
         prompts = [[config.start_id, *row] for row in sources]
@@ -104,15 +105,15 @@ class OriginalLanguageModel:
         return [list(best.ids) for best, *_ in hypotheses]
 
 
-class OriginalEncoder:
-    """Implements `ExportedEncoder` for an encoder, in float32 on a CPU."""
+class OriginalEncoder(ExportedEncoder):
+    """An original encoder in float32 on a CPU, with the interface of exported encoders."""
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
 
     @torch.inference_mode()
+    @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Return the hidden states and the outputs of the model's heads, by name."""
         config = self._model.config
         types = pad(token_types, 0, _CPU) if config.token_types else None
         states, _ = self._model.encode(pad(rows, config.pad_id, _CPU), token_types=types)  # (B, L, D)
@@ -155,9 +156,9 @@ class Original:
 
     @cached_property
     def source_vocabularies(self) -> list[Vocabulary]:
-        """The source vocabulary for each target language that the export chooses between, or the only one.
+        """The source vocabulary for each target language of the export, or the only source vocabulary.
 
-        Their sentences start with the token of the language.
+        A vocabulary for a target language puts the language's token before each sentence.
         """
         source = self.tokenizer.source
         if not self.directions or source.before:
@@ -166,7 +167,7 @@ class Original:
 
     @cached_property
     def translator(self) -> Translator | None:
-        """A translator with the original model if that is an encoder-decoder; None for other kinds."""
+        """A translator with the original model; None if the model is not an encoder–decoder."""
         if isinstance(self.model, Encoder | Decoder):
             return None
         source, target = self.languages
@@ -237,7 +238,7 @@ def compare_models(
     Args:
         original: the original model.
         exported: the exported model.
-        sources: token ids of the sentences, without the end symbol.
+        sources: token ids of the sources with special tokens, or of the prompts of a language model.
         tokens: token ids of the target vocabulary from which random targets are drawn.
         max_tokens: maximum number of tokens in a translation.
     """
@@ -278,7 +279,7 @@ class Comparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original.
+        """Check an export that computes in float32, like the original; `name` names its weights in messages.
 
         Raises:
             TransduceError: a log-probability differs by more than rounding error, or a greedy translation differs.
@@ -301,7 +302,7 @@ class Comparison:
             )
 
     def check_close(self, name: str) -> None:
-        """Check an export whose weights were quantized.
+        """Check an export whose weights were quantized; `name` names its weights in messages.
 
         Raises:
             TransduceError: the mean difference of log-probabilities exceeds QUANTIZED_TOLERANCE.
@@ -318,7 +319,7 @@ class Comparison:
 def _differences(
     original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
 ) -> Iterator[_Difference]:
-    """Yield the difference of each log-probability; `first` is the index of the first sentence."""
+    """Yield both models' log-probability of each target token; `first` is the index of the first sentence."""
     pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
     for sentence, (ours, theirs) in enumerate(pairs, first):
         for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
@@ -425,7 +426,7 @@ class EncoderComparison:
         )
 
     def check_equal(self, name: str) -> None:
-        """Check an export that computes in float32, like the original.
+        """Check an export that computes in float32, like the original; `name` names its weights in messages.
 
         Raises:
             TransduceError: an output differs by more than rounding error, or the most probable tokens or classes
@@ -470,7 +471,7 @@ def compare_encoders(
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Return whether two arrays have the same argmax in each row, or a tie within the tolerance."""
+    """Return whether two arrays have the same argmax in each row of the last axis, except for ties."""
     values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
 
@@ -573,8 +574,8 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     """Return the texts that the exported tokenizer must split as the model's own tokenizer does.
 
-    Some tokenizers read the spelling of a special token in a text as that token; all may do so if the text has unknown
-    characters. Such texts are left out, and so are those with a token of a language within.
+    Texts that contain a language token are left out. Texts that contain the spelling of a special token are left out if
+    a tokenizer may read it as this token.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)

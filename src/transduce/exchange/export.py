@@ -221,10 +221,7 @@ class _Export:
         return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
 
     def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return the scores (BLEU, chrF) of greedy translations by the original and by the export.
-
-        Both are None if there are no references.
-        """
+        """Return BLEU and chrF of greedy translations by the original and the export; None without references."""
         translator = self.original.translator
         if self.references is None or self.sources is None or translator is None:
             return None, None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
@@ -206,24 +207,32 @@ class Exporter(Protocol):
 
     @property
     def title(self) -> str:
-        """The format's name in messages."""
+        """The name of the format in messages."""
 
     @property
     def quantizations(self) -> Sequence[str]:
         """The storage types of weights; the first is float32."""
 
     def write(self, folder: Path, quantization: str) -> None:
-        """Write all files of the export to an empty folder."""
+        """Write all files of the export to an empty folder.
+
+        Raises:
+            TransduceError: a package is not installed, or the format does not support a setting of the model.
+        """
 
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """Load the written export for running; `texts` are used to check the export's tokenizer, if it has one."""
+        """Load the written export for running; `texts` are used to check the export's tokenizer, if it has one.
+
+        Raises:
+            TransduceError: the tokenizer splits a text into other tokens than the model's own tokenizer.
+        """
 
     def describe(self, folder: Path, measured: str) -> None:
         """Write the export's README.md with the measured agreement with the original."""
 
 
-class CTranslate2Exporter:
-    """Implements `Exporter` for CTranslate2: model.bin, config.json, vocabularies and sentencepiece files."""
+class CTranslate2Exporter(Exporter):
+    """An exporter to CTranslate2: model.bin, config.json, vocabularies and sentencepiece files."""
 
     title = "CTranslate2"
     quantizations = QUANTIZATIONS
@@ -231,20 +240,16 @@ class CTranslate2Exporter:
     def __init__(self, original: Original) -> None:
         self.original = original
 
+    @override
     def write(self, folder: Path, quantization: str) -> None:
-        """Write the files with the ctranslate2 package.
-
-        Raises:
-            TransduceError: the package is not installed, or CTranslate2 does not support a setting of the model.
-        """
         model = self.original.model
         _check_fits("ctranslate2", "CTranslate2", model.config)
         assert not isinstance(model, Encoder | Recurrent)  # _check_fits refuses these
         write_ctranslate2(model, self.original.tokenizer, folder, quantization=quantization)
         _write_vocabularies(self.original, folder)
 
-    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:  # noqa: ARG002
-        """Load the written export as CTranslate2's translator or generator."""
+    @override
+    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:
         original = self.original
         if isinstance(original.model, Decoder):
             return CTranslate2LanguageModel(
@@ -252,13 +257,13 @@ class CTranslate2Exporter:
             )
         return CTranslate2Model(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
 
+    @override
     def describe(self, folder: Path, measured: str) -> None:
-        """Write the export's README.md with the measured agreement with the original."""
         _write_readme("ctranslate2", self.original, folder, measured)
 
 
-class OnnxExporter:
-    """Implements `Exporter` for ONNX: encoder.onnx and decoder.onnx, or model.onnx, and sentencepiece files."""
+class OnnxExporter(Exporter):
+    """An exporter to ONNX: encoder.onnx and decoder.onnx, or model.onnx, and sentencepiece files."""
 
     title = "ONNX"
     quantizations = ("float32",)
@@ -266,20 +271,16 @@ class OnnxExporter:
     def __init__(self, original: Original) -> None:
         self.original = original
 
-    def write(self, folder: Path, quantization: str) -> None:  # noqa: ARG002
-        """Write the ONNX graphs.
-
-        Raises:
-            TransduceError: a package is not installed, or ONNX does not support a setting of the model.
-        """
+    @override
+    def write(self, folder: Path, quantization: str) -> None:
         _check_fits("onnx", "Our ONNX graphs", self.original.config)
         write_onnx(self.original.model, folder)
         _write_vocabularies(self.original, folder)
         for name, text in _task_document(self.original.folder).items():
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
-    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:  # noqa: ARG002
-        """Load the written export with onnxruntime."""
+    @override
+    def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
         threads = self.original.threads
         if isinstance(self.original.model, Encoder):
             return OnnxEncoder(folder, threads=threads)
@@ -287,13 +288,13 @@ class OnnxExporter:
             return OnnxLanguageModel(folder, threads=threads, forbidden_tokens=self.original.tokenizer.target.unk_id)
         return OnnxModel(folder, threads=threads, forced=self.original.tokenizer.target.forced)
 
+    @override
     def describe(self, folder: Path, measured: str) -> None:
-        """Write the export's README.md with the measured agreement with the original."""
         _write_readme("onnx", self.original, folder, measured)
 
 
-class HuggingFaceExporter:
-    """Implements `Exporter` for Hugging Face: a model folder without the run's other files.
+class HuggingFaceExporter(Exporter):
+    """An exporter to Hugging Face: a model folder without the run's other files.
 
     The folder is written anew, because an older version may have written the model before its class was supported.
     """
@@ -304,12 +305,8 @@ class HuggingFaceExporter:
     def __init__(self, original: Original) -> None:
         self.original = original
 
-    def write(self, folder: Path, quantization: str) -> None:  # noqa: ARG002
-        """Write the model folder.
-
-        Raises:
-            TransduceError: no Hugging Face class computes the model or its tokenizer.
-        """
+    @override
+    def write(self, folder: Path, quantization: str) -> None:
         original = self.original
         tokenizer = original.tokenizer
         _check_fits("huggingface", "Hugging Face's classes", original.config)
@@ -367,12 +364,8 @@ class HuggingFaceExporter:
             f"(`tokenizer.nfc`), but {original.folder} has one for each side with other settings: {alternatives}."
         )
 
+    @override
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
-        """Load the export with transformers and check its tokenizer.
-
-        Raises:
-            TransduceError: the tokenizer splits a text into other tokens than the model's own tokenizer.
-        """
         model = self._opened(folder)
         if isinstance(self.original.tokenizer, ImportedTokenizer):
             vocabulary = self.original.tokenizer.target
@@ -395,8 +388,9 @@ class HuggingFaceExporter:
             HuggingFaceLanguageModel(folder, config) if config.kind == "decoder" else HuggingFaceModel(folder, config)
         )
 
+    @override
     def describe(self, folder: Path, measured: str) -> None:
-        """Write nothing, because the model's README.md is already in the folder."""
+        pass  # the model's README.md is already in the folder
 
 
 _EXPORTERS: dict[str, Callable[[Original], Exporter]] = {
@@ -409,7 +403,7 @@ _OBSTACLES = {"ctranslate2": ctranslate2_obstacles, "onnx": onnx_obstacles, "hug
 
 
 def exporter_for(name: str, original: Original) -> Exporter:
-    """Return the exporter of one of FORMATS.
+    """Return the exporter to a format, one of `FORMATS`.
 
     Raises:
         TransduceError: the format is unknown.
@@ -475,7 +469,7 @@ def _task_document(folder: Path) -> dict[str, str]:
 
 
 def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy the named files that exist, refusing links out of the folder."""
+    """Copy files between folders, as far as they exist; refuse links out of the source folder."""
     for name in names:
         if (source / name).is_file():
             shutil.copyfile(file_inside(source, name), target / name)

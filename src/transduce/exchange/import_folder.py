@@ -51,8 +51,8 @@ def import_model_folder(
 ) -> ImportReport:
     """Convert a Hugging Face model to a transduce model folder: weights, configuration, tokenizer and search settings.
 
-    A transduce model that transformers opened and saved again is imported the same way. Its folder must hold
-    transduce's tokenizer files; they are still there if the model was saved in place.
+    A transduce model that transformers opened and saved again can be imported, too. Its folder must hold transduce's
+    tokenizer files, which are still there if the model was saved in place.
 
     If a Hugging Face class computes the model, the original tokenizer files are copied, too.
 

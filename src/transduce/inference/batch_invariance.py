@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import compiled_state
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.model.build import EncoderDecoder
-from transduce.search.scorer import Hypothesis
+from transduce.search.scorer import AttentiveScorer, Hypothesis, Scorer
 from transduce.search.settings import SearchSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -30,13 +31,13 @@ _TRIED_BATCHES = (1, 2, 5, 17)
 _TRIED_STEPS = 10
 
 SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
-"""A function that searches one batch of token ids and returns the hypotheses of each sentence."""
+"""A function that searches for translations of one batch of token ids and returns each sentence's hypotheses."""
 
 
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
 ) -> "TransformerScorer | BatchInvariantScorer":
-    """Return a batch-invariant scorer for sources (B, S), S a multiple of 16.
+    """Return a batch-invariant scorer for source token ids (B, S), where S is a multiple of 16.
 
     The arguments are those of `TransformerScorer`.
     """
@@ -44,56 +45,59 @@ def batch_invariant_scorer(
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
 
 
-class BatchInvariantScorer:
-    """A `TransformerScorer` that fills small batches with copies of a sentence, so that every batch has enough rows."""
+class BatchInvariantScorer(Scorer, AttentiveScorer):
+    """A scorer that wraps a `TransformerScorer` and fills small batches with copies of a sentence.
+
+    Every batch thereby has enough rows for batch-invariant matrix multiplication.
+    """
 
     def __init__(self, inner: TransformerScorer, source_ids: Tensor) -> None:
-        """Wrap a scorer that has encoded source_ids (B, S) and has not run a step yet."""
+        """Wrap a scorer that has encoded the source token ids (B, S) and has not run a step yet."""
         self.inner = inner
         self.sentences = len(source_ids)
         self.filled = self.sentences
         self.width = 1
         self._keep(torch.arange(self.sentences, device=source_ids.device))
 
+    @override
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
         return self.inner.step(self._fill(tokens))[: self.sentences]
 
+    @override
     def attention(self) -> Tensor:
-        """Return the attention to the source at the newest decoding step, (B, W, S)."""
         return self.inner.attention()[: self.sentences]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
         self.inner.reorder(self._fill(parents))
         self.width = parents.shape[1]
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         self.sentences = len(rows)
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Keep the sentences with these indices, and add copies of the first one up to the minimum number of rows."""
+        """Keep the sentences at these batch indices, and fill the batch with copies of the first one."""
         needed = -(-MIN_ROWS // self.width) if len(rows) else 0
         self.filled = max(len(rows), needed)
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return values (B, W) with rows appended for the copied sentences that fill the batch."""
+        """Return `values`, (B, W), with the first row repeated for the copied sentences that fill the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
 def padded_length(length: int) -> int:
-    """Return the padded length of a source with this many tokens."""
+    """Return the length to which a source of this many tokens is padded: the next multiple of 16."""
     return -(-length // MULTIPLE) * MULTIPLE
 
 
 class BatchInvarianceCheck:
-    """A test, run once per process and kind of search, of whether results are equal in batches of any size."""
+    """A check that search results do not depend on the batch size; it runs once for each kind of search."""
 
     def __init__(self, search_ids: SearchIds, vocabulary: Vocabulary) -> None:
-        """Create the check.
+        """Create the check for one translator, without running a search yet.
 
         Args:
             search_ids: searches one batch of sentences.
@@ -149,7 +153,7 @@ def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int
 
 
 def common_padded_length(source_ids: Sequence[Sequence[int]]) -> int:
-    """Return the common padded length of all sources in a batch-invariant batch."""
+    """Return the length to which all sources of a batch-invariant batch are padded, which must be the same."""
     lengths = {padded_length(len(ids)) for ids in source_ids}
     if len(lengths) != 1:
         raise ValueError(

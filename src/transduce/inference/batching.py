@@ -36,16 +36,16 @@ _UNSPACED_LANGUAGES = frozenset(
     ("zh", "ja", "th", "lo", "km", "my", "yue", "zho", "cmn", "lzh", "wuu", "jpn", "tha", "lao", "khm", "mya")
 )
 _PART_STRIDE = 999_999_937
-"""Offset between the random seeds of a sentence's parts."""
+"""Difference between the seed indices of successive parts of a sentence."""
 
 
 class Part(NamedTuple):
-    """A unit of decoding: a sentence of a text, or a part of a long sentence."""
+    """A unit of decoding: a sentence of a text, or a part of a sentence that is too long for the model."""
 
     text: str
-    """The part's text."""
+    """The text of the sentence or part."""
     sentence: int
-    """Index of the part's text."""
+    """Index of the text that the part belongs to."""
     number: int
     """Index of the part within its text, from 0."""
     ids: list[int]
@@ -57,9 +57,9 @@ class Part(NamedTuple):
     protected: tuple[Span, ...] = ()
     """Spans of the part's text that translation must not change, in order and disjoint."""
     history: tuple[int, ...] = ()
-    """Token ids of earlier sentences of the document, each with a separator, that the model reads before `ids`."""
+    """Token ids of earlier sentences of the document, each with a separator, that the model reads before the part."""
     target_history: tuple[int, ...] = ()
-    """Token ids of the translations of these sentences, each with a separator, that precede the translation."""
+    """Token ids of the translations of the earlier sentences, each with a separator, that precede the translation."""
 
     @property
     def source_ids(self) -> list[int]:
@@ -68,25 +68,25 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """The key of the part in dictionaries: the index of its sentence, and its number within the sentence."""
+        """The key of the part in dictionaries: the index of its text, and its number within the text."""
         return (self.sentence, self.number)
 
     @property
     def is_empty(self) -> bool:
-        """True if the part of a text contains nothing to translate."""
+        """True if the part contains nothing to translate."""
         return len(self.ids) < 2 or not self.text.strip()
 
     def seed_index(self, indices: Sequence[int] | None) -> int:
-        """Return the index that seeds the part's random numbers: the sentence's index plus an offset for each part.
+        """Return the index that seeds the part's random numbers: the text's index plus an offset for each part.
 
-        `indices` holds the index of each sentence in the whole input; None: the sentences' own numbers.
+        `indices` holds the index of each text in the whole input; None: the texts' own numbers.
         """
         index = self.sentence if indices is None else indices[self.sentence]
         return index + self.number * _PART_STRIDE
 
 
 def encode_parts(texts: Sequence[SegmentedText], vocabulary: Vocabulary) -> list[Part]:
-    """Return the sentences of segmented texts as parts with token ids."""
+    """Return the sentences of all texts, and the parts of long ones, as parts with token ids."""
     sentences = [
         (each, text, number) for text, segmented in enumerate(texts) for number, each in enumerate(segmented.sentences)
     ]
@@ -113,7 +113,10 @@ class DocumentContext(NamedTuple):
 
 
 class DocumentMemory:
-    """The last sentences of a document, in token ids, and their translations if the model reads these."""
+    """A record of a document's last sentences, in token ids, which a model reads before the next sentence.
+
+    It includes their translations if the model reads these.
+    """
 
     def __init__(self, context: DocumentContext, tokenizer: Tokenizer, longest: int) -> None:
         """Start with an empty document.
@@ -133,14 +136,14 @@ class DocumentMemory:
         self._sources, self._targets = [], []
 
     def add_history(self, part: Part) -> Part:
-        """Return a part with the sentences before it; the oldest are left out if they do not fit."""
+        """Return a part with the recorded sentences as context; the oldest are left out if they do not fit."""
         sources, targets = self._sources, self._targets
         while sources and sum(map(len, sources)) + len(part.ids) > self._longest:
             sources, targets = sources[1:], targets[1:]
         return part._replace(history=tuple(chain(*sources)), target_history=tuple(chain(*targets)))
 
     def append(self, part: Part, translation: str = "") -> None:
-        """Append a sentence to the document, and its translation if the model reads translations."""
+        """Append a part to the record, and its translation if the model reads translations; empty parts are ignored."""
         if part.is_empty:
             return
         most = self._context.before
@@ -155,7 +158,7 @@ class Documents(NamedTuple):
     """The documents that texts to translate belong to, for models that read earlier sentences as context."""
 
     continues: Sequence[bool]
-    """For each text, whether it continues the document of the text before it."""
+    """One boolean for each text: True if it continues the document of the text before it."""
     before: Sequence[tuple[str, str]] = ()
     """Texts of the document before the first text, with their translations, which may be empty if the model has no
     context on the target side.
@@ -163,7 +166,7 @@ class Documents(NamedTuple):
 
     @classmethod
     def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
-        """Return the documents of the lines of a file, which empty lines separate."""
+        """Return the documents that the lines of a file form; empty lines separate documents."""
         follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
         return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
 
@@ -183,7 +186,7 @@ def cut_long_sentence(
             run of them, with only spaces between, counts as one token (a placeholder).
         vocabulary: the source vocabulary.
         longest: maximum number of tokens in a part, without the end symbol.
-        gathers: whether consecutive sentences form one part as far as they fit. Models trained on longer texts need
+        gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need
             the context; models trained on sentences translate single sentences best.
     """
     # A token has at least one byte, so short sentences need no counting, unless normalization lengthens the text (ﷺ).
@@ -216,7 +219,7 @@ def cut_long_sentence(
 
 
 class _TokenCounter:
-    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
+    """A counter of tokens that caches the count of each word, since no token crosses a space."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -258,7 +261,7 @@ def batches(
     Args:
         parts: the parts to decode.
         max_tokens: maximum number of tokens in a batch, including padding; a longer part forms its own batch.
-        kind: returns the kind of a part; parts of different kinds are never in one batch.
+        kind: returns a value for a part; parts with different values are never in one batch.
         max_sentences: maximum number of parts in a batch.
     """
     batch: list[Part] = []
@@ -280,13 +283,13 @@ def join_sentences(
     abandoned: Collection[int],
     search: SearchSettings,
 ) -> list[Translation]:
-    """Join the translations of parts to translations of whole texts.
+    """Join the translations of parts to translations of whole texts, and return one translation for each text.
 
     Args:
         texts: the segmented texts, in order.
         parts: the parts of all texts.
         found: translations by the parts' keys; parts that were not decoded are missing.
-        abandoned: indices of texts that the observer stopped, which are marked so.
+        abandoned: indices of texts that the observer stopped; their translations are marked as stopped.
         search: the search settings that the parts were translated with.
     """
     missing = Translation("", (empty_alternative(ended=False),))
@@ -302,7 +305,7 @@ def join_sentences(
 
 
 class PartsObserver:
-    """Implements `Observer` for batches of parts by passing each step on to an observer of whole sentences."""
+    """Implements `Observer` for batches of parts: passes each decoding step on to an observer of whole texts."""
 
     def __init__(
         self,
@@ -311,7 +314,7 @@ class PartsObserver:
         decode: Callable[[list[int]], str] | None = None,
         hidden: Collection[tuple[int, int]] = (),
     ) -> None:
-        """Wrap an observer.
+        """Wrap the observer of texts, which may be None.
 
         Args:
             observer: the observer of texts.
@@ -329,12 +332,12 @@ class PartsObserver:
         self._drafts: dict[tuple[int, int], tuple[str, str]] = {}
 
     def waiting(self, batch: Sequence[Part]) -> list[Part]:
-        """Set the parts of the next batch; return only the parts of sentences that the observer has not stopped."""
+        """Start a batch, and return those of its parts whose texts the observer has not stopped."""
         self.batch = [part for part in batch if part.sentence not in self.abandoned]
         return self.batch
 
     def after_step(self, rows: Tensor, tokens: Tensor) -> Collection[int]:
-        """Call the observer with the sentences' indices in the input, and return the batch rows that it stops."""
+        """Call the observer of texts after a decoding step, and return the batch indices of the parts that it stops."""
         if self.observer is None:
             return ()
         sentences = rows.new_tensor([self.batch[row].sentence for row in rows.tolist()])
@@ -344,7 +347,7 @@ class PartsObserver:
         return [row for row, part in enumerate(self.batch) if part.sentence in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
-        """Record the translations of a finished batch's parts, which reports on the progress of their texts contain."""
+        """Record the translations of a finished batch's parts; later reports to the observer contain them."""
         if isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
 
@@ -367,7 +370,7 @@ class PartsObserver:
             observer.after_text(text, *self._compose(text))
 
     def _compose(self, text: int) -> tuple[str, str]:
-        """Return the final part of a text's translation, and a draft: that part and the best continuation so far."""
+        """Return the start of a text's translation that will not change, and that start with the best continuation."""
         segmented, final = self._texts[text], ""
         writer = LayoutWriter(segmented)
         for part in range(len(segmented.sentences)):
@@ -386,7 +389,7 @@ class PartsObserver:
 
 
 def batch_token_budget(device: torch.device) -> int:
-    """Return the budget of a batch on a device: source tokens times beam hypotheses.
+    """Return the maximum size of a batch on a device, in source tokens times beam hypotheses.
 
     On a CPU, a small batch stays in the cache. On a GPU, a step takes as long for few tokens as for many, so batches
     are large; their logits take about 200 MB.
@@ -395,7 +398,7 @@ def batch_token_budget(device: torch.device) -> int:
 
 
 def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of text indices, shortest texts first.
+    """Yield batches of indices of texts with similar lengths, shortest texts first.
 
     Args:
         lengths: number of tokens in each text.
@@ -435,7 +438,7 @@ def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSetting
 def decode_in_parallel(
     decode: Callable[[_Batch], _Result], batches: Sequence[_Batch], threads: int
 ) -> Iterator[_Result]:
-    """Yield the result of each batch, in order.
+    """Decode batches in parallel threads, and yield the result of each batch, in order.
 
     Args:
         decode: decodes one batch.

@@ -33,7 +33,7 @@ from transduce.text.text_settings import TextSettings
 
 
 class ReportClock:
-    """A clock that runs from its creation and reports when a progress report is due."""
+    """A clock that measures the time since its creation and decides when the next progress report is due."""
 
     def __init__(self, every_seconds: float = 10.0) -> None:
         self.every_seconds = every_seconds
@@ -45,7 +45,7 @@ class ReportClock:
         return time.monotonic() - self._started_at
 
     def is_due(self) -> bool:
-        """Return whether the interval has passed since the last due report; if so, the interval restarts."""
+        """Return whether the interval between reports has passed; if so, start the next interval."""
         now = time.monotonic()
         if now - self._reported_at < self.every_seconds:
             return False
@@ -76,11 +76,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     redecode: bool = False
     """True if translations with quality warnings are decoded again (re-decoding)."""
     text_settings: TextSettings = TextSettings()
-    """Whether lines are split into sentences, and what in them stays unchanged."""
+    """Settings for the lines: whether they are split into sentences, and what in them stays unchanged."""
 
     @property
     def glossary(self) -> Glossary | None:
-        """The terms as a glossary, or None without terms; equal terms give the same cached object."""
+        """The glossary of the job's terms, or None without terms; equal terms give the same cached object."""
         return _glossary(self.terms) if self.terms else None
 
 
@@ -98,7 +98,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """A group of input lines that are translated together, with the phrases that each translation must contain."""
+    """A group of input lines that are translated together, with phrases that their translations must contain."""
 
     indices: list[int]
     """Indices of the lines in the whole input, from 0."""
@@ -107,11 +107,11 @@ class Portion(msgspec.Struct, frozen=True):
     phrases: list[list[str]]
     """Phrases that each line's translation must contain, in addition to the job's phrases."""
     before: list[tuple[str, str]] = []
-    """The lines of the document before the first line, with their translations if the model reads these."""
+    """The preceding lines of the same document, with their translations if the model reads these."""
 
 
 def portion_size(device: str) -> int:
-    """Return how many lines make a portion on this device."""
+    """Return how many lines are translated together on this device."""
     return _LINES_OF_A_GPU if device.startswith("cuda") else PORTION_LINES
 
 
@@ -123,7 +123,7 @@ def portions(
     size: int | None = None,
     context: int = 0,
 ) -> Iterator[Portion]:
-    """Yield the lines of a shard in portions.
+    """Yield the lines of a shard in groups that are translated together.
 
     Args:
         lines: all lines of the input.
@@ -151,7 +151,10 @@ def portions(
 
 
 def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: int) -> list[tuple[str, str]]:
-    """Return the last lines of a document; an empty line ends a document."""
+    """Return at most `count` last lines of the document that the lines end with; an empty line ends a document.
+
+    `before` holds lines of the document before `lines`, with their translations.
+    """
     document = [*before, *((line, "") for line in lines)]
     starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]
     return document[max([*starts, len(document) - count]) :] if count else []
@@ -177,7 +180,7 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
 
 
 def translate_portion(translator: Translator, job: Job, portion: Portion) -> str:
-    """Return the output text for a group of lines: one line for each translation.
+    """Translate a group of lines, and return the output text: one line for each translation.
 
     If several alternatives are requested, each has a line with the line number, the text and its score.
     """
@@ -216,7 +219,7 @@ def _write_alternatives(index: int, translation: Translation) -> str:
 
 
 def translate_portions(translator: Translator, job: Job, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-    """Yield each portion with its output text, in order."""
+    """Translate groups of lines one after another, and yield each group with its output text."""
     translations: list[str] = []
     for portion in portions:
         if translator.context is not None and translator.context.on_target and portion.before:
@@ -454,19 +457,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worker:
-    """A worker process of the parent's pool, with the numbers of the portions queued for the process."""
+    """A worker process that translates portions, with the numbers of the portions that were sent to it."""
 
-    def __init__(self, recipe: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, child_end = context.Pipe()
-        arguments = (child_end, msgspec.json.encode(recipe))
+        arguments = (child_end, msgspec.json.encode(settings))
         self.process = context.Process(target=_work, args=arguments, daemon=True)
         self.process.start()
         child_end.close()
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Send a group of lines to the worker process."""
+        """Send a portion of lines, with its number, to the worker process."""
         self.numbers.append(number)
         try:
             self.connection.send_bytes(msgspec.json.encode(portion))
@@ -474,7 +477,7 @@ class _Worker:
             self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """Return the number and the translated text of the oldest portion that was sent to the process."""
+        """Wait for the worker process, and return the number and output text of the oldest portion sent to it."""
         try:
             message = self.connection.recv_bytes()
         except (EOFError, ConnectionResetError):
@@ -491,11 +494,11 @@ class _Worker:
 class Workers:
     """A context in which several worker processes translate portions."""
 
-    def __init__(self, recipe: WorkerSettings, count: int) -> None:
+    def __init__(self, settings: WorkerSettings, count: int) -> None:
         """Create a pool of at most `count` workers; each starts when it has work, and loads its own model."""
         self.count = count
         self.workers: list[_Worker] = []
-        self._recipe = recipe
+        self._settings = settings
 
     def __enter__(self) -> "Workers":
         return self
@@ -511,7 +514,7 @@ class Workers:
             worker.process.join()
 
     def translate(self, portions: Iterable[Portion]) -> Iterator[tuple[Portion, str]]:
-        """Yield each portion with its output text, in order.
+        """Translate portions in the worker processes, and yield each portion with its output text, in order.
 
         Raises:
             TransduceError: a worker raised the error, or ended unexpectedly.
@@ -535,36 +538,36 @@ class Workers:
 
     def _idlest(self) -> _Worker:
         if len(self.workers) < self.count and all(worker.numbers for worker in self.workers):
-            self.workers.append(_Worker(self._recipe))
+            self.workers.append(_Worker(self._settings))
         return min(self.workers, key=lambda worker: len(worker.numbers))
 
     def _receive(self) -> dict[int, str]:
-        """Return the outputs that at least one worker has finished, by portion number."""
+        """Wait until a worker has finished a portion, and return all finished output texts by portion number."""
         busy = {worker.connection: worker for worker in self.workers if worker.numbers}
         # On Windows, connections have another class.
         return dict(busy[cast("Connection", ready)].receive() for ready in wait(list(busy)))
 
 
-def _work(connection: Connection, recipe_json: bytes) -> None:
+def _work(connection: Connection, settings_json: bytes) -> None:
     """Run the loop of a worker process until the other end of its connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
     from transduce.inference.load import open_translator
 
-    recipe = msgspec.json.decode(recipe_json, type=WorkerSettings)
+    settings = msgspec.json.decode(settings_json, type=WorkerSettings)
     messages = receive_messages(connection)
     try:
         translator = open_translator(
-            recipe.folders,
-            precision=recipe.precision,
-            device=recipe.device,
-            threads=recipe.threads,
-            source_language=recipe.source_language,
-            target_language=recipe.target_language,
-            datastore=recipe.datastore,
-            tag=recipe.tag,
+            settings.folders,
+            precision=settings.precision,
+            device=settings.device,
+            threads=settings.threads,
+            source_language=settings.source_language,
+            target_language=settings.target_language,
+            datastore=settings.datastore,
+            tag=settings.tag,
         )
         for message in messages:
-            text = translate_portion(translator, recipe.job, msgspec.json.decode(message, type=Portion))
+            text = translate_portion(translator, settings.job, msgspec.json.decode(message, type=Portion))
             connection.send_bytes(_DONE + text.encode("utf-8", "surrogatepass"))
     except TransduceError as error:
         connection.send_bytes(_FAILED + str(error).encode("utf-8", "replace"))
@@ -573,7 +576,7 @@ def _work(connection: Connection, recipe_json: bytes) -> None:
 
 
 def receive_messages(connection: Connection) -> Iterator[bytes]:
-    """Return an iterator over incoming messages that ends when the other end is closed.
+    """Return an iterator over the messages that arrive at a connection; it ends when the other end is closed.
 
     A thread receives messages at once. Otherwise, both ends could block while sending more than a pipe holds, in a
     deadlock.

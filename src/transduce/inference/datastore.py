@@ -45,11 +45,11 @@ class Datastore(NamedTuple):
     left_out: int
     """Number of pairs that were left out because a side is empty or too long."""
     before: float
-    """Loss of the tuning targets by the model without retrieval, in nats per token."""
+    """Loss of the model without retrieval on the target tokens of the tuning pairs, in nats per token."""
     after: float
-    """Loss of the tuning targets with retrieval, in nats per token."""
+    """Loss of the model with retrieval on the target tokens of the tuning pairs, in nats per token."""
     tuning_tokens: int
-    """Number of target tokens that the weight and temperature were tuned on."""
+    """Number of target tokens on which the interpolation weight and the temperature were tuned."""
 
     @property
     def examples(self) -> NeighborIndex:
@@ -159,7 +159,7 @@ def _rarities(source_ids: Ids, size: int) -> Tensor:
 
 
 class _Tuner:
-    """A tuner of the interpolation weight and temperature, which compares the loss of dev pairs."""
+    """A tuner that chooses the interpolation weight and temperature of kNN retrieval by the loss on dev pairs."""
 
     def __init__(self, translator: Translator, index: NeighborIndex) -> None:
         self._translator, self._index = translator, index
@@ -182,7 +182,7 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, source_ids: Ids, target_ids: Ids) -> "_Tuner":
-        """Create a tuner of the kNN settings from dev pairs that are not in the datastore."""
+        """Create a tuner from dev pairs that are not in the datastore."""
         tuner, usable = cls(translator, index), _usable_pairs(source_ids, target_ids)
         usable = usable[:: math.ceil(len(usable) / _MAX_TUNING_PAIRS)] if usable else usable
         if not usable:

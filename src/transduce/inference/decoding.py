@@ -76,7 +76,7 @@ from transduce.training.out_of_memory import explain_out_of_memory
 
 
 def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManager[None]:
-    """Turn an out-of-memory error into an error message that names the search settings to lower."""
+    """Catch out-of-memory errors in a `with` block, and raise one that names the search settings to lower."""
     return explain_out_of_memory(
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
@@ -142,26 +142,26 @@ def _read_generation_config(path: Path) -> dict[str, Any]:
 
 
 class _GenerationConfig(msgspec.Struct, frozen=True):
-    """The keys of `generation_config.json` that are used."""
+    """The keys of `generation_config.json` that set defaults of search."""
 
     num_beams: int = 1
     no_repeat_ngram_size: int = 0
 
 
 class _Filters(msgspec.Struct, frozen=True):
-    """The settings of `data.filters` in a training run's configuration that translation uses; it ignores the others."""
+    """The settings in the table `data.filters` of a training run's settings.toml that translation reads."""
 
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = DEFAULT_MAX_SOURCE
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """The keys of a run's table `data` that translation reads."""
+    """The settings in the table `data` of a training run's settings.toml that translation reads."""
 
     filters: _Filters = _Filters()
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """The keys of a run's settings file that translation reads."""
+    """The content of a training run's settings.toml, as far as translation reads it."""
 
     data: _Data = _Data()
 
@@ -193,8 +193,8 @@ class CompiledSearch:
             bounds: the end symbol, and the maximum lengths.
             beam: the options of the beam; its size is the number of samples of a sentence.
             divisor: the length penalty of scores.
-            samples: whether tokens are drawn.
-            reserved: the capacity that the compiled search has for prompts that join it; None: that of its own.
+            samples: True if tokens are drawn.
+            reserved: the capacity for prompts that join the search later; None: only that of the first prompts.
         """
         self.search = search
         self.reserved = reserved
@@ -202,7 +202,7 @@ class CompiledSearch:
         self.samples = samples
         self.beam = beam
         self.eos_id = bounds.eos_id
-        self._given_up: dict[int, list[Hypothesis]] = {}
+        self._abandoned: dict[int, list[Hypothesis]] = {}
         self._sentences = len(bounds.max_lengths)
 
     @property
@@ -215,7 +215,10 @@ class CompiledSearch:
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
-        """Return the live hypotheses, best first, and for a beam also the best finished one, (B, W + 1, t)."""
+        """Return the tokens of the live hypotheses, best first, (B, W, t).
+
+        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t).
+        """
         tokens, scores = self.search.live()
         if self.beam.beam_size == 1 or self.samples:
             return tokens
@@ -235,12 +238,12 @@ class CompiledSearch:
             return
         for row, live in zip(rows, self.search.abandon(rows), strict=True):
             if self.samples:
-                self._given_up[active[row]] = [self._hypothesis(each) for each in live]
+                self._abandoned[active[row]] = [self._hypothesis(each) for each in live]
                 continue
             results = [*self.search.finished(active[row], self.beam.beam_size), *live]
             hypotheses = [self._hypothesis(each) for each in results]
             by_score = self.divisor is length_power  # in `generate`, it does not count whether a hypothesis ended
-            self._given_up[active[row]] = sorted(
+            self._abandoned[active[row]] = sorted(
                 hypotheses, key=lambda each: (not by_score and not each.ended, -each.score)
             )
 
@@ -250,19 +253,19 @@ class CompiledSearch:
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return how many of the tokens in `hypotheses` each unfinished sentence has, (B,); None: all."""
+        """Return how many tokens of `hypotheses` belong to each unfinished sentence, B numbers; None: all."""
         return [*self.search.own_lengths] if isinstance(self.search, JoinableSearch) else [None] * len(self.rows)
 
     def take(self, index: int) -> list[Hypothesis]:
-        """Return the n best hypotheses of the finished sentence at an index, which another sentence may have then."""
+        """Return the n best hypotheses of the finished sentence at a batch index, and free that index for another."""
         found = self.best(index)
-        self._given_up.pop(index, None)
+        self._abandoned.pop(index, None)
         return found
 
     def best(self, index: int) -> list[Hypothesis]:
-        """Return the n best hypotheses of the finished sentence at an index of the batch."""
-        if index in self._given_up:
-            return self._given_up[index][: self.beam.n_best]
+        """Return the n best hypotheses of the finished sentence at a batch index."""
+        if index in self._abandoned:
+            return self._abandoned[index][: self.beam.n_best]
         return [self._hypothesis(each) for each in self.search.finished(index, self.beam.n_best)]
 
     def _hypothesis(self, found: FoundHypothesis) -> Hypothesis:
@@ -279,9 +282,10 @@ _ALL_STEPS = 1 << 30
 
 
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
-    """Search many sentences so that a finished one makes space for the next; None if that is impossible or no faster.
+    """Return the hypotheses of many sentences, decoded so that each finished sentence makes space for the next.
 
-    Each sentence gets the hypotheses that it would get in any other batch.
+    Each sentence gets the hypotheses that it would get in any other batch. The result is None if the search of `begin`
+    cannot do that or would not be faster.
 
     Args:
         begin: returns a search for the sentences with these indices, before its first step.
@@ -377,7 +381,7 @@ def find_compiled_search(
 
 
 def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
-    """Return the options and the random numbers of a search that draws tokens."""
+    """Return the sampling options and the random numbers of `steps` steps, as a compiled search needs them."""
     sampling = draw.sampling
     options = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     return SamplingNumbers(draw.numbers(steps), *options)
@@ -385,21 +389,21 @@ def _sampling_numbers(draw: Draw, steps: int) -> SamplingNumbers:
 
 @lru_cache(maxsize=64)
 def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
-    """Return the length penalties of hypotheses of 0, 1, … tokens, float64 (`blocks` × 64,)."""
+    """Return the length penalties of hypotheses of 0, 1, … tokens as float64; `blocks` × 64 numbers."""
     return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
 def _compiled_rules(
     rules: Sequence[Rule], longest: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
-    """Return rules as a batch search applies them; None if one of them is of another class, or their order matters.
+    """Return rules in the form for a compiled search; None if one has an unknown class, or their order matters.
 
     Args:
         rules: the rules, in the order of application.
         longest: the maximum length of each sentence in tokens.
-        never: tokens that have no probability at all.
+        never: tokens to which the model gives no probability.
         eos_id: the end symbol.
-        draws: whether tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
+        draws: True if tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
     """
     prefixes: Sequence[Sequence[int]] = [[] for _ in longest]
     inner: Sequence[Rule] = ()  # these do not apply to prefixes
@@ -439,7 +443,15 @@ def _compiled_rules(
 def _without_penalty(
     inner: Sequence[Rule], rules: Sequence[Rule]
 ) -> tuple[tuple[Sequence[Rule], Sequence[Rule]], RepetitionPenalties | None]:
-    """Return the rules inside and outside of a prefix without a penalty that comes first, and the penalty."""
+    """Separate a repetition penalty, if it is the first rule, from the other rules.
+
+    Args:
+        inner: the rules that do not apply within a forced prefix.
+        rules: the other rules.
+
+    Returns:
+        Both kinds of rules without the penalty, and the penalty or None.
+    """
     penalty = inner[0] if inner else rules[0] if rules else None
     if type(penalty) is not RepetitionPenalty:
         return (inner, rules), None
@@ -472,7 +484,7 @@ def start_search(
     *,
     datastore: NeighborIndex | None = None,
 ) -> Search:
-    """Return a search that is ready for its first step.
+    """Return a search for a batch of sentences, before its first step.
 
     Args:
         models: one model, or several with the same vocabulary (an ensemble).
@@ -555,7 +567,7 @@ def max_sentences(search: SearchSettings, datastore: NeighborIndex | None) -> in
 
 
 def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
-    """Return the length of the longest sequence that all models have positions for; 2**31 without learned positions."""
+    """Return the length of the longest sequence that all models support; 2**31 without learned positions."""
     return min(model.config.max_positions if model.config.positions == "learned" else 2**31 for model in models)
 
 
@@ -580,7 +592,7 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _longest(
     search: SearchSettings, source_ids: Sequence[int], prefix: Sequence[int], phrases: Sequence[Phrase], most: int
 ) -> int:
-    """Return the maximum length of a translation in tokens, which includes its prefix and its required phrases.
+    """Return the maximum length of a translation in tokens, at least the length of its prefix and required phrases.
 
     If `max_length` is not set, the length is also limited to `most`, the number of the model's positions.
     """
@@ -612,13 +624,13 @@ def scored_for(scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_bea
     """Return a scorer of log-probabilities if the search or its penalties need them, otherwise the same scorer.
 
     As in transformers, the penalties of repeated tokens change log-probabilities in a beam search, else logits. The
-    rule among `rules` is set accordingly.
+    `RepetitionPenalty` among the rules is set accordingly.
 
     Args:
         scorer: the scorer of logits.
         rules: the rules of the search.
-        generates: whether the search is that of `generate`, which takes log-probabilities.
-        is_beam: whether several hypotheses are ranked.
+        generates: True for the search of `generate`, which takes log-probabilities.
+        is_beam: True if several hypotheses are ranked.
     """
     rules = rules[0].rules if rules and isinstance(rules[0], ForcedPrefix) else rules
     penalty = next((rule for rule in rules if isinstance(rule, RepetitionPenalty)), None)
@@ -637,7 +649,7 @@ def build_rules(
     vocabulary: Vocabulary,
     before: Sequence[Sequence[int]],
 ) -> list[Rule]:
-    """Return the rules of the search settings, in the order of application.
+    """Return the rules on logits that the search settings require, in the order of application.
 
     Args:
         search: the search settings.
@@ -685,7 +697,7 @@ def _selection(
 
 
 def check_prefix(search: SearchSettings, prefix: str) -> None:
-    """Refuse a prefix that contains a forbidden text.
+    """Raise an error if the prefix of translations contains a forbidden text.
 
     Raises:
         TransduceError: the prefix contains a forbidden text.
@@ -696,7 +708,7 @@ def check_prefix(search: SearchSettings, prefix: str) -> None:
 
 
 def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, width: int) -> None:
-    """Refuse search settings that a model does not support; `width` is the number of beam hypotheses.
+    """Raise an error if models do not support the search settings; `width` is the number of beam hypotheses.
 
     Raises:
         TransduceError: `coverage_penalty` is set but a model has no attention, or a setting names invalid token ids.
@@ -718,7 +730,7 @@ def _follows_attention(search: SearchSettings, width: int) -> bool:
 def check_phrases(
     search: SearchSettings, phrases: Sequence[str], what: str = "Phrases that a translation must contain"
 ) -> None:
-    """Refuse search settings that cannot be combined with required phrases.
+    """Raise an error if required phrases cannot be combined with the search settings.
 
     Args:
         search: the search settings.

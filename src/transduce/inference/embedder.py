@@ -78,7 +78,7 @@ class Embedder:
         return vectors[0] if isinstance(text, str) else vectors
 
     def vectors(self, rows: list[list[int]]) -> Tensor:
-        """Return the vector of each text, whose token ids `encode` returned, (B, D), float32 on the CPU."""
+        """Return the vectors of texts, (B, D), float32 on the CPU, from the token ids that `encode` returned."""
         vectors = torch.empty(len(rows), self.model.config.d_model)
         for batch, ids, states in self._each_batch(rows):
             vectors[batch] = self._pooled(states, ids != self.model.config.pad_id)
@@ -95,16 +95,16 @@ class Embedder:
         return [found[index] for index in range(len(texts))]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids that the model reads for each text, with special tokens."""
+        """Return the token ids of each text, with special tokens, truncated to the model's length."""
         return self.frame(self.tokenizer.source.encode_batch(as_texts(texts)))
 
     def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the token ids of texts with special tokens around them, truncated to the model's length."""
+        """Add special tokens to the token ids of texts, and truncate each to the model's length."""
         return [self._marks.frame(ids, self.length) for ids in rows]
 
     @torch.inference_mode()
     def _encoded(self, ids: Tensor) -> Tensor:
-        """Return the states of padded token ids, (B, S) to (B, S, D), float32 on the CPU."""
+        """Return the encoder's output for padded token ids, (B, S) to (B, S, D), float32 on the CPU."""
         return encode_fast(self.model, ids.to(self.model.source_weight.device)).float().cpu()
 
     def _each_batch(self, rows: list[list[int]]) -> list[tuple[list[int], Tensor, Tensor]]:
@@ -116,7 +116,7 @@ class Embedder:
         return found
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
-        """Pool token states to a vector for each text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""
+        """Pool token states to one vector per text, (B, S, D) to (B, D); `present`, (B, S), is False at padding."""
         if self.pooling == "first":
             vectors = states[:, 0]
         elif self.pooling == "max":

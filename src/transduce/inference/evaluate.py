@@ -119,7 +119,7 @@ def evaluate_labels(classifier: Classifier, texts: Sequence[str], labels: Sequen
 
 
 def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> None:
-    """Refuse a test set if the classifier knows none of its labels; `where` names their file or argument.
+    """Raise an error if a classifier knows none of a test set's labels; `where` names their file or argument.
 
     Raises:
         TransduceError: the classifier knows none of the labels.
@@ -133,7 +133,7 @@ def check_labels(classifier: Classifier, labels: Sequence[str], where: str) -> N
 
 
 def decoding_record(search: SearchSettings, precision: str) -> dict[str, str | int | float | bool]:
-    """Return the decoding settings that must accompany a score: those that are not the defaults, and a few always."""
+    """Return the search settings to report with a score: those that are not the defaults, and a few always."""
     defaults, used = msgspec.structs.asdict(SearchSettings()), msgspec.structs.asdict(search)
     changed = {name: value for name, value in used.items() if value != defaults[name]}
     always = {"beam_size": search.beam_size, "length_penalty": search.length_penalty}

@@ -29,7 +29,7 @@ _LOW, _HIGH = 0.1, 0.9
 
 
 class Forecast(NamedTuple):
-    """A forecast in the units of the series."""
+    """A forecast of one or several time series, in their original units."""
 
     columns: tuple[str, ...]
     """Names of the series."""
@@ -118,7 +118,7 @@ class Forecaster:
 
     @torch.inference_mode()
     def normalized(self, history: ArrayLike) -> tuple[Tensor, Tensor]:
-        """Return the numbers that the model reads of a history, (1, S, C), and those that it predicts, (1, T, C).
+        """Return the normalized history that the model reads, (1, S, C), and its normalized forecast, (1, T, C).
 
         Raises:
             TransduceError: the history is too short, has other columns or is not finite.
@@ -128,7 +128,7 @@ class Forecaster:
         return inputs, self.model.roll_out(inputs, self.card.horizon).means
 
     def _inputs(self, window: Numbers) -> Tensor:
-        """Return windows in units of their scale, on the model's device, (B, S, C)."""
+        """Return windows normalized by the scale of the series, (B, S, C), on the model's device."""
         weight = self.model.head.weight
         return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)
 
@@ -143,12 +143,12 @@ class Forecaster:
         return steps, samples, seed
 
     def _one_window(self, history: ArrayLike) -> Numbers:
-        """Return the history of one forecast as a batch of one window, (1, S, C)."""
+        """Return a history as a batch of one window, (1, S, C)."""
         values = _numbers(self._by_name(history))
         return (values[:, None] if values.ndim == 1 else values)[None]
 
     def _by_name(self, history: ArrayLike) -> ArrayLike:
-        """Select the model's series by name from a table with named columns; return anything else unchanged."""
+        """Return the columns of the model's series from a table with named columns; return anything else unchanged."""
         names: list[object] = list(getattr(history, "columns", ()))
         if not any(isinstance(name, str) for name in names):
             return history
@@ -183,12 +183,12 @@ class Forecaster:
         return values
 
     def _roll(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Forecast windows in blocks of limited size, and return the forecasts of all windows."""
+        """Return the forecasts of many windows, (B, T, C), computed in blocks of limited size."""
         blocks = range(0, len(past), _WINDOWS_AT_A_TIME)
         return np.concatenate([self._roll_block(past[i : i + _WINDOWS_AT_A_TIME], steps, generator) for i in blocks])
 
     def _roll_block(self, past: Numbers, steps: int, generator: torch.Generator | None) -> Numbers:
-        """Forecast a block of windows horizon by horizon; each horizon's forecast is the input of the next one."""
+        """Return the forecasts of a block of windows; each horizon's forecast is input of the next horizon's."""
         series = past
         while series.shape[1] < past.shape[1] + steps:
             window = series[:, -self.card.past :]
@@ -231,7 +231,7 @@ def load_forecaster(
 
 
 def forecast_columns(forecast: Forecast) -> Sequence[str]:
-    """Return the column names of a forecast's table: each series, followed by its bounds if there are any."""
+    """Return the column names of a table with a forecast: each series, followed by its bounds if there are any."""
     if forecast.low is None:
         return forecast.columns
     return tuple(f"{name}{suffix}" for name in forecast.columns for suffix in ("", " low", " high"))

@@ -71,7 +71,7 @@ class Continuation(msgspec.Struct, frozen=True):
     Padding and the unknown token have zero probability here, unlike in `Generator.score`.
     """
     score: float
-    """Sum of the log-probabilities, divided by the length penalty if one is set."""
+    """Sum of the tokens' log-probabilities in nats, divided by the length penalty if one is set."""
     ended: bool
     """True if the text ended with its end symbol (or its line, with `one_line`), not at the maximum length."""
 
@@ -123,7 +123,7 @@ class TextScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The options of a call of `Generator`, which describes them."""
+    """Keyword arguments of a call of `Generator`, which documents them."""
 
     n_best: int | None
     max_length: int | None
@@ -256,7 +256,7 @@ class Generator:
         return [found[number] for number in range(len(texts))]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
-        """Yield the indices of prompts to continue together, of similar lengths.
+        """Yield the indices of prompts to continue in one batch, of similar lengths.
 
         A prompt that fills the context before its continuation ends is alone: it is read again, which depends on the
         other prompts.
@@ -271,10 +271,10 @@ class Generator:
     def _joined(
         self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool
     ) -> dict[int, list[Hypothesis]]:
-        """Return the continuations of prompts that are continued so that a finished one makes space for the next.
+        """Return the hypotheses of prompts by index, decoded so that each finished prompt makes space for the next.
 
-        They are by the index of their prompt; there are none if all prompts fit into one batch, or if the search cannot
-        do that. Prompts that fill the context are left out.
+        The result is empty if all prompts fit into one batch, or if the search cannot do that. Prompts that fill the
+        context are left out.
         """
         fit = [number for number, each in enumerate(prompts) if len(each.ids) + each.max_length <= self.context]
         order = sorted(fit, key=lambda number: -len(prompts[number].ids))
@@ -339,7 +339,7 @@ class Generator:
 
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:
-        """Score a text: each token given those before it, in windows of the context length that overlap by half."""
+        """Return the probability of a text, token by token, in windows of the context length that overlap by half."""
         ids, model = self._scored_ids(text), decoded_model(self.model)
         nats, scored = 0.0, 1  # the first token is the line start and is not scored
         while scored < len(ids):
@@ -400,7 +400,10 @@ class Generator:
         one_line: bool,
         reserved: ReservedCapacity | None = None,
     ) -> Search:
-        """Create the search that continues prompts, before its first step; `reserved` is for prompts that join it."""
+        """Return the search that continues prompts, before its first step.
+
+        `reserved` is the capacity for prompts that join the search later.
+        """
         vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
         may_end = one_line or vocabulary.keeps_line_feeds
         if search.min_length and not may_end:
@@ -436,7 +439,10 @@ class Generator:
         return BeamSearch(scored_for(scorer, rules, generates=False, is_beam=True), bounds, beam, rules=rules)
 
     def _observer(self, *, one_line: bool) -> "_FirstLine | None":
-        """Return an observer that ends the search after the first line; None unless line feeds are ordinary tokens."""
+        """Return an observer that ends the search after the first line, or None if that is not needed.
+
+        It is needed with `one_line` if line feeds are ordinary tokens.
+        """
         return _FirstLine(self.vocabulary) if one_line and self.vocabulary.keeps_line_feeds else None
 
     def _continuation(
@@ -482,7 +488,7 @@ class ContinuousGeneration:
     """
 
     def __init__(self, generator: Generator) -> None:
-        """Create an object without prompts, which `join` adds."""
+        """Create an object that continues no prompts yet; `join` adds them."""
         self._generator = generator
         self._batches: list[_GrowingBatch] = []
         self._prompts: dict[int, _Prompt] = {}  # that are being continued, by number
@@ -491,7 +497,7 @@ class ContinuousGeneration:
 
     @property
     def free_texts(self) -> int:
-        """The number of further texts that are continued at once, at most."""
+        """The number of further texts that can be continued at once; a prompt takes one for each of its hypotheses."""
         return max(0, _MAX_TEXTS - sum(_width_of(prompt.search) for prompt in self._prompts.values()))
 
     def join(self, prompts: Sequence[str], settings: Sequence[SearchSettings]) -> list[int]:
@@ -526,7 +532,7 @@ class ContinuousGeneration:
                 self._collect(batch)
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new tokens so far of each prompt's texts, by the prompt's number."""
+        """Return the new tokens so far of each unfinished prompt's texts, by the prompt's number."""
         with torch.inference_mode():
             return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
 
@@ -539,12 +545,12 @@ class ContinuousGeneration:
                 self._collect(batch)
 
     def take_finished(self) -> dict[int, Generation]:
-        """Return the results of the prompts that have finished since the last call, by number."""
+        """Return the results of the prompts that have finished since the last call, by the prompt's number."""
         found, self._finished = self._finished, {}
         return found
 
     def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
-        """Take the first step of new prompts, and let them join a batch if one has space for them."""
+        """Generate the first tokens of new prompts, and let them join a running batch if one has enough capacity."""
         generator, chosen = self._generator, list(prompts.values())
         tokens = max(each.max_length for each in chosen)
         needed = ReservedCapacity(len(chosen), tokens, max(len(each.ids) for each in chosen) + tokens)
@@ -564,7 +570,7 @@ class ContinuousGeneration:
                 self._batches.append(batch)
 
     def _collect(self, batch: "_GrowingBatch") -> None:
-        """Store the results of a batch's prompts that have finished, and remove the batch if none is left."""
+        """Store the continuations of a batch's finished prompts, and remove the batch when no prompt is left in it."""
         for number, hypotheses in batch.take_finished().items():
             prompt = self._prompts.pop(number)
             each = (self._generator._continuation(prompt.ids, one, prompt.search, one_line=False) for one in hypotheses)
@@ -574,7 +580,7 @@ class ContinuousGeneration:
 
 
 class _GrowingBatch:
-    """Prompts that one search continues, which those of another search may join."""
+    """A batch of prompts that one search continues, which prompts of another search may join."""
 
     def __init__(self, search: Search, settings: SearchSettings, numbers: Sequence[int]) -> None:
         self.search = search
@@ -583,7 +589,7 @@ class _GrowingBatch:
         """The number of each unfinished prompt, by its index in the search."""
 
     def has_space(self, needed: ReservedCapacity) -> bool:
-        """Return whether prompts that need this capacity may join the search."""
+        """Return whether the search has reserved enough capacity for more prompts that need this capacity."""
         capacity = self.search.reserved if isinstance(self.search, CompiledSearch) else None
         return (
             capacity is not None
@@ -593,7 +599,7 @@ class _GrowingBatch:
         )
 
     def absorb(self, other: "_GrowingBatch") -> bool:
-        """Let the prompts of a batch that has taken its first step join this one; return whether that is possible."""
+        """Move the prompts of a batch that has taken its first step into this one; return whether that was possible."""
         mine, its = self.search, other.search
         if not isinstance(mine, CompiledSearch) or mine.reserved is None or not isinstance(its, CompiledSearch):
             return False
@@ -616,14 +622,14 @@ class _GrowingBatch:
         }
 
     def take_finished(self) -> dict[int, list[Hypothesis]]:
-        """Return the hypotheses of prompts that have finished, by number, and free their indices."""
+        """Return the hypotheses of prompts that have finished, by the prompt's number, and forget these prompts."""
         search, active = self.search, set(self.search.rows.tolist())
         take = search.take if isinstance(search, CompiledSearch) else search.results().__getitem__
         return {self.numbers.pop(index): take(index) for index in list(self.numbers) if index not in active}
 
 
 class _Prompt:
-    """A prompt that waits to be continued: its token ids, and the settings that are its own."""
+    """A prompt to continue: its token ids, and settings that may differ between the prompts of a batch."""
 
     def __init__(self, ids: list[int], search: SearchSettings, text: str = "") -> None:
         assert search.max_length is not None
@@ -635,17 +641,17 @@ class _Prompt:
 
 
 def _texts_at_once(search: SearchSettings) -> int:
-    """Return the number of prompts that are continued at once."""
+    """Return the maximum number of prompts that are continued at once with these search settings."""
     return max(1, _MAX_TEXTS // _width_of(search))
 
 
 def _width_of(search: SearchSettings) -> int:
-    """Return the number of texts that are continued for each prompt."""
+    """Return the number of texts that are continued for each prompt: beam hypotheses or samples."""
     return max(search.beam_size, search.n_best)
 
 
 def batch_settings(search: SearchSettings) -> SearchSettings:
-    """Return search settings without what may differ between the prompts of a batch: maximum length and seed."""
+    """Return search settings without maximum length and seed, which may differ between the prompts of a batch."""
     sampling = None if search.sampling is None else msgspec.structs.replace(search.sampling, seed=0)
     return msgspec.structs.replace(search, max_length=None, sampling=sampling)
 
@@ -713,7 +719,7 @@ def load_generator(
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the context length of training, from the run's settings or else from the model's positions."""
+    """Return the context length in tokens that a folder's model was trained with; by default, the model's positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None

@@ -1,6 +1,6 @@
 """Translate with glossary terms: insert the terms, or search again for translations that contain them.
 
-Where both would corrupt the translation, it stays without the term.
+If both would corrupt a translation, the translation stays without the term.
 """
 
 import re
@@ -32,11 +32,11 @@ MAX_TERM_TOKENS = 64
 """Maximum number of tokens in a sentence's terms, because the beam is as wide as the number of required tokens."""
 
 GlossaryLike: TypeAlias = Glossary | Mapping[str, str | Iterable[str]] | str | Path | None
-"""A glossary as users may pass it."""
+"""A glossary, or a mapping from terms to their translations."""
 
 
 def as_glossary(given: GlossaryLike) -> Glossary | None:
-    """Return a glossary made from a `Glossary`, a file or a mapping of terms to translations, or None from None.
+    """Return a glossary made from a `Glossary`, a file or a mapping of terms to translations; None gives None.
 
     Raises:
         TransduceError: the argument is none of these, or contains something other than texts.
@@ -67,7 +67,7 @@ def attach_phrases(
     vocabulary: Vocabulary,
     translate: Callable[[Sequence[Part], SearchSettings], dict[tuple[int, int], Translation]],
 ) -> list[Part]:
-    """Return parts with the phrases that their translations must contain.
+    """Return parts of texts, each with the phrases that its translation must contain.
 
     If a text has several parts, a phrase is required in one of them. This is the part whose translation has the phrase
     anyway, or else the part whose score the phrase lowers least.
@@ -112,7 +112,9 @@ def _best_part(
     plain: Mapping[tuple[int, int], Translation],
     translate: Callable[[Sequence[Part]], dict[tuple[int, int], Translation]],
 ) -> int:
-    """Return the index of the part of a text in which a phrase fits best.
+    """Return the index of the part of a text in whose translation a phrase is required.
+
+    This is the part whose translation has the phrase anyway, or else the part whose score the phrase lowers least.
 
     Args:
         phrase: the phrase.
@@ -162,7 +164,7 @@ def parts_missing_terms(
 
 
 def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """Return the alternatives of the first or the second translation, whichever lack the fewest terms.
+    """Return the first or the second translation, with only the alternatives that lack the fewest glossary terms.
 
     The second translation is used only if all alternatives of the first lack more terms. Truncated alternatives of the
     second are ignored.
@@ -179,7 +181,7 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> tuple[Phrase, ...]:
-    """Return the first `num_required` phrases, and as many of the next ones as fit into `most` tokens in all."""
+    """Return the first `num_required` phrases, and as many of the next ones as fit into `most` tokens in total."""
     totals = accumulate(map(min_tokens, phrases))
     return tuple(
         phrase
@@ -189,7 +191,7 @@ def _limit_phrases(phrases: Sequence[Phrase], num_required: int, most: int) -> t
 
 
 def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
-    """Return the alternative token sequences of each term's translations, by the term's source text.
+    """Return the alternative token sequences of each glossary term's translations, by the term's source text.
 
     Raises:
         TransduceError: the terms cannot be combined with the search, or have characters that are not in the vocabulary.
@@ -277,7 +279,7 @@ def translate_with_terms(
 
 
 def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Translation | None:
-    """Return a second translation with only its faultless alternatives; None if none is left."""
+    """Return a translation with glossary terms, without its faulty alternatives; None if no alternative is left."""
     faultless = tuple(
         each
         for each in again.alternatives
@@ -287,7 +289,7 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether a second translation of a part is missing or only appends text to the end of the first.
+    """Return whether a translation with glossary terms is missing, or only appends text to the one without.
 
     An appended term is in the wrong position.
     """

@@ -22,7 +22,7 @@ MAX_SHOWN = 5  # line numbers, and letters
 
 
 class LineWarnings:
-    """A collector of line numbers with problems, which it reports as one warning for each kind of problem."""
+    """A collector of the numbers of problematic lines, with one warning for each kind of problem."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ def with_warnings(
     Args:
         portions: portions, and the text that is written for each.
         make: returns an empty collection; called after the first portion, when the model folder is validated.
-        is_line_by_line: whether exactly one line is written for each input line, not several alternatives.
+        is_line_by_line: True if exactly one line is written for each input line, not several alternatives.
     """
     warnings = None
     for portion, text in portions:
@@ -140,7 +140,7 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
 
 
 def unknown_characters_of(folder: Path) -> Callable[[str], list[str]]:
-    """Return the function that finds what the source vocabulary of a model folder lacks (`unknown_letters`).
+    """Return the function `unknown_letters` for the source vocabulary of a model folder.
 
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.

@@ -103,10 +103,10 @@ def open_translator(
 
 
 def _shared_context(folders: Sequence[Path]) -> DocumentContext | None:
-    """Return how all models of an ensemble read earlier sentences of a document.
+    """Return how the models of an ensemble read earlier sentences of a document, which must be the same for all.
 
     Raises:
-        TransduceError: they do not read the same.
+        TransduceError: the models read different context.
     """
     records = [read_context(folder) for folder in folders]
     if any(record != records[0] for record in records):
@@ -144,7 +144,7 @@ _LOADERS: dict[Task, Callable[..., Generator | Filler | Classifier | Tagger | Pa
 
 
 class LoadOptions(TypedDict, total=False):
-    """The options of `load` for models of any kind."""
+    """Keyword arguments of `load`, which documents them, for models of any kind."""
 
     precision: Precision | str
     device: str
@@ -152,7 +152,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class TranslatorOptions(LoadOptions, total=False):
-    """The options of `load` for translation models."""
+    """Keyword arguments of `load`, which documents them, for translation models."""
 
     source_language: str | None
     target_language: str | None
@@ -274,7 +274,7 @@ def task_of(folder: Path) -> Task:
 
 
 class Answer(TypedDict, total=False):
-    """A translation, with the keys of transformers' pipeline."""
+    """A translation as a dictionary with the keys of transformers' pipeline."""
 
     translation_text: str
     translation_token_ids: list[int]
@@ -284,7 +284,7 @@ _UNSPLIT = TextSettings(split_sentences="never", lines="join")
 
 
 class PipelineOptions(TypedDict, total=False):
-    """The options of a call of `TranslationPipeline`."""
+    """Keyword arguments of a call of `TranslationPipeline`, which documents them."""
 
     num_beams: int | None
     num_return_sequences: int
@@ -367,9 +367,10 @@ class TranslationPipeline:
         )
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
-        """Translate sentences; if `max_length` makes a translation empty, search again with transformers' ranking.
+        """Translate texts; if `max_length` makes a translation empty, search again with transformers' ranking.
 
-        Our search prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score alone.
+        Search here prefers finished hypotheses, even an empty one, to truncated ones. Transformers ranks by score
+        alone.
         """
         translations = self.translator.translate(sentences, search, text_settings=_UNSPLIT)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]

@@ -46,7 +46,7 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 class Filler:
-    """A masked language model, called with a text that contains mask tokens (spelled as the property `mask`)."""
+    """A masked language model that is called with a text containing mask tokens, spelled as the property `mask`."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
         """Create a filler.

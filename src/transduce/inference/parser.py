@@ -65,7 +65,7 @@ class _Sentence(NamedTuple):
 
 
 class Parser:
-    """A model that writes linearized trees. Call it with a sentence of space-separated words, or with a list."""
+    """A model that writes linearized parse trees. Call it with a sentence of space-separated words, or with a list."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer, *, search: SearchSettings | None = None) -> None:
         """Create a parser.
@@ -118,7 +118,7 @@ class Parser:
         return parses
 
     def linearize(self, sentence: str) -> tuple[list[int], list[int], Parse]:
-        """Return the token ids of a sentence, those of the output that the parser writes for it, and its parse.
+        """Return the token ids of a sentence, the token ids that the parser writes for it, and the parse.
 
         Raises:
             TransduceError: the sentence has no words.
@@ -130,7 +130,7 @@ class Parser:
         return encoded[0].ids, list(best.ids), self._parse(encoded[0], best)
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
-        """Return the sentences to parse, except those without words, with their token ids."""
+        """Return the sentences that have words, each with its token ids and its index in the input."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos = self.tokenizer.source.eos_id
@@ -172,12 +172,12 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _words_with_spaces(words: Sequence[str]) -> list[str]:
-    """Return a sentence's words as they follow one another in a line: all but the first with a leading space."""
+    """Return the words of a sentence, all but the first with a leading space, as they are tokenized in a line."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
 def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
-    """Return what each tree-symbol token of a vocabulary opens, closes and tags, by token id.
+    """Return, by token id, how many constituents each tree-symbol token opens and closes, and how many words it tags.
 
     Raises:
         TransduceError: the vocabulary has no tree symbols.
@@ -195,7 +195,7 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
 
 
 def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
-    """Return a tree token's effects: how many brackets its symbols close and open, and how many tags they contain."""
+    """Return how many brackets the symbols of a tree token close and open, and how many tags they contain."""
     return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 

@@ -48,7 +48,7 @@ def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
 
 @lru_cache(maxsize=16)
 def word_continuations(vocabulary: Vocabulary) -> WordContinuations:
-    """Return the tokens that continue a word and those that end inside a word, which exist in scripts with spaces."""
+    """Return the tokens that continue a word, and those after which a word may continue, in scripts with spaces."""
     texts = [vocabulary.surface(id).decode("utf-8", "replace") for id in range(vocabulary.size)]
     return WordContinuations(
         continuing=frozenset(id for id, text in enumerate(texts) if text and is_spaced_word_character(text[0])),
@@ -86,7 +86,7 @@ def forbid_texts(texts: tuple[str, ...], vocabulary: Vocabulary) -> tuple[Rule, 
 
 
 class ForbiddenTexts:
-    """Implements `search.rules.Rule`: forbids texts in hypotheses, however they are tokenized.
+    """Implements `search.rules.Rule`: a rule that forbids texts in hypotheses, however they are tokenized.
 
     In scripts with spaces, texts match whole words only: a token that completes a forbidden word is allowed if the
     token continues the word, such as "▁apples" if "apple" is forbidden. Matching is case-sensitive.

@@ -72,18 +72,18 @@ class MaskedPart(NamedTuple):
         return not any(unicodedata.category(character).startswith("L") for character in rest)
 
     def copy(self) -> Translation:
-        """Return a translation that is the part itself, since nothing in it is to be translated."""
+        """Return a translation that is the part's own text, since nothing in it is to be translated."""
         text = self.original.text
         pairs = tuple((span, span) for run in self.runs for span in run.spans)
         return msgspec.structs.replace(Translation.of(text, text), protected=pairs)
 
 
 def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the runs of a text that the vocabulary cannot represent except as bytes or as unknown.
+    """Return the spans of a text that the vocabulary can represent only as bytes or as unknown.
 
-    In scripts with spaces a run is extended to whole words. Runs of punctuation are excluded: the other language has
-    its own. So are rare characters of an unspaced script that the vocabulary otherwise covers, if they are encoded as
-    bytes: a rare Chinese character is an ordinary word, which the model has learned to read.
+    In scripts with spaces a span is extended to whole words. Punctuation is excluded: the other language has its own.
+    So are rare characters of an unspaced script that the vocabulary otherwise covers, if they are encoded as bytes: a
+    rare Chinese character is an ordinary word, which the model has learned to read.
     """
     odd, ids = _odd_ids(vocabulary), vocabulary.encode(text)
     if odd.isdisjoint(ids) or vocabulary.normalize(text) != text:
@@ -112,7 +112,7 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether a text has only characters of scripts without spaces that the vocabulary covers otherwise.
+    """Return whether all characters of a text belong to scripts without spaces that the vocabulary covers otherwise.
 
     The vocabulary covers a script if any of its tokens has a letter of the script.
     """
@@ -127,7 +127,7 @@ def _scripts(vocabulary: Vocabulary) -> frozenset[str]:
 
 
 def _script(character: str) -> str:
-    """Return the first word of a character's Unicode name, such as "CJK", "THAI" or "LATIN"."""
+    """Return the script of a character, as the first word of its Unicode name, such as "CJK", "THAI" or "LATIN"."""
     return unicodedata.name(character, "").partition(" ")[0]
 
 
@@ -141,7 +141,7 @@ def _odd_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
-    """Return the protected spans of a part, among them the characters that the vocabulary lacks."""
+    """Return the protected spans of a part, including runs of characters that the vocabulary lacks."""
     if _odd_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
@@ -154,7 +154,7 @@ def _spans_of(part: Part, tokenizer: Tokenizer) -> list[Span]:
 
 
 def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
-    """Yield the parts of a run outside of spans that are in order and disjoint."""
+    """Yield the subspans of `run` that are outside of `spans`, which are in order and disjoint."""
     start = run.start
     for index in range(max(0, bisect_left(spans, (start, start)) - 1), len(spans)):
         span = spans[index]
@@ -170,7 +170,7 @@ def _outside(run: Span, spans: Sequence[Span]) -> Iterator[Span]:
 
 
 def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> MaskedPart | None:
-    """Return a part of a text with its protected spans replaced; None if it has no protected spans.
+    """Return a part of a text with its protected spans replaced or left out; None if it has no protected spans.
 
     Args:
         part: a part of a text.
@@ -211,13 +211,13 @@ def mask_part(part: Part, tokenizer: Tokenizer, tokens: Sequence[str]) -> Masked
 
 
 def _with_brackets(span: Span, text: str) -> Span:
-    """Return a span, extended to a pair of brackets or quotation marks directly around the span, if there is one."""
+    """Return a span of a text, extended to brackets or quotation marks if a pair of them directly encloses the span."""
     around = text[max(0, span.start - 1) : span.start] + text[span.end : span.end + 1]
     return Span(span.start - 1, span.end + 1) if around in _BRACKETS else span
 
 
 def _begins_unspaced(text: str) -> bool:
-    """Return whether a text's first character other than a space belongs to a script without spaces."""
+    """Return whether a text, without leading spaces, begins with a character of a script without spaces."""
     return bool(text.strip()) and is_of_unspaced_script(text.lstrip()[0])
 
 
@@ -231,7 +231,7 @@ def _join(before: str, after: str) -> str:
 
 
 def _without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return token ids without single-space tokens before placeholder tokens, which training never has there."""
+    """Return token ids without single-space tokens before placeholder tokens, which training data never have there."""
     space = vocabulary.id(_SPACE)
     placeholders = _placeholder_ids(vocabulary)
     if not placeholders or vocabulary.token(space) != _SPACE:
@@ -255,7 +255,7 @@ class _InsertedRun(NamedTuple):
 
 
 class _Plain(NamedTuple):
-    """A translation whose placeholders were removed: the protected runs with a placeholder in it, and those without."""
+    """A translation without placeholders, with the protected runs whose placeholders it had, and those it lacked."""
 
     text: str
     placed: list[_InsertedRun]
@@ -265,10 +265,10 @@ class _Plain(NamedTuple):
 
 
 class SpanModel(NamedTuple):
-    """The functions of a translation model that protected spans need."""
+    """The functions of a translation model that are needed to translate texts with protected spans."""
 
     search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
-    """Translates parts; returns their translations by key, except for parts that an observer stopped."""
+    """Translates parts, and returns their translations by key, except for parts that an observer stopped."""
     score: Scoring
     """Scores pairs, to find the offsets of spans that have no placeholder in a translation."""
     can_score: Callable[[str, str], bool]
@@ -276,7 +276,7 @@ class SpanModel(NamedTuple):
 
 
 class Placeholders:
-    """The protection of spans for one model: translates masked parts, and restores the spans in the translations."""
+    """A translator of parts with protected spans: it masks the spans and restores them in the translations."""
 
     def __init__(self, tokenizer: Tokenizer, target_language: str | None) -> None:
         self._tokenizer = tokenizer
@@ -311,7 +311,7 @@ class Placeholders:
     def _restore(
         self, masked: Sequence[MaskedPart], model: "SpanModel"
     ) -> dict[tuple[int, int], tuple[Translation, tuple[int, float]]]:
-        """Return the translations of masked parts with the protected spans, each exactly once, and how good they are.
+        """Translate masked parts, and return translations that contain each protected span once, with their ranks.
 
         The rank of a translation is the number of its faults, negated, and its mean log-probability.
         """
@@ -344,7 +344,7 @@ class Placeholders:
         return restored
 
     def without_stray(self, translation: Translation) -> Translation:
-        """Return a translation without placeholder tokens, which a model might write for a source that has none."""
+        """Return a translation without placeholder tokens that the model wrote although the source has none."""
         if not self._tokens or not any("<placeholder-" in each.text for each in translation.alternatives):
             return translation
         texts = [(_remove_placeholders(each.text).text, ()) for each in translation.alternatives]
@@ -353,7 +353,7 @@ class Placeholders:
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation with the protected spans inserted, and the pairs of source and target spans."""
+        """Return a translation with protected runs inserted, and the pairs of source and target spans."""
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
         inside = [one._replace(offset=self._outside_word(source, text, one)) for one in placed]
@@ -371,7 +371,7 @@ class Placeholders:
         return written + text[position:], tuple(sorted(pairs))
 
     def _outside_word(self, source: str, text: str, inserted: _InsertedRun) -> int:
-        """Return the offset of a run in a translation, behind the word if it is inside one, such as "I'm" or "don't".
+        """Return the offset at which to insert a run: the end of a word such as "don't" if the run would split it.
 
         A run that touches a word or a mark in the source stays where it is.
         """
@@ -384,20 +384,20 @@ class Placeholders:
         return offset if word is None else word.end()
 
     def _literal(self, source: str, run: ProtectedRun) -> str:
-        """Return the text of a run of protected spans, with the target script's brackets around it."""
+        """Return the text of a run of protected spans, with enclosing brackets as the target script writes them."""
         literal = source[slice(*run.source)]
         if self._joins_words or run.source.start == run.spans[0].start:
             return literal
         return literal[0].translate(_SPACED_BRACKETS) + literal[1:-1] + literal[-1].translate(_SPACED_BRACKETS)
 
     def _spaces(self, source: str, span: Span, beside: tuple[str, str], *, has_space: bool) -> tuple[str, str]:
-        """Return the spaces before and after a span in a translation.
+        """Return the spaces to write before and after a run of protected spans in a translation.
 
         Args:
             source: the source text.
-            span: the protected run in the source.
-            beside: the characters before and after it in the translation; empty at an end of it.
-            has_space: whether the translation without the run has a space there.
+            span: the run in the source.
+            beside: the characters before and after the run in the translation; empty at an end of the translation.
+            has_space: True if the translation without the run has a space at this offset.
         """
         literal, before, after = source[slice(*span)], source[: span.start], source[span.end :]
         sides = (
@@ -411,7 +411,7 @@ class Placeholders:
         return " " * spaces[0], " " * spaces[1]
 
     def _has_space(self, side: "_Side") -> bool:
-        """Return whether a protected span that stands for a word has a space on one side of it."""
+        """Return whether a space is written on one side of a protected span that stands for a word."""
         if not side.target:
             return False
         if self._joins_words or _is_unspaced_script(side.target):
@@ -425,7 +425,7 @@ class Placeholders:
         return True
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
-        """Return whether a protected tag gets spaces before and after it: as in the source, or on its outer side."""
+        """Return whether spaces are written before and after a protected tag: as in the source, or outside of it."""
         if self._joins_words:
             return [side.spaced and bool(side.target) and _is_unspaced_script(side.source) for side in sides]
         spaced = [side.spaced and bool(side.target) and not side.clings for side in sides]
@@ -454,7 +454,7 @@ class _Side(NamedTuple):
 
     @property
     def clings(self) -> bool:
-        """True if the character of the translation takes no space toward the span, such as an opening bracket."""
+        """True if no space is written between this neighbor in the translation and the span, such as after "("."""
         category = unicodedata.category(self.target) if self.target else ""
         if self.comes_before:
             return category in ("Ps", "Pi") or self.target in "¿¡"
@@ -462,12 +462,12 @@ class _Side(NamedTuple):
 
 
 def _is_unspaced_script(character: str) -> bool:
-    """Return whether a character belongs to a script without spaces; False for an empty text."""
+    """Return whether a character belongs to a script without spaces; False for an empty string."""
     return bool(character) and is_of_unspaced_script(character)
 
 
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
-    """Return a translation without its placeholders; of a placeholder that occurs twice, the first offset counts."""
+    """Return a translation without its placeholders, and where they were; repeated placeholders count once."""
     runs = {run.placeholder: run for run in masked.runs if run.placeholder}
     bare = _remove_placeholders(text, tuple(runs))
     placed: dict[ProtectedRun, _InsertedRun] = {}
@@ -478,7 +478,7 @@ def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
 
 
 def _count_faults(text: str, masked: MaskedPart) -> int:
-    """Return how many placeholder tokens a translation lacks or has too often."""
+    """Return the number of placeholder tokens that a translation lacks or has in excess."""
     found = Counter(_PLACEHOLDER.findall(text))
     wanted = Counter(run.placeholder for run in masked.runs if run.placeholder in PLACEHOLDER_TOKENS)
     return sum(abs(found[token] - wanted[token]) for token in {*found, *wanted})
@@ -498,7 +498,7 @@ class _Bare(NamedTuple):
 
 
 def remove_placeholders(text: str) -> str:
-    """Return a text without placeholder tokens, for parts of a translation that is written token by token."""
+    """Return a text without placeholder tokens, to show a translation while it is generated."""
     return _PLACEHOLDER.sub("", text) if "<placeholder-" in text else text
 
 
@@ -534,15 +534,15 @@ class _Request(NamedTuple):
     """A request to find where a run of protected spans belongs in a translation that lacks the run."""
 
     source: str
-    """The source without its runs."""
+    """The source text without its protected runs."""
     offset: int
-    """The offset of the run in it."""
+    """The offset of the run in the source without runs."""
     text: str
-    """The translation without runs."""
+    """The translation without protected runs."""
 
 
 def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
-    """Return the source without its protected runs, with the offset of each run in it."""
+    """Return, for each protected run, the source without runs and the run's offset in it."""
     text, written, position = masked.original.text, "", 0
     offsets = []
     for run in masked.runs:
@@ -554,7 +554,7 @@ def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
 
 
 def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: SpanModel) -> Iterator[int]:
-    """Yield the offset in the translation for each request.
+    """Yield, for each request, the offset at which the run belongs in the translation.
 
     A run before the first word or after the last word of the source is put at the same end of the translation. Any
     other run follows the translation of the word before it. In references, runs were found closer to this position than
@@ -574,7 +574,7 @@ def _find_offsets(requests: Sequence[_Request], tokenizer: Tokenizer, model: Spa
 
 
 def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
-    """Return the words of a text; in a script without spaces, its tokens."""
+    """Return the spans of a text's words; in a script without spaces, of its tokens."""
     spans: list[Span] = []
     for start, end in token_spans(vocabulary.token_texts(vocabulary.encode(text)), text):
         if not any(map(is_word_character, text[start:end])):
@@ -594,5 +594,5 @@ def _at_edge(request: _Request) -> int:
 
 
 def _last_word(text: str) -> int:
-    """Return the end of the last word of a text; 0 if it has none."""
+    """Return the offset of the end of the last word of a text; 0 if it has none."""
     return max((index for index, character in enumerate(text) if is_word_character(character)), default=-1) + 1

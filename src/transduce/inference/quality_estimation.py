@@ -59,7 +59,7 @@ class _Number(NamedTuple):
     kind: str | None
     """"date", "clock" (time of day), "groups" (numbers separated by spaces), or None."""
     scaled: bool
-    """True if the next character multiplies the number."""
+    """True if the next character multiplies the number, as in 3万 (30,000)."""
 
     @property
     def digits(self) -> str:
@@ -68,7 +68,7 @@ class _Number(NamedTuple):
 
     @property
     def parts(self) -> list[str]:
-        """The components to look for separately if the whole number is missing from a translation.
+        """The components to look for separately if a translation lacks the whole number.
 
         For a time, these are only the minutes, because hours may be in 12-hour format.
         """
@@ -110,7 +110,7 @@ def is_date_or_clock(number: str) -> bool:
 
 
 def _missing_parts(number: _Number, target_numbers: Sequence[_Number], digits: Sequence[str]) -> list[str]:
-    """Return the missing components of a number: an empty list, some of its components, or the whole."""
+    """Return what a translation lacks of a number: nothing, some of its components, or the whole number."""
     if _is_among(number.digits, digits) or any(number.is_same(other) for other in target_numbers):
         return []
     similar = [
@@ -174,7 +174,7 @@ UNLIKELY_NATS = 1.2  # on two dev sets, four in five translations above this lim
 _MAX_UNITS = 20  # of a repeated run: words, or characters in scripts without spaces
 _MIN_TIMES = {1: 4, 2: 3, 3: 3}  # by run length in units: how often a run must occur in a row; longer runs twice
 _MIN_COPIED = 2
-"""Minimum length in units of a translation that equals its source."""
+"""Minimum length, in words or unspaced characters, of a translation that is reported as a copy of its source."""
 _MIN_AGAIN = {True: 6, False: 3}  # by whether the script has no spaces: n-gram length that counts as starting again
 _UNKNOWN = re.compile("<unk>|\u2047|\ufffd")
 
@@ -275,7 +275,7 @@ def _unprotected(translation: Translation) -> Translation:
 
 
 def _joined_warnings(found: Sequence[QualityWarning]) -> tuple[QualityWarning, ...]:
-    """Return one warning of each kind with the evidence of all, in the order of `WARNING_KINDS`."""
+    """Return one warning of each kind, in the order of `WARNING_KINDS`; it joins the evidence of all its kind."""
     evidence: dict[WarningKind, list[str]] = {}
     for warning in found:
         evidence.setdefault(warning.kind, []).append(warning.found)
@@ -372,7 +372,7 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether a text with inserted terms repeats an n-gram more often than the plain translation does."""
+    """Return whether a text with glossary terms repeats an n-gram more often than the translation without them does."""
     size = _MIN_AGAIN[any(map(is_unspaced, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
     return any(after[run] > count for run, count in before.items())
@@ -398,7 +398,7 @@ def _most_times(units: list[str]) -> int:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return, for each run length, the most frequent repeated run of words and how often it occurs in a row.
+    """Return, for each run length, how often a run of words occurs in a row, and the run; only the most frequent one.
 
     `least` is the lowest count returned; None: the limit by run length.
     """
@@ -422,7 +422,7 @@ def _fewest_times(run: list[str]) -> int:
 
 
 def _units(text: str) -> list[str]:
-    """Split a text into the units of repetition: lower-case words, or characters in scripts without spaces."""
+    """Split a text into lower-case words or, in scripts without spaces, characters, to look for repetitions of them."""
     units, word = [], ""
     for character in text.lower():
         if is_word_character(character) and not is_unspaced(character):
@@ -442,7 +442,7 @@ def _copied(translation: Translation) -> str | None:
 
 
 def _untranslated(translation: Translation, target_script: str) -> str | None:
-    """Return the translation's letters in the source's script; None if there are none or the script is Latin."""
+    """Return the letters of a translation that are in the source's script; None without them or if it is Latin."""
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):
         return None
@@ -472,7 +472,7 @@ def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the positions of the tokens that spell some texts, and of the token that follows each text.
+    """Return the indices of the tokens that spell any of the texts, and of the token that follows each.
 
     The next token counts too, because it is often improbable after a forced one.
     """

@@ -121,7 +121,7 @@ def redecode(
 
 
 class _Unit(NamedTuple):
-    """A text of one sentence, or a sentence of a text."""
+    """A sentence to check and decode again: a whole text, or one sentence of a text."""
 
     text: int
     """Index of the text."""
@@ -139,7 +139,7 @@ def _redecode_units(
     prefix: str,
     text_settings: TextSettings,
 ) -> list[Translation]:
-    """Decode sentences with quality warnings again, and return the translations of all."""
+    """Decode sentences with quality warnings again, and return the translations of all sentences."""
     results = [unit.translation for unit in units]
     found_warnings = estimate_quality(translator, results, glossary=terms)
     if terms is not None and any(warning.kind == "terms" for warnings in found_warnings for warning in warnings):
@@ -193,7 +193,7 @@ def _put_terms(
 
 
 def _with_numbers(glossary: Glossary | None, numbers: Sequence[str]) -> Glossary | None:
-    """Return a glossary that also keeps these numbers unchanged."""
+    """Return the glossary with further terms by which these numbers stay unchanged in translations."""
     if not numbers:
         return glossary
     return Glossary([*(glossary.terms if glossary else ()), *(Term(number, (number,)) for number in numbers)])
@@ -230,7 +230,7 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 def _numbers(
     translator: Translator, translation: Translation, found_warnings: Sequence[QualityWarning], search: SearchSettings
 ) -> list[str]:
-    """Return the missing numbers that re-decoding can insert.
+    """Return the numbers missing from a translation that re-decoding can insert.
 
     Numbers are inserted only if there is a warning about numbers, no maximum length is set, and the model can write
     them and may do so. Dates and times are excluded, because a translation may write them in another form.
@@ -250,13 +250,16 @@ def _numbers(
 def _fewest_warnings(
     translator: Translator, translation: Translation, glossary: Glossary | None
 ) -> tuple[Alternative, tuple[QualityWarning, ...]]:
-    """Return the first alternative with the fewest warnings, and these warnings."""
+    """Return a translation's first alternative with the fewest quality warnings, and these warnings."""
     variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
     found_warnings = estimate_quality(translator, variants, glossary=glossary)
     return min(zip(translation.alternatives, found_warnings, strict=True), key=lambda one: _severity(one[1]))
 
 
 def _severity(found_warnings: Sequence[QualityWarning]) -> tuple[int, int]:
-    """Return a sort key of warnings: visible problems before low probability; unreadable characters do not count."""
+    """Return a sort key of quality warnings: the number of visible problems, then the number of warnings.
+
+    Characters that the model cannot read do not count.
+    """
     kinds = [warning.kind for warning in found_warnings if warning.kind != "unread"]
     return sum(kind != "unlikely" for kind in kinds), len(kinds)

@@ -19,12 +19,14 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import decoded_model
 from transduce.errors import TransduceError
 from transduce.inference.scorers import TransformerScorer
 from transduce.inference.scoring import target_states
 from transduce.model.build import EncoderDecoder
+from transduce.search.scorer import Scorer
 from transduce.search.selection import log_sum_exp
 
 Ids = Sequence[Sequence[int]]
@@ -72,7 +74,7 @@ class DatastoreTensors(NamedTuple):
 
 
 class RetrievalCandidates(NamedTuple):
-    """The retrieval candidates of one sentence: the target positions of its selected pairs."""
+    """The stored states among which one sentence's neighbors are searched: the target positions of selected pairs."""
 
     states: Tensor
     """Decoder states, (M, D)."""
@@ -120,7 +122,7 @@ class Retriever:
         return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
-        """Return the indices of the nearest candidates, (W, K), from the negative distances (W, M).
+        """Return the indices of the K nearest candidates, (W, K), from the negative distances (W, M).
 
         Candidates that differ from the last one by rounding error only, which depends on the batch, are chosen by
         index.
@@ -132,7 +134,7 @@ class Retriever:
         return ranks.topk(count, dim=-1).indices
 
     def interpolate(self, states: Tensor, log_probabilities: Tensor) -> Tensor:
-        """Interpolate log-probabilities (B, W, V) after the states (B, W, D) with the candidates' votes, in place."""
+        """Interpolate log-probabilities (B, W, V), in place, with votes of the states nearest to `states` (B, W, D)."""
         weight = self._card.weight
         labels, negative_distances = self.nearest(states)
         shares = (negative_distances / self._card.temperature).softmax(dim=-1)
@@ -150,7 +152,7 @@ class NeighborIndex:
         self.tensors, self.card = remembered, card
 
     def for_single_model(self, models: Sequence[EncoderDecoder]) -> "NeighborIndex":
-        """Return this index for decoding by one model; an ensemble is refused.
+        """Return this index if there is one model; retrieval does not support ensembles.
 
         Raises:
             TransduceError: `models` has several models.
@@ -163,7 +165,7 @@ class NeighborIndex:
 
     @property
     def max_sentences(self) -> int:
-        """The largest batch whose candidate states stay within the memory limit, in sentences."""
+        """The maximum number of sentences in a batch whose retrieval candidates stay within the memory limit."""
         states = self.tensors.states
         elements = NEAREST_PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
         return max(1, int(_MAX_ELEMENTS / max(1.0, elements)))
@@ -184,7 +186,7 @@ class NeighborIndex:
         return indices.gather(-1, values.topk(min(count, values.shape[-1]), dim=-1).indices)
 
     def retriever_of_pairs(self, pairs: Sequence[Tensor], device: torch.device) -> Retriever:
-        """Return the retrieval candidates of sentences from the indices of their selected pairs, (n,) each."""
+        """Return a retriever for sentences from the indices of the pairs that were selected for each of them."""
         stored, voters = self.tensors, []
         for selected in pairs:
             positions = _ranges(stored.starts[selected], stored.starts[selected + 1])
@@ -194,28 +196,28 @@ class NeighborIndex:
         return Retriever(voters, self.card)
 
     def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
-        """Select pairs for each source sentence and return the retrieval candidates of the batch."""
+        """Select pairs for each source sentence, and return the retriever of the batch."""
         return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 
-class RetrievalScorer:
-    """Implements `search.scorer.Scorer`: a model's probabilities, interpolated with retrieved neighbors."""
+class RetrievalScorer(Scorer):
+    """A scorer that interpolates a model's probabilities with those of retrieved neighbors."""
 
     def __init__(self, scorer: TransformerScorer, neighbours: Retriever) -> None:
-        """Wrap the scorer of a model, which must be at the start of a batch."""
+        """Wrap the scorer of a model, which has not run a step yet."""
         self._scorer, self._neighbours = scorer, neighbours
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the log-probabilities of the next token, (B, W, V)."""
+        """Return the interpolated log-probabilities of the next token, (B, W, V), after the newest tokens, (B, W)."""
         logits = self._scorer.step(tokens).float()
         return self._neighbours.interpolate(self._scorer.states.float(), logits - log_sum_exp(logits))
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
         self._scorer.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         self._scorer.keep_sentences(rows)
         self._neighbours.keep_sentences(rows)
 
@@ -231,7 +233,7 @@ def source_embeddings(model: EncoderDecoder, source_ids: Ids, rarities: Tensor) 
 
 
 def decoder_states(model: EncoderDecoder, source_ids: Ids, target_ids: Ids) -> Tensor:
-    """Return the output of the last decoder layer before each target token, pairs concatenated, float32, (N, D)."""
+    """Return the output of the last decoder layer before each target token of all pairs, float32, (N, D)."""
     with torch.inference_mode():
         return target_states(decoded_model(model), source_ids, target_ids).float().cpu()
 
@@ -264,6 +266,6 @@ def read_datastore(path: str | Path, model: EncoderDecoder) -> NeighborIndex:
 
 
 def _ranges(starts: Tensor, ends: Tensor) -> Tensor:
-    """Return the concatenation of the half-open index ranges from each start to its end."""
+    """Return the concatenated indices of half-open ranges, each from its start to its end."""
     counts = ends - starts
     return torch.arange(int(counts.sum())) + (starts - counts.cumsum(0) + counts).repeat_interleave(counts)

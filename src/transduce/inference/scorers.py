@@ -5,12 +5,14 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.acceleration import exact_projection, search_reductions, start_fast, start_prompts
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import EncoderDecoder
 from transduce.model.decoder import Decoder
 from transduce.model.transformer import DecodingState
+from transduce.search.scorer import AttentiveScorer, Scorer
 from transduce.search.selection import use_kernels
 
 # --- registration of kernels ---
@@ -19,7 +21,10 @@ from transduce.search.selection import use_kernels
 
 @cache
 def install_search_kernels() -> None:
-    """Make search use compiled kernels for top-k and log-sum-exp if this processor has them; later calls do nothing."""
+    """Make search use compiled kernels for top-k and log-sum-exp if this processor supports them.
+
+    Later calls do nothing.
+    """
     if (reductions := search_reductions()) is not None:
         use_kernels(reductions)
 
@@ -28,8 +33,8 @@ def install_search_kernels() -> None:
 # Legend: B sentences, W hypotheses of each, S source length, V vocabulary size.
 
 
-class TransformerScorer:
-    """Implements `search.scorer.Scorer` for a batch of encoded sentences, and `AttentiveScorer` with `attentive=True`.
+class TransformerScorer(Scorer, AttentiveScorer):
+    """A scorer for a batch of source sentences, whose attention is recorded only with `attentive=True`.
 
     After each step, `states` holds the decoder's output at the newest tokens, (B, W, D).
     """
@@ -37,7 +42,7 @@ class TransformerScorer:
     def __init__(
         self, model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
     ) -> None:
-        """Encode source token ids (B, S).
+        """Encode source token ids (B, S) with the model, and prepare its first decoding step.
 
         Args:
             model: the model.
@@ -59,8 +64,8 @@ class TransformerScorer:
         # Padding and end symbols, which coverage must not count as untranslated, (B, S).
         self._wordless = (source_ids == config.pad_id) | (source_ids == config.eos_id) if attentive else None
 
+    @override
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V)."""
         if self.trace is not None:
             self.trace = AttentionTrace()
         if self._logits is not None:
@@ -82,12 +87,12 @@ class TransformerScorer:
         heads = torch.stack([layer.float().mean(dim=1) for layer in self.trace.memory])  # (N, B, W, S)
         return heads.mean(dim=0).masked_fill(self._wordless[:, None], 1.0)
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of each sentence b by its former hypothesis parents[b, w], (B, W)."""
         self.state.reorder(parents)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences with these indices in the batch."""
         if self._wordless is not None:
             self._wordless = self._wordless.index_select(0, rows)
         self.state.keep_sentences(rows)
@@ -99,8 +104,8 @@ class TransformerScorer:
 # Legend: B prompts, W texts of each, N rows (B × W), P tokens of the longest prompt, V vocabulary size.
 
 
-class ContinuingScorer:
-    """A scorer for a decoder-only model and prompts of at least one token each. Implements `search.scorer.Scorer`."""
+class ContinuingScorer(Scorer):
+    """A scorer for a decoder-only model that continues prompts of at least one token each."""
 
     def __init__(
         self, model: Decoder, prompts: Sequence[Sequence[int]], *, context: int, excluded_ids: Sequence[int]
@@ -127,7 +132,7 @@ class ContinuingScorer:
         self.has_started = False
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append the newest tokens (B, W) and return the logits of the next token, (B, W, V).
+        """Return the logits of the next token of W texts per prompt, (B, W, V), after their newest tokens, (B, W).
 
         The first call ignores its argument, because the prompts are already in the state.
         """
@@ -145,21 +150,21 @@ class ContinuingScorer:
         return logits.view(-1, self.width, logits.shape[-1])  # (B, W, V)
 
     def _logits(self, newest: Tensor) -> Tensor:
-        """Run one decoding step of the model: tokens (N, 1) to logits (N, 1, V)."""
+        """Run one decoding step of the model for N texts: newest tokens (N, 1) to logits (N, 1, V)."""
         # Some states also compute the vocabulary projection.
         step_to_logits: Callable[[Tensor], tuple[Tensor, Tensor]] | None = getattr(self.state, "step_to_logits", None)
         return self._project(self.state.step(newest)) if step_to_logits is None else step_to_logits(newest)[1]
 
+    @override
     def reorder(self, parents: Tensor) -> None:
-        """Replace text w of each prompt b by its former text parents[b, w], (B, W)."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         rows = (first + parents).flatten()
         self.width = parents.shape[1]
         if len(rows) != len(self.texts) or bool((rows != torch.arange(len(rows), device=rows.device)).any()):
             self._keep_rows(rows)
 
+    @override
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the prompts with these indices in the batch."""
         offsets = torch.arange(self.width, device=rows.device)
         self._keep_rows((rows[:, None] * self.width + offsets).flatten())
 
@@ -168,7 +173,10 @@ class ContinuingScorer:
         self.state.keep_sentences(rows)
 
     def _read(self) -> DecodingState:
-        """Encode the texts into a new decoding state; texts beyond the context are cut to its last half."""
+        """Encode all texts anew, and return the decoding state.
+
+        If one is longer than the context, all are cut to their last tokens, half as many as the context has.
+        """
         if max(map(len, self.texts)) > self.context:
             self.texts = [text[-max(1, self.context // 2) :] for text in self.texts]
         longest = max(map(len, self.texts))

@@ -62,7 +62,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 def as_translation(score: Score) -> Translation:
-    """Return a scored target as a translation, as if search had found it."""
+    """Return the score of a given translation as a `Translation`, as if search had found it."""
     alternative = Alternative(score.target, score.tokens, score.token_log_probabilities, score.score, ended=True)
     return Translation(score.source, (alternative,))
 
@@ -149,7 +149,7 @@ def _forced_tokens(target: Vocabulary, generate: GenerateSettings | None) -> tup
 
 
 def _with_forced(forced: tuple[int, ...], ids: list[int]) -> list[int]:
-    """Return a target with the forced tokens at its start; a target that already starts with them is unchanged."""
+    """Return a target's token ids with the forced tokens at the start, unless it already starts with them."""
     return ids if tuple(ids[: len(forced)]) == forced else [*forced, *ids]
 
 
@@ -176,7 +176,7 @@ def _check_lengths(side: Literal["source", "target"], rows: Sequence[Sequence[in
 
 
 def _batches(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield batches of pair indices, sorted by length, with a limited number of tokens including padding."""
+    """Yield batches of indices of pairs with similar lengths, with a limited number of tokens including padding."""
     batch: list[int] = []
     longest = 0
     for number in sorted(range(len(source_ids)), key=lambda n: (-len(source_ids[n]), -len(target_ids[n]))):
@@ -196,7 +196,7 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return the log-probabilities of each target's tokens."""
+    """Return the log-probabilities of the tokens of each target in a batch."""
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = models[0].config.forbidden_tokens
     if generate is not None:
@@ -213,7 +213,7 @@ def _score_batch(
 def target_states(
     model: EncoderDecoder, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return the output of the last decoder layer before each target token, pairs concatenated, (N, D)."""
+    """Return the output of the last decoder layer before each target token of all pairs, (N, D)."""
     config, device = model.config, model.source_weight.device
     source = pad(source_ids, config.pad_id, device)
     inputs = pad([[config.start_id, *ids[:-1]] for ids in target_ids], config.pad_id, device)  # (B, T)
@@ -223,7 +223,7 @@ def target_states(
 
 
 def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
-    """Return the log-probabilities of given tokens (N,) after decoder states (N, D).
+    """Return the log-probabilities of target tokens (N,), predicted from decoder states (N, D).
 
     `excluded` tokens have probability zero; the others are normalized without them.
     """

@@ -22,7 +22,7 @@ class Sentence(NamedTuple):
     text: str
     """The sentence without the spaces and the layout around it."""
     offsets: Sequence[int]
-    """For each character of the sentence and for its end, the offset in the source text."""
+    """The offset in the source text of each character of the sentence, and of the sentence's end."""
     protected: tuple[Span, ...] = ()
     """Spans of the sentence that translation must not change, in order and disjoint."""
 
@@ -33,7 +33,7 @@ class Sentence(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A layout (spaces, line ends, list marks, lines without letters) between two sentences, or at an end of a text."""
+    """The layout (spaces, line ends, list marks, lines without letters) between sentences, or at an end of a text."""
 
     text: str
     """The text to write into the translation."""
@@ -127,7 +127,7 @@ _EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
 
 class Segmenter:
-    """A function from texts to sentences and layout, for one model and one choice of settings."""
+    """A function that divides texts into sentences and layout, for one model and its settings."""
 
     def __init__(
         self,
@@ -140,15 +140,15 @@ class Segmenter:
         reads_line_feeds: bool = False,
         cut: Callable[[str, Sequence[Span]], list[str]],
     ) -> None:
-        """Create a segmenter.
+        """Create a segmenter for one model.
 
         Args:
             settings: the settings of the texts.
-            splits: whether sentences of one line are translated one by one.
+            splits: True if sentences of one line are translated one by one.
             separator: text between two sentences in the target language.
             source_language: code of the source language.
-            passes_wordless: whether texts without a letter are copied instead of translated.
-            reads_line_feeds: whether the model reads line feeds, so that a text with several lines is translated whole.
+            passes_wordless: True if texts without a letter are copied instead of translated.
+            reads_line_feeds: True if the model reads line feeds, so that a text with several lines is translated whole.
             cut: splits a sentence that is too long for the model into parts, given its protected spans.
         """
         self.settings = settings
@@ -229,11 +229,11 @@ class _Line(NamedTuple):
 
     text: str
     offsets: Sequence[int]
-    """For each character and for the end, the offset in the source text."""
+    """The offset in the source text of each character of the line, and of the line's end."""
 
 
 def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_Line]:
-    """Yield the lines of a text without their ends; a line end in a protected span does not count."""
+    """Yield the lines of a text without their line ends; a line end in a protected span does not end a line."""
     start = 0
     for match in end.finditer(text):
         if _overlapping(protected, Span(*match.span())):
@@ -244,7 +244,7 @@ def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterat
 
 
 def _paragraphs(lines: Iterator[_Line]) -> Iterator[_Line]:
-    """Yield consecutive lines as one; an empty line or a list mark begins a new paragraph."""
+    """Yield each paragraph, joined from consecutive lines; an empty line or a list mark begins a new paragraph."""
     text, offsets = "", list[int]()
     for line in lines:
         words = line.text.strip()
@@ -316,7 +316,7 @@ def _without_emoji(text: str, span: Span, protected: Sequence[Span]) -> Span:
 
 
 def _widened(span: Span, limits: Span, protected: Sequence[Span]) -> Span:
-    """Return a span, widened within limits such that it cuts no protected span in two."""
+    """Return a span, widened within `limits` so that neither of its ends is inside a protected span."""
     start, end = span
     for edge in _overlapping(protected, Span(start, start)) + _overlapping(protected, Span(end, end)):
         start = min(start, max(edge.start, limits.start)) if edge.start < start < edge.end else start
@@ -325,7 +325,7 @@ def _widened(span: Span, limits: Span, protected: Sequence[Span]) -> Span:
 
 
 def _has_letter(text: str, protected: Sequence[Span]) -> bool:
-    """Return whether a text has a letter outside its protected spans."""
+    """Return whether a text has a letter outside of its protected spans."""
     edges = [0, *(edge for span in protected for edge in span), len(text)]
     return any(any(map(str.isalpha, text[start:end])) for start, end in list(pairwise(edges))[::2])
 
@@ -358,13 +358,13 @@ def _overlapping(spans: Sequence[Span], span: Span) -> list[Span]:
 
 
 def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
-    """Return the spans within bounds, relative to the start of the bounds."""
+    """Return the parts of spans that lie within bounds, relative to the start of the bounds."""
     inside = spans_between(spans, *bounds)
     return [Span(start - bounds.start, end - bounds.start) for start, end in inside] if inside else []
 
 
 def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
-    """Return the spans of a source text that lie in a line, as spans of the line."""
+    """Return the spans of a source text that lie in a line, as offsets in the line."""
     if not spans:
         return []
     inside = spans_between(spans, offsets[0], offsets[-1])
@@ -375,7 +375,7 @@ _NARROW_MARKS = str.maketrans("。！？", ".!?")
 
 
 class _Collector:
-    """A list of sentences in the order of the source, with the layout between them; it grows sentence by sentence."""
+    """A collector of a text's sentences, in order, which derives the layout between them from the source."""
 
     def __init__(self, source: str, protected: Sequence[Span], separator: str) -> None:
         self.protected = protected
@@ -388,7 +388,7 @@ class _Collector:
         self._is_wordless_after = self._is_wordless_before = False
 
     def add(self, text: str, offsets: Sequence[int], *, follows: bool) -> None:
-        """Append a sentence; `follows` states that it stands in the same line as the sentence before it."""
+        """Append a sentence; `follows` is True if the sentence before it is in the same line."""
         between = self._source[self._end : offsets[0]]
         if follows and not between.strip():
             is_usual = between in ("", " ") or _LINE_END.search(between)
@@ -403,7 +403,7 @@ class _Collector:
     def skip_wordless(self, *, clings: bool = False) -> None:
         """Record that text without a letter (emoji, numbers, marks) is copied as layout instead of being translated.
 
-        If it clings, as in "2、", no space is added between it and the sentence after it.
+        With `clings`, no space is added between this text and the sentence after it, as for "2、".
         """
         self._is_wordless_after = self._is_wordless_after or not self._is_new_cell
         self._is_wordless_before = not clings
@@ -413,7 +413,7 @@ class _Collector:
         self._is_new_cell, self._is_wordless_before = True, False
 
     def _copied(self, between: str) -> Gap:
-        """Return source text as layout; text without a letter gets the target language's spaces around it."""
+        """Return the source text between two sentences as layout, with the target language's spaces where needed."""
         text, start = between, self._end
         is_wordless = self._is_wordless_after or self._is_wordless_before
         if self._separator and is_wordless and _LINE_END.search(between) is None:

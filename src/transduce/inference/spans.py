@@ -30,14 +30,14 @@ Scoring = Callable[[Sequence[str], Sequence[str]], list[Score]]
 
 
 class OcclusionRequest(NamedTuple):
-    """A request to attribute a translation to parts of its source, with versions of the source without each part."""
+    """A request for the effect of parts of a source on its translation, with the source without each of the parts."""
 
     source: str
     """The complete source."""
     text: str
     """The translation."""
     without: Sequence[str]
-    """The source without one part, for each part."""
+    """The texts of the source without one of its parts, one text for each part."""
 
 
 def word_losses(
@@ -86,9 +86,10 @@ def word_spans(text: str) -> list[Span]:
 
 
 def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score, vocabulary: Vocabulary) -> list[float]:
-    """Return the loss of each word in nats: the sum of the losses of its tokens.
+    """Return the log-probability that each translated word loses without a part of the source, in nats.
 
-    If a token covers several words, as in scripts without spaces, each of these words gets the token's whole loss.
+    A word's loss is the sum over its tokens. If a token covers several words, as in scripts without spaces, each of
+    these words gets the token's whole loss.
     """
     if vocabulary.normalize(text) != text:  # the vocabulary normalizes the text, so token spans would not match
         return [0.0] * len(words)
@@ -112,7 +113,7 @@ def _losses(text: str, words: Sequence[Span], full_score: Score, without: Score,
 LOSS_THRESHOLD_NATS = 2.5
 _SHARE = 0.5
 _CERTAIN_NATS = 10.0
-"""Loss assigned to words that are known to belong to a span."""
+"""Loss of log-probability assigned to translated words that are known to belong to a source span."""
 _MIN_NATS = 0.3  # if no word loses more, the alignment is by relative position
 
 
@@ -126,7 +127,7 @@ class MarkedSentence(NamedTuple):
     spans: Sequence[Span]
     """The marked spans of the source."""
     is_scored: bool = True
-    """False if the sentence is too long for the model to score."""
+    """True if the sentence is short enough for the model to score."""
     ties: Sequence[tuple[Span, Span]] = ()
     """Pairs of a source span and a translation span that are known to correspond."""
 
@@ -177,13 +178,13 @@ def _is_all(each: MarkedSentence, span: Span) -> bool:
 def _question_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield the word losses of each attribution request; an empty list for requests without marked spans."""
+    """Yield, for each marked sentence, the word losses (`word_losses`) of each span; an empty list without spans."""
     real = word_losses([each for each in requests if each.without], vocabulary, score)
     return (next(real) if each.without else [] for each in requests)
 
 
 class _Aligner:
-    """An aligner of the marked spans of one sentence, which proceeds from outer spans to inner ones."""
+    """An aligner of the marked spans of one sentence with its translation, from outer spans to inner ones."""
 
     def __init__(self, marked: MarkedSentence, losses: Sequence[Sequence[float]]) -> None:
         self.marked = marked
@@ -191,10 +192,10 @@ class _Aligner:
         self.losses = [self._with_known_losses(span, own) for span, own in zip(marked.spans, losses, strict=True)]
         self.placed: dict[int, Span] = {}
         self.taken: dict[int, range] = {}
-        """The words that are assigned to each aligned span."""
+        """The indices of the words that are assigned to each aligned span."""
 
     def positions(self) -> list[Span]:
-        """Return the span in the translation of each marked span of the source."""
+        """Return the span of the translation that each marked span of the source corresponds to."""
         spans = self.marked.spans
         depths = [sum(self._encloses(other, number) for other in range(len(spans))) for number in range(len(spans))]
         order = sorted(range(len(spans)), key=lambda n: (depths[n], -max(self.losses[n], default=0.0), n))
@@ -203,7 +204,10 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of a span's words, where words with a known span (glossary terms) get fixed values."""
+        """Return the log-probability that each translated word loses without a span, with fixed values for known words.
+
+        A word is known if it belongs to a glossary term.
+        """
         adjusted = list(losses)
         for source, target in self.marked.ties:
             is_within = span.start <= source.start and source.end <= span.end
@@ -213,7 +217,7 @@ class _Aligner:
         return adjusted
 
     def _encloses(self, outer: int, inner: int) -> bool:
-        """Return whether a span contains another; of two equal spans, the first contains the second."""
+        """Return whether the marked span `outer` contains `inner`; the first of two equal spans contains the second."""
         one, other = self.marked.spans[outer], self.marked.spans[inner]
         is_around = one.start <= other.start and other.end <= one.end
         return outer != inner and is_around and (one != other or outer < inner)
@@ -243,13 +247,18 @@ class _Aligner:
             self.placed[number] = self._include_punctuation(target_span, span, bounds)
 
     def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
-        """Return the target words that a span may use: words of its enclosing span that no disjoint span has taken."""
+        """Return the indices of words inside a span of the translation, without those of disjoint aligned spans.
+
+        Args:
+            parents: the indices of the marked spans that enclose the one to align.
+            bounds: the span of the translation.
+        """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         inside = (n for n, word in enumerate(self.words) if bounds.start <= word.start and word.end <= bounds.end)
         return [word for word in inside if word not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the range of target words for a marked span of the source; an empty range for a span without words."""
+        """Return the range of target words that a marked span corresponds to; empty for a span without words."""
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
             return range(0)
@@ -268,7 +277,7 @@ class _Aligner:
         return self._with_contractions(best[1], free)
 
     def _with_contractions(self, run: range, free: Sequence[int]) -> range:
-        """Extend a run of words so that it does not split a contraction such as `doesn't`."""
+        """Extend a range of target words so that it does not split a contraction such as `doesn't`."""
         first, last = run.start, run.stop - 1
         while last + 1 in free and self._is_contraction(last):
             last += 1
@@ -281,7 +290,7 @@ class _Aligner:
         return self.marked.text[self.words[word].end : self.words[word + 1].start] in ("'", "\u2019")
 
     def _at_same_relative_position(self, span: Span, free: Sequence[int]) -> range:
-        """Return the free target word at about the same relative position as the span in the source."""
+        """Return the range of the one free target word nearest to the source span's relative position."""
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
         span_words = sum(span.start <= word.start and word.end <= span.end for word in source)
@@ -306,7 +315,7 @@ class _Aligner:
         return any(other.start < offset < other.end for other in self.placed.values())
 
     def _include_punctuation(self, target_span: Span, span: Span, bounds: Span) -> Span:
-        """Extend a target span by adjacent punctuation or opening brackets if the source span has some at that edge."""
+        """Extend a span of the translation by adjacent punctuation, if the source span has some at the same edge."""
         source, text = self.marked.source, self.marked.text
         start, end = target_span
         if not source[span.end - 1].isalnum():
@@ -326,7 +335,7 @@ def _opens(character: str) -> bool:
 # --- spans of long texts ---
 
 
-_MARKS_AROUND = 4  # special tokens that a vocabulary adds: language tags, the end symbol
+_SPECIAL_TOKENS = 4  # that a vocabulary may add to a text: language tags, the end symbol
 
 TranslationOrPair = Translation | tuple[str, str]
 """A translation, or a pair of a source and its translated text."""
@@ -347,7 +356,7 @@ class Scorer(Protocol):
 
 
 class _Part(NamedTuple):
-    """The spans, in source and translation, of a part of a text that was translated separately."""
+    """A pair of spans, in source and translation, of a part of a text that was translated separately."""
 
     source: Span
     target: Span
@@ -422,7 +431,7 @@ def align_spans(
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
-    """Return the pairs of spans in source and translation whose text was copied unchanged.
+    """Return the pairs of source and target spans whose text was copied to the translation unchanged.
 
     The stored spans refer to the best alternative; in another alternative, some pairs may be missing.
     """
@@ -434,7 +443,7 @@ def _copied(each: Translation) -> list[tuple[Span, Span]]:
 
 
 def _with_copies(each: Translation, source: Span, target: Span) -> Span:
-    """Return a translation's span, extended by the copies of protected spans inside the source span."""
+    """Return the target span extended by the copies of the protected spans that lie in the source span."""
     pairs = _copied(each)
     own = [copy for span, copy in pairs if source.start <= span.start and span.end <= source.end]
     others = [copy for _, copy in pairs if copy not in own]
@@ -449,7 +458,7 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Shorten a span: leave out copies of protected spans before its first and after its last other word."""
+    """Return a target span without the copies of protected spans before its first and after its last other word."""
     inside = [copy for copy in copies if span.start <= copy.start and copy.end <= span.end]
     copied = {offset for copy in inside for offset in range(*copy)}
     words = [offset for offset in range(*span) if offset not in copied and is_word_character(text[offset])]
@@ -481,7 +490,7 @@ def _checked_spans(marked: Sequence[tuple[int, int]], source: str) -> list[Span]
 
 
 def _parts(each: Translation) -> Iterator[_Part]:
-    """Yield the parts of a text that was translated in parts, or else the whole text."""
+    """Yield the pairs of spans of the parts in which a text was translated, or one pair for the whole text."""
     if not each.positions:
         yield _Part(Span(0, len(each.source)), Span(0, len(each.text)))
         return
@@ -500,9 +509,9 @@ def _parts(each: Translation) -> Iterator[_Part]:
 
 
 def _found_parts(each: Translation) -> Iterator[_Part]:
-    """Yield the parts of another alternative or of an edited text, which has other translations of some sentences.
+    """Yield the parts of a translation whose text differs from the joined sentences, as far as they are found in it.
 
-    Consecutive sentences whose translations are not found are one part.
+    It may be another alternative, or edited. Consecutive sentences whose translations are not found are one part.
     """
     position = 0
     start: int | None = None
@@ -521,19 +530,19 @@ def _found_parts(each: Translation) -> Iterator[_Part]:
 
 
 class _Stripped(NamedTuple):
-    """A text without its protected spans, which say nothing about the words around them."""
+    """A text from which protected spans were removed because they do not show how the words around them correspond."""
 
     text: str
     offsets: Sequence[int]
-    """For each character, its offset in the text with the protected spans; and the length of that text."""
+    """The offset of each character in the full text, and the length of the full text."""
 
     def narrow(self, span: Span) -> Span:
-        """Return the span of the text without protected spans that corresponds to a span of the full text."""
+        """Return the span of the text without protected spans for a span of the full text."""
         start, end = (bisect_left(self.offsets, edge) for edge in span)
         return Span(start, min(end, len(self.text)))
 
     def widen(self, span: Span) -> Span:
-        """Return the span of the full text that corresponds to a span of the text without protected spans."""
+        """Return the span of the full text for a span of the text without protected spans."""
         end = self.offsets[span.end - 1] + 1 if span.end > span.start else self.offsets[span.start]
         return Span(self.offsets[span.start], end)
 
@@ -550,7 +559,7 @@ def _strip_protected(each: Translation, part: _Part) -> tuple[_Stripped, _Stripp
 
 
 def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
-    """Return a text without some spans, with one space at most where they stood."""
+    """Return a text with some spans removed, and at most one space in place of each."""
     removed = {offset for span in spans for offset in range(max(0, span.start), min(span.end, len(text)))}
     if not removed:
         return _Stripped(text, range(len(text) + 1))
@@ -574,11 +583,11 @@ def can_score(translator: Scorer, source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))
-    return max(map(len, ids)) + _MARKS_AROUND <= translator.max_scored_tokens
+    return max(map(len, ids)) + _SPECIAL_TOKENS <= translator.max_scored_tokens
 
 
 def _ties(source: str, text: str, glossary: Glossary | None) -> list[tuple[Span, Span]]:
-    """Return pairs of spans known to correspond: glossary terms in the source, and their forms in the translation."""
+    """Return pairs of corresponding spans: a glossary term in the source, and a form of it in the translation."""
     if glossary is None or normalize_for_comparison(source) != source or normalize_for_comparison(text) != text:
         return []
     ties: list[tuple[Span, Span]] = []

@@ -38,7 +38,7 @@ MIN_LOSS_NATS = 1.0
 # Share of the strongest word's loss: neighbors that lose as much may belong to the term's translation.
 _NEIGHBOURS_SHARE = 0.5
 _SINGLE_TOKEN = 0.999
-"""Minimum share of the strongest loss for characters that belong to the same token."""
+"""Share of the greatest loss of log-probability from which on characters belong to the same token."""
 _MAX_PARTS = 20  # candidate spans tried in a script without spaces
 _MAX_FORMS = 8  # target forms of a term that are tried
 _BEFORE_A_SENTENCE = re.compile(r"(?:^|[.!?。！？…:])[^\w.!?。！？…:]*$")
@@ -50,7 +50,7 @@ class TermModel(NamedTuple):
     vocabulary: Vocabulary
     """The target vocabulary."""
     score: Scoring
-    """Scores pairs, with the length penalty of the search."""
+    """Scores pairs of source and translation, with the length penalty of the search."""
     translate: Callable[[Sequence[str]], list[Translation]]
     """Translates texts without a glossary; used to translate terms on their own."""
     max_tokens: int = MAX_TOKENS
@@ -63,18 +63,18 @@ class Draft(NamedTuple):
     part: Part
     """The part of a sentence."""
     alternative: Alternative
-    """Its alternative translation."""
+    """The alternative translation of the part."""
 
 
 class _Position(NamedTuple):
     """The spans of a translation that one missing glossary term may replace."""
 
     spans: tuple[Span, ...]
-    """Spans that the term may replace, each of one word or more."""
+    """Alternative spans for the term, each of one word or more."""
     term: Term
     """The glossary term."""
     repeats: tuple[Span, ...]
-    """Other occurrences of the same word that also depend on the term, such as a name that occurs twice."""
+    """Spans of further occurrences of the replaced word that also depend on the term, such as a repeated name."""
 
 
 def insert_terms(
@@ -97,7 +97,7 @@ def insert_terms(
             than half as much.
 
     Returns:
-        Changed translations by key: the alternatives that have their terms, in the order of the search. Their order is
+        Changed translations by key: the alternatives that have their terms, in the order of the search. This order is
         kept because the cost of a term says nothing about the rest.
     """
     if search.no_repeated_ngrams:  # a term may occur twice
@@ -133,14 +133,14 @@ def insert_terms(
 
 
 def _is_allowed(changed: Score, search: SearchSettings) -> bool:
-    """Return whether a changed translation obeys the length limits and contains no forbidden text."""
+    """Return whether a translation with inserted terms obeys the length limits and contains no forbidden text."""
     num_tokens = len(changed.tokens)
     fits = num_tokens >= search.min_length and (search.max_length is None or num_tokens < search.max_length)
     return fits and not any(contains_phrase(changed.target, forbidden) for forbidden in search.forbidden)
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
-    """Return a translation with the given alternatives, without duplicates."""
+    """Return a translation with other alternatives, without duplicates."""
     different: dict[str, Alternative] = {}
     for each in alternatives:
         different.setdefault(each.text, each)
@@ -173,14 +173,14 @@ def substitute(
 
 
 def _preference(score: Score) -> tuple[float, str]:
-    """Return a sort key: the mean log-probability per token; ties are broken by the text."""
+    """Return a sort key of scored translations: the mean log-probability per token, then the text."""
     return score.log_probability / len(score.token_log_probabilities), score.target
 
 
 def _find_positions(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float
 ) -> Iterator[list[_Position] | None]:
-    """Yield the positions of each translation's missing terms, left to right; None where a position is unclear."""
+    """Yield, for each translation, the positions of its missing terms, left to right; None if one is unclear."""
     lacking = [glossary.missing(*pair) for pair in pairs]
     pairs_of_terms = zip(pairs, lacking, strict=True)
     term_sources = sorted(
@@ -211,7 +211,7 @@ def _find_positions(
 
 
 def _stands_out(losses: Sequence[float], min_loss: float) -> bool:
-    """Return whether one word's loss is large enough to identify it as a term's translation."""
+    """Return whether one word loses so much log-probability without a term that it must be the term's translation."""
     first, second = sorted([*losses, 0.0, 0.0], reverse=True)[:2]
     return first >= min_loss and (first >= MIN_LOSS_NATS or second < _NEIGHBOURS_SHARE * first)
 
@@ -225,7 +225,7 @@ def _trim_to_words(text: str) -> str:
 def _best_position(
     text: str, words: list[Span], losses: list[float], term: Term, usual_translation: str, *, comes_again: bool
 ) -> _Position:
-    """Return the position of a term: the word with the highest loss, with alternatives and further occurrences.
+    """Return the position of a term: the word whose log-probability falls most without the term, and alternatives.
 
     The alternatives include neighbors with a high loss on either side. In a script without spaces, the alternatives are
     the term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of
@@ -261,9 +261,9 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return where a text has a term's usual translation, which is the model's translation of the term alone.
+    """Return the span of a term's usual translation in a text; None if it does not occur at the span `around`.
 
-    Only occurrences that overlap the span `around` count; None if there is none.
+    The usual translation is the model's translation of the term alone.
     """
     for match in re.finditer(re.escape(usual_translation), text) if usual_translation else ():
         if match.start() < around.end and around.start < match.end():
@@ -272,13 +272,13 @@ def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
 
 
 def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) -> float:
-    """Return the smallest loss of a word that overlaps a span."""
+    """Return the smallest loss of log-probability of the words that overlap the span `within`; 0 without words."""
     pairs = zip(words, losses, strict=True)
     return min((loss for word, loss in pairs if word.start < within.end and within.start < word.end), default=0.0)
 
 
 def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
-    """Yield texts with all terms inserted; each text varies the way of inserting one term."""
+    """Yield variants of a text with all terms inserted; each varies the way of inserting one of the terms."""
     first_ways = [_ways(position)[0] for position in positions]
     for number, position in enumerate(positions):
         other_edits = [way for edits in first_ways[:number] + first_ways[number + 1 :] for way in edits]
@@ -289,7 +289,7 @@ def _variants(text: str, positions: Sequence[_Position]) -> Iterator[str]:
 
 
 def _ways(position: _Position) -> list[list[tuple[Span, str]]]:
-    """Return the ways to insert a term, the preferred first; each way is a list of spans with replacements."""
+    """Return the ways to insert a term, the preferred first; each way is a list of spans and their replacements."""
     ways = product(position.spans, position.term.targets[:_MAX_FORMS])
     return [[(span, target), *((repeat, target) for repeat in position.repeats)] for span, target in ways]
 

@@ -50,7 +50,7 @@ class Tagging(msgspec.Struct, frozen=True):
 
 
 class Tagger:
-    """An encoder with a tag for each word. Call it with a sentence of space-separated words, or with a list."""
+    """An encoder that tags each word of a sentence. Call it with a sentence of space-separated words or with a list."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, tags: Sequence[str], *, length: int) -> None:
         """Create a tagger.

@@ -1,4 +1,4 @@
-"""Define the results of translation, complete or streamed."""
+"""Define the results of translation: complete translations, and texts that grow during search."""
 
 import html
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ _UNFINISHED = "\ufffd"  # replacement character for incomplete UTF-8 bytes
 
 
 class GrowingText:
-    """The final prefix of a translation during search.
+    """The part of a translation that is already final during search; the part grows with each step.
 
     The common prefix of all hypotheses is final, because observers of a search also see the best finished hypothesis.
     With greedy search and sampling there is one hypothesis, so every token is final at once.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, line_feeds: bool = True) -> None:
-        """Create an empty text; without `line_feeds`, as its source has none, it has spaces in their place."""
+        """Create an empty text; unless `line_feeds` is True, spaces replace line feeds, as the source has none."""
         self.vocabulary = vocabulary
         self.shown = ""
         self._line_feeds = line_feeds
 
     def grow(self, tokens: Tensor) -> str:
-        """Return the text that became final with the newest hypotheses (W, t); the text may be empty."""
+        """Return the text that became final with the newest W hypotheses, (W, t); it may be empty."""
         same = (tokens == tokens[:1]).all(dim=0) & (tokens[0] != self.vocabulary.eos_id)  # (t,)
         certain = int(same.cumprod(dim=0).sum())
         text = decode_like(self.vocabulary, tokens[0, :certain].tolist(), line_feeds=self._line_feeds).rstrip(
@@ -56,7 +56,7 @@ class GrowingText:
 
 
 def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
-    """Return the text of a translation; its line feeds become spaces if its source has none (not `line_feeds`)."""
+    """Return the text of a translation's token ids; unless `line_feeds` is True, spaces replace line feeds."""
     text = vocabulary.decode(ids)
     return text if line_feeds else text.replace("\n", " ")
 
@@ -142,7 +142,7 @@ def empty_alternative(*, ended: bool = True) -> Alternative:
 
 
 def without_context(hypothesis: Hypothesis, tokens: int, alpha: float) -> Hypothesis:
-    """Return a hypothesis without the translations of its document's earlier sentences, its first `tokens` tokens.
+    """Return a hypothesis without its first `tokens` tokens, which translate earlier sentences of the document.
 
     Args:
         hypothesis: what search found, which starts with these tokens.
@@ -185,7 +185,7 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
         segmented: the sentences of the text and its layout.
         parts: the translation of each sentence.
         n_best: maximum number of alternatives.
-        sampled: whether the alternatives are samples.
+        sampled: True if the alternatives are samples.
     """
     combinations = _combine_samples(parts) if sampled else _best_combinations(parts, n_best)
     alternatives = [_join(segmented, parts, indices) for indices in combinations]
@@ -255,13 +255,16 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation]) -
 
 
 def _combine_samples(parts: Sequence[Translation]) -> list[list[int]]:
-    """Return combinations of alternatives, as indices, that join the first samples, the second ones, and so on."""
+    """Return combinations of alternatives, one index for each part: all first samples, all second ones, and so on."""
     count = min((len(part.alternatives) for part in parts), default=1)
     return [[index] * len(parts) for index in range(count)]
 
 
 def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[int]]:
-    """Return the combinations of alternatives, as indices, with the fewest truncated ones and the highest scores."""
+    """Return the best combinations of alternatives, one index for each part.
+
+    Those with the fewest truncated alternatives come first, then those with the highest scores.
+    """
     if n_best == 1:
         return [[0] * len(parts)]
     if len(parts) == 1:
@@ -288,7 +291,7 @@ def _costs(part: Translation) -> list[float]:
 
 
 def _unlinked(chain: object) -> list[int]:
-    """Return the indices that a linked list holds, in the order of the parts."""
+    """Return the indices stored in a linked list, in the order of the parts."""
     indices: list[int] = []
     while isinstance(chain, tuple):
         chain, index = chain
@@ -299,7 +302,7 @@ def _unlinked(chain: object) -> list[int]:
 def _join(
     segmented: SegmentedText, parts: Sequence[Translation], indices: Sequence[int]
 ) -> tuple[Alternative, list[Span], list[tuple[Span, Span]]]:
-    """Join one alternative of each part of a text to an alternative of the text.
+    """Join one alternative of each part to an alternative of the whole text.
 
     Returns:
         The joined alternative, the span of each part in its text, and the protected spans in the layout, in the source
@@ -324,7 +327,7 @@ def _join(
 
 
 def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative:
-    """Return an alternative with this text, and the tokens and scores of the alternatives of its sentences."""
+    """Return an alternative with the given text, and the tokens and scores of its sentences' alternatives."""
     return Alternative(
         text=text,
         tokens=tuple(token for part in chosen for token in part.tokens),

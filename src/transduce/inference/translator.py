@@ -75,7 +75,7 @@ from transduce.text.word_spans import Span
 
 
 class _Histories:
-    """The earlier sentences of the documents of texts that are translated together, in the order of the texts."""
+    """The preceding sentences that a model reads as context, for texts that are translated together."""
 
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
@@ -87,7 +87,7 @@ class _Histories:
     def with_history(self, parts: Sequence[Part]) -> list[Part]:
         """Return the parts, each with the preceding sentences of its document as context.
 
-        The parts are unchanged if the model also needs translations of these sentences, which must be made first.
+        The parts are unchanged if the model also reads the translations of these sentences, which do not exist yet.
         """
         memory = self._memory
         if memory is None or self.is_sequential:
@@ -101,7 +101,7 @@ class _Histories:
         return result
 
     def waves(self, parts: Sequence[Part], translations: Mapping[tuple[int, int], Translation]) -> Iterator[list[Part]]:
-        """Yield groups of parts to translate; a later group may need the translations of earlier ones.
+        """Yield groups of parts that can be translated together; a later group may need translations of earlier ones.
 
         Args:
             parts: the parts of all texts that are not empty, in order.
@@ -125,7 +125,7 @@ class _Histories:
                 memory.append(part, translations[part.key].text if part.key in translations else "")
 
     def _in_order(self, parts: Sequence[Part]) -> Iterator[tuple[bool, Part]]:
-        """Yield the parts, and whether each begins a document."""
+        """Yield each part, after a boolean that is True if the part begins a document."""
         text = -1
         for part in parts:
             # Texts without parts may end a document, too.
@@ -139,7 +139,7 @@ SearchParts = Callable[[Sequence[Part]], dict[tuple[int, int], Translation]]
 
 
 class TranslateOptions(TypedDict, total=False):
-    """The options of a call of `Translator`, which describes them."""
+    """Keyword arguments of a call of `Translator`, which documents them."""
 
     beam_size: int | None
     length_penalty: float | None
@@ -202,7 +202,7 @@ class Translator:
         self.training_lines: TrainingLines | None = None
         """Measurements of the lines that the model was trained on; they decide whether `auto` splits sentences."""
         self.context: DocumentContext | None = None
-        """How the model reads earlier sentences of a document; None: it translates each sentence by itself."""
+        """The context that the model reads of a document; None: the model translates each sentence by itself."""
         self.longest_source = max(1, min(max_source_tokens, max_model_positions(self.models) - special_tokens))
         self._proof = BatchInvarianceCheck(self._search_sources, tokenizer.source)
 
@@ -437,7 +437,7 @@ class Translator:
     def _search_parts(
         self, parts: Sequence[Part], search: SearchSettings, indices: Sequence[int] | None, watch: PartsObserver
     ) -> dict[tuple[int, int], Translation]:
-        """Search the translations of parts of sentences, and return them by the parts' keys."""
+        """Search for the translations of parts, and return them by the parts' keys."""
 
         def decode(batch: Sequence[Part]) -> dict[tuple[int, int], Translation]:
             active = watch.waiting(batch)
@@ -521,7 +521,7 @@ class Translator:
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: Batch, search: SearchSettings) -> Iterator[str]:
-        """Yield one sentence's translation while it is generated."""
+        """Yield one sentence's translation while it is generated, in parts of text."""
         has_line_feeds = self.tokenizer.source.id("\n") in batch.source_ids[0]
         growing = GrowingText(self.tokenizer.target, line_feeds=has_line_feeds)
         if search.batch_invariant:
@@ -544,7 +544,7 @@ class Translator:
             yield rest
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0) -> list[Score]:
-        """Score given translations, with the same scores as search.
+        """Return the scores of given translations, computed as search ranks hypotheses.
 
         Args:
             sources: source sentences, short enough not to be split.
@@ -636,7 +636,7 @@ class Translator:
     def _segment(
         self, texts: Sequence[str], settings: TextSettings, protected: Sequence[Iterable[Span] | None] | None
     ) -> list[SegmentedText]:
-        """Divide texts into layout and sentences, none of which is longer than the model takes."""
+        """Divide texts into layout and sentences; longer sentences than the model accepts are cut into parts."""
         lines, longest, splits = self.training_lines, self.longest_source, settings.split_sentences
         is_for_documents = longest > DEFAULT_MAX_SOURCE if lines is None else lines.has_documents
         if lines is not None and is_for_documents and splits == "auto":
@@ -676,7 +676,7 @@ class Translator:
         phrases: Sequence[Sequence[str]] | None,
         glossary: Glossary | None,
     ) -> list[Part]:
-        """Return the parts of texts, with the prefix and the required phrases attached to the first part of each."""
+        """Return the parts of texts, with the prefix attached to each text's first part, and the required phrases."""
         check_prefix(search, as_text(prefix))
         prefix_ids = tokenize_prefix(prefix, self.tokenizer.target)
         if glossary is not None:
@@ -686,7 +686,7 @@ class Translator:
         return attach_phrases(parts, phrases, search, self.tokenizer.target, self._translate_unwatched)
 
     def _histories(self, documents: Documents | None, texts: int, settings: TextSettings) -> "_Histories":
-        """Return the histories of a number of texts, with the sentences before the first text."""
+        """Return the context for a number of texts, starting with the document's sentences before the first text."""
         continues = [False] * texts if documents is None else list(documents.continues)
         if len(continues) != texts:
             raise TransduceError(
@@ -702,7 +702,7 @@ class Translator:
         return _Histories(memory, continues, is_sequential=self.context.on_target)
 
     def _translate_unwatched(self, parts: Sequence[Part], search: SearchSettings) -> dict[tuple[int, int], Translation]:
-        """Return translations of parts by the parts' keys, without an observer of the search."""
+        """Return the translations of parts by the parts' keys, from a search without an observer."""
         search_parts = partial(self._search_parts, search=search, indices=None, watch=PartsObserver(None))
         return self._translate_parts(parts, search, None, search_parts)
 
@@ -721,7 +721,7 @@ class Translator:
             return start_search(self.models, self.tokenizer.target, batch, search, datastore=self.datastore)
 
     def _search_sources(self, source_ids: list[list[int]], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Search one batch without prefixes and required phrases, and without the batch-invariance check."""
+        """Search for translations of one batch of token ids, without the check of batch invariance."""
         batch = Batch(source_ids, [[]] * len(source_ids), [()] * len(source_ids), range(len(source_ids)))
         with torch.inference_mode():
             return run(self._begin(batch, search))

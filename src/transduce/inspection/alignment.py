@@ -51,9 +51,9 @@ class WordMaps(NamedTuple):
     """Cross-attention between the words of a sentence pair."""
 
     heads: Matrix
-    """Attention of each target word to each source word, (C, T, S)."""
+    """Attention of each target word to each source word, (heads, target words, source words)."""
     nowhere: Matrix
-    """Attention of each target word to the end symbol, which is high for words without a counterpart, (C, T, 1)."""
+    """Attention to the end symbol, (heads, target words, 1), which is high for words without a counterpart."""
 
     def only(self, heads: Matrix) -> "WordMaps":
         """Return the attention maps of only the heads with these indices."""
@@ -61,10 +61,11 @@ class WordMaps(NamedTuple):
 
 
 def head_features(maps: WordMaps) -> Matrix:
-    """Return features of each word pair and its adjacent pairs from every head, (F, T, S).
+    """Return features of each word pair from the attention of every head, (features, target words, source words).
 
-    Each head contributes the attention that a target word pays, and its share of the attention that a source word
-    receives. The mean of all heads and the distance of the words' relative positions are further features.
+    The attention of adjacent word pairs is included. Each head contributes the attention that a target word pays, and
+    its share of the attention that a source word receives. The mean of all heads and the distance of the words'
+    relative positions are further features.
     """
     heads = np.concatenate([maps.heads, maps.heads.mean(axis=0, keepdims=True)])
     attention = np.concatenate([heads, heads / (heads.sum(axis=1, keepdims=True) + _EPSILON)])
@@ -81,8 +82,8 @@ def head_features(maps: WordMaps) -> Matrix:
     )
 
 
-def neighbour_features(answer: Matrix) -> Matrix:
-    """Return features of each word pair from the link probabilities (T, S) around it and in its row and column."""
+def neighbor_features(answer: Matrix) -> Matrix:
+    """Return features of each word pair from the link probabilities of other pairs near it or with one of its words."""
     row_normalized = answer / (answer.sum(axis=1, keepdims=True) + _EPSILON)
     column_normalized = answer / (answer.sum(axis=0) + _EPSILON)
     around = [
@@ -94,18 +95,18 @@ def neighbour_features(answer: Matrix) -> Matrix:
 
 
 _Counts = dict[str, tuple[int, int]]
-"""The number of linked occurrences of each word, and the number of all occurrences."""
+"""A map from a word to the number of its linked occurrences and the number of all its occurrences."""
 
 
 class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counts of linked words in known alignments."""
 
     sources: _Counts
-    """Source words that have any link."""
+    """Numbers of linked occurrences and of all occurrences of each source word."""
     targets: _Counts
-    """Target words that have any link."""
+    """Numbers of linked occurrences and of all occurrences of each target word."""
     pairs: dict[str, _Counts]
-    """Target words that are linked with a source word, among those in the translations of its sentences."""
+    """For each source word, linked and all occurrences of each target word in the same sentence pair."""
 
     def add(self, sources: Sequence[str], targets: Sequence[str], links: Matrix) -> None:
         """Count the links, (T, S) of 1 or 0, between the words of a sentence pair."""
@@ -119,7 +120,10 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             table[word] = linked + bool(is_linked), total + 1
 
     def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
-        """Return the counts of each word pair and, in the last row and column, of each word, (2, T + 1, S + 1)."""
+        """Return linked and all occurrences of each word pair and, in the last row and column, of each word.
+
+        The shape is (2, target words + 1, source words + 1).
+        """
         pairs = [self.pairs.get(source, {}) for source in sources]
         rows = [[pair.get(word, _NEVER) for pair in pairs] + [self.targets.get(word, _NEVER)] for word in targets]
         last = [*(self.sources.get(word, _NEVER) for word in sources), _NEVER]
@@ -127,10 +131,12 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lexical_features(counts: Matrix) -> Matrix:
-    """Return features of each word pair from how often its words are linked in other sentences, (F, T, S).
+    """Return features of each word pair from how often its words are linked in other sentence pairs.
+
+    The shape is (features, target words, source words).
 
     Args:
-        counts: what `LinkCounts.table` returns, (2, T + 1, S + 1), without the links of this sentence pair.
+        counts: the result of `LinkCounts.table`, without the links of the sentence pair itself.
     """
     linked, total = counts[:, :-1, :-1]
     rate = (linked + 0.3) / (total + 2.0)
@@ -164,7 +170,7 @@ def _overlap(step: int, length: int) -> tuple[slice, slice]:
 
 
 def _strongest_other(answer: Matrix, axis: int) -> Matrix:
-    """Return, for each entry, the greatest other value in its row or column."""
+    """Return, for each entry, the greatest value of the other entries along an axis."""
     if answer.shape[axis] < 2:
         return np.zeros_like(answer)
     ordered = np.sort(answer, axis=axis)
@@ -173,7 +179,10 @@ def _strongest_other(answer: Matrix, axis: int) -> Matrix:
 
 
 def probability(features: Matrix, weights: Matrix) -> Matrix:
-    """Return the link probabilities (T, S): the logistic function of the weighted sum of features (F, T, S)."""
+    """Return the link probability of each word pair: the logistic function of the weighted sum of its features.
+
+    The features are (features, target words, source words), and the weights (features,).
+    """
     total = np.einsum("fts,f->ts", features, weights)
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip(total, -30.0, 30.0))))
 
@@ -182,11 +191,11 @@ def fit_logistic(features: Sequence[Matrix], links: Sequence[Matrix]) -> Matrix:
     """Fit a logistic regression by Newton's method.
 
     Args:
-        features: features of each sentence, (F, T, S).
-        links: 1 if two words translate each other, else 0, (T, S).
+        features: features of the word pairs of each sentence pair, (features, target words, source words).
+        links: 1 if two words translate each other, else 0, (target words, source words), for each sentence pair.
 
     Returns:
-        The weights, (F,).
+        The weights, (features,).
     """
     x = np.concatenate([matrix.reshape(len(matrix), -1) for matrix in features], axis=1).T  # (words² of all, F)
     y = np.concatenate([matrix.ravel() for matrix in links])
@@ -227,7 +236,7 @@ class WordPair(msgspec.Struct, frozen=True):
     If False, each word of a token that spans several gets the token's whole attention.
     """
     cut_target: bool = False
-    """Same meaning as `cut_source`, for the target."""
+    """True to split target tokens that span several words, as `cut_source` does in the source."""
 
 
 def word_pair(
@@ -332,12 +341,12 @@ _MAX_HEADS = 16  # further heads cost time and hardly help
 # Constants of word statistics, chosen on the dev part of the demonstration's grammar.
 _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
-"""Rounds of expectation maximization; more of them favor rare words as translations of everything around them."""
+"""Number of rounds of expectation maximization; more rounds favor rare words as translations of all words near them."""
 _NOTHING = (0.05, 0.005)
-"""The weight of no partner, beside attention, for a target word and for a source word."""
+"""The prior weight, relative to attention, that a target word and that a source word has no counterpart."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
-"""Words are linked if the target word, or the source word, comes from the other with more than this probability."""
+"""Probabilities above which a target word is linked to the source word that it comes from, and vice versa."""
 _MIN_CHANCE = 1e-5
 
 
@@ -346,18 +355,18 @@ class ReferenceAlignment(msgspec.Struct, frozen=True):
 
     pair: WordPair
     links: Links
-    """(source word, target word), both from 0."""
+    """Pairs (source word, target word) of indices of aligned words, both from 0."""
 
 
 class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Heads and translation probabilities of words that `learn_word_statistics` found. They are valid for one model."""
+    """Chosen heads and word translation probabilities of `learn_word_statistics`, which are valid for one model."""
 
     num_layers: int
-    """Decoder layers of that model."""
+    """Number of decoder layers of the model."""
     num_heads: int
-    """Heads per layer."""
+    """Number of heads per layer."""
     chosen: tuple[tuple[int, int], ...]
-    """(layer, head) of the heads whose mean is used."""
+    """Pairs (layer, head) of the heads whose mean attention is used."""
     targets: dict[str, dict[str, float]]
     """The probability of each target word given a source word; the empty word stands for none."""
     sources: dict[str, dict[str, float]]
@@ -365,20 +374,20 @@ class WordStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class HeadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The weights that `choose_heads` learned for a model's heads. They are valid for that model only."""
+    """The weights that `choose_heads` learned for a model's heads, which are valid for that model only."""
 
     num_layers: int
-    """Decoder layers of that model."""
+    """Number of decoder layers of the model."""
     num_heads: int
-    """Heads per layer."""
+    """Number of heads per layer."""
     chosen: tuple[tuple[int, int], ...]
-    """(layer, head) of the heads used, best aligner first."""
+    """Pairs (layer, head) of the heads that are used, best aligner first."""
     first: tuple[float, ...]
     """Weights of the first regression, for the features at each pair of words."""
     second: tuple[float, ...]
-    """Weights of the second regression, which adds the first one's probabilities around each pair."""
+    """Weights of the second regression, which also has the first regression's probabilities around each pair."""
     words: LinkCounts | None = None
-    """Links of words in the known alignments; None in files of versions that did not count them."""
+    """Counts of linked words in the known alignments; None in files of versions that did not count them."""
 
 
 def choose_heads(translator: Translator, known: Sequence[ReferenceAlignment]) -> HeadWeights:
@@ -436,9 +445,9 @@ def learn_word_statistics(translator: Translator, pairs: Sequence[WordPair]) -> 
     """Learn from sentence pairs, without known alignments, which heads align and which words translate each other.
 
     Each word of one side is generated by a word of the other side, or by none, with a probability that is the product
-    of the attention between them and the translation probability of the two words. The latter are found by expectation
-    maximization, in both directions. The layer is chosen whose heads agree most with the links of a first round, for
-    which the heads of all layers are averaged.
+    of the attention between the two words and their translation probability. Expectation maximization finds the
+    translation probabilities in both directions. The layer is chosen whose heads agree most with the links of a first
+    round, for which the heads of all layers are averaged.
 
     Args:
         translator: a translator with cross-attention.
@@ -476,7 +485,10 @@ _Table = dict[str, dict[str, float]]
 
 
 def _agreement(links: Matrix, heads: Matrix) -> Matrix:
-    """Return how many links (T, S) each head (C, T, S) has at the target words that attend to a source word most."""
+    """Return how many links each head finds if it links a source word to the target word that attends to it most.
+
+    Links are (target words, source words), and `heads` is (heads, target words, source words).
+    """
     best = heads.argmax(axis=1)  # (C, S)
     return np.asarray(links[best, np.arange(links.shape[1])].sum(axis=1))
 
@@ -504,9 +516,10 @@ def _texts(pair: WordPair, side: Literal["source", "target"]) -> list[str]:
 
 
 def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the probability that a target word comes from no source word or from each, (T, 1 + S), and (S, 1 + T).
+    """Return the prior probabilities that a target word comes from no source word or from each one, and vice versa.
 
-    A target word follows its own attention, and a source word its share of the attention that it receives.
+    The shapes are (target words, 1 + source words) and (source words, 1 + target words). A target word follows its own
+    attention, and a source word its share of the attention that it receives.
     """
     received = (attention / (attention.sum(axis=0) + 1e-9)).T
     priors = []
@@ -519,7 +532,7 @@ def _priors(attention: Matrix) -> tuple[Matrix, Matrix]:
 def _expectation_maximization(
     givens: Sequence[Sequence[str]], words: Sequence[Sequence[str]], priors: Sequence[Matrix]
 ) -> tuple[_Table, list[Matrix]]:
-    """Return the probability of each word by given word, and the posterior of what each word comes from.
+    """Return the probability of each word given another, and the posterior of what generated each word.
 
     Args:
         givens: the words that generate, of each pair.
@@ -561,12 +574,12 @@ def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior
 
 
 def _link_sides(by_target: Matrix, by_source: Matrix) -> Matrix:
-    """Return the links (T, S) of the words that come from each other with a high probability in either direction."""
+    """Return links between words if one comes from the other with a high probability, (target words, source words)."""
     return np.asarray((by_target[:, 1:] > _LINKED[0]) | (_LINKED[1] < by_source[:, 1:].T))
 
 
 def _link_statistics(maps: WordMaps, pair: WordPair, statistics: WordStatistics) -> Matrix:
-    """Return the links of a pair, (T, S), by word statistics and attention."""
+    """Return the links of a sentence pair by word statistics and attention, (target words, source words)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:], dtype=bool)
     per_layer = len(maps.heads) // statistics.num_layers if len(maps.heads) > 1 else 1
@@ -613,7 +626,7 @@ def read_heads(path: Path) -> HeadWeights | WordStatistics:
     """Read the heads, or the word statistics, that `transduce align --learn` wrote.
 
     Raises:
-        TransduceError: the file contains something else.
+        TransduceError: the file contains neither heads nor word statistics.
     """
     try:
         content = path.read_bytes()
@@ -649,7 +662,10 @@ def align_pairs(
 
 
 def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
-    """Return the alignment error rate (Och and Ney 2003) if all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|)."""
+    """Return the alignment error rate (Och and Ney 2003) if all known links are sure: 1 - 2 |A ∩ K| / (|A| + |K|).
+
+    A are the links found, and K the known links.
+    """
     num_correct = total = 0
     for links, expected in zip(found, known, strict=True):
         num_correct += len(links & expected)
@@ -658,7 +674,10 @@ def alignment_error(found: Iterable[Links], known: Iterable[Links]) -> float:
 
 
 def head_errors(translator: Translator, known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return each single head's alignment error rate, (N, H), linking each source word as `_link_sources` does."""
+    """Return the alignment error rate of each single head, (layers, heads).
+
+    Each source word is linked to the target word that pays most attention to it.
+    """
     config = translator.model.config
     errors = _errors(word_maps(translator, [item.pair for item in known]), known)
     return errors.reshape(config.num_decoder_layers, config.num_heads)
@@ -668,7 +687,7 @@ def head_errors(translator: Translator, known: Sequence[ReferenceAlignment]) -> 
 
 
 def _errors(maps: Iterable[WordMaps], known: Sequence[ReferenceAlignment]) -> Matrix:
-    """Return each single head's alignment error rate, (N × H,)."""
+    """Return each single head's alignment error rate, (layers × heads,)."""
     links_by_head = [[_link_sources(head) for head in item.heads] for item in maps]
     expected = [item.links for item in known]
     return np.array([alignment_error(links, expected) for links in zip(*links_by_head, strict=True)])
@@ -682,7 +701,7 @@ def _link_sources(head: Matrix) -> Links:
 
 
 def _link_matrix(known: ReferenceAlignment) -> Matrix:
-    """Return the known links as a matrix of 1 and 0, (T, S)."""
+    """Return the known links as a matrix of 1 and 0, (target words, source words)."""
     shape = len(known.pair.target_words), len(known.pair.source_words)
     links = np.zeros(shape)
     for source, target in known.links:
@@ -696,11 +715,11 @@ def _link_matrix(known: ReferenceAlignment) -> Matrix:
 
 
 def _second_features(features: Matrix, answer: Matrix) -> Matrix:
-    return np.concatenate([features, neighbour_features(answer)])
+    return np.concatenate([features, neighbor_features(answer)])
 
 
 def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> Matrix:
-    """Return the probability of a link for each pair of words, (T, S)."""
+    """Return the probability of a link for each pair of words, (target words, source words)."""
     if not maps.heads.size:
         return np.zeros(maps.heads.shape[1:])
     chosen = np.array([layer * heads.num_heads + head for layer, head in heads.chosen])
@@ -713,7 +732,7 @@ def _link_probabilities(maps: WordMaps, pair: WordPair, heads: HeadWeights) -> M
 
 
 def _link_mutual(maps: WordMaps) -> Matrix:
-    """Return links (T, S) by the mean attention of all heads.
+    """Return links by the mean attention of all heads, (target words, source words).
 
     Two words are linked if each is the other's strongest partner, or if the link has over half of one word's attention.
     """

@@ -48,7 +48,10 @@ def _shaded_cell(weight: float) -> str:
 
 
 def small_heat_maps(weights: npt.NDArray[np.float32]) -> str:
-    """Return an HTML table with a small picture of each head (N, H, Q, L): a row per layer, a column per head."""
+    """Return an HTML table with a small picture of each head: a row per layer, a column per head.
+
+    `weights` is (layers, heads, rows, columns).
+    """
     heads = "".join(f"<th>head {number}</th>" for number in range(1, weights.shape[1] + 1))
     rows = "".join(
         f"<tr><th>layer {number}</th>{''.join(f'<td>{_small_heat_map(head)}</td>' for head in layer)}</tr>"
@@ -84,7 +87,7 @@ AttentionKind = Literal["memory", "encoder", "decoder"]
 
 
 class AttentionMaps(msgspec.Struct, frozen=True):
-    """Attention weights of every layer and head for one text, or one sentence pair. Each row sums to 1.
+    """Attention weights of every layer and head for one text, or one sentence pair, in rows that sum to 1.
 
     An array has no layers (0, 0, …) if the model has no such attention.
     """
@@ -94,11 +97,11 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     target_tokens: tuple[str, ...]
     """Target tokens, with the end symbol unless `ended` is False; empty without a decoder."""
     encoder: Weights
-    """(N, H, S, S): row s is the attention from source token s to all source tokens."""
+    """Weights (layers, heads, S, S): row s is the attention from source token s to all source tokens."""
     decoder: Weights
-    """(N, H, T, T): row t is the attention to the start symbol and earlier target tokens when token t is predicted."""
+    """Weights (layers, heads, T, T): row t is the attention to the start symbol and tokens before t, to predict t."""
     memory: Weights
-    """(N, H, T, S): row t is the attention to the source tokens when target token t is predicted."""
+    """Weights (layers, heads, T, S): row t is the attention to the source tokens when target token t is predicted."""
     ended: bool = True
     """True if the last target token is the end symbol, which is missing if the search reached its length limit."""
     decoder_tokens: tuple[str, ...] = ()
@@ -121,7 +124,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Return the weights of a kind, (N, H, Q, L), and the tokens of its rows and columns."""
+        """Return the weights of a kind, (layers, heads, rows, columns), and the tokens of rows and of columns."""
         source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source
@@ -181,7 +184,7 @@ def maps_of(reading: Reading) -> AttentionMaps:
 
 
 def stack_layers(layers: list[torch.Tensor]) -> Weights:
-    """Return the attention weights of layers, (1, H, Q, L) each, as one array (N, H, Q, L)."""
+    """Stack the weights of layers, (1, heads, queries, keys) each, to one array (layers, heads, queries, keys)."""
     if not layers:
         return np.zeros((0, 0, 0, 0), dtype=np.float32)
     stacked = torch.stack([layer[0].float() for layer in layers])  # (N, H, Q, L)
@@ -201,10 +204,10 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return word-level attention: summed over the tokens of a word that is read, averaged over those of a row's word.
+    """Return attention between words: averaged over the attending word's tokens, summed over the attended word's.
 
-    It is cross-attention if the model has it, and otherwise self-attention. Layers and heads are averaged with weights:
-    heads with sharper attention count more.
+    Cross-attention is used if the model has it, and otherwise self-attention. Layers and heads are averaged with
+    weights: heads with sharper attention count more.
     """
     if maps.memory.shape[0] or not maps.kinds:
         num_tokens = len(maps.target_tokens) - maps.ended
@@ -227,7 +230,10 @@ def _words_without_marks(tokens: Sequence[str], marks: Sequence[str]) -> tuple[t
 def _between_words(
     weights: Weights, rows: tuple[tuple[str, ...], list[list[int]]], columns: tuple[tuple[str, ...], list[list[int]]]
 ) -> WordAttention:
-    """Return the attention between words, from the weights between tokens (N, H, Q, L) and each word's tokens."""
+    """Return the attention between words, from the weights between tokens, (layers, heads, queries, keys).
+
+    `rows` and `columns` are the words and, for each word, the indices of its tokens.
+    """
     result = np.zeros((len(rows[0]), len(columns[0])), dtype=np.float32)
     if result.size:
         mean_attention = _average_heads(weights)  # (Q, L)
@@ -238,10 +244,11 @@ def _between_words(
 
 
 def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
-    """Return the words of a text and the self-attention between them by layer and head, (N, H, words, words).
+    """Return the words of a text and the self-attention between the words, (layers, heads, words, words).
 
-    It is the encoder's, or that of a model without an encoder. Attention is averaged over the tokens of the attending
-    word and summed over those of the other. Rows sum to less than 1 by what goes to special tokens.
+    The self-attention is the encoder's, or the decoder's in a model without an encoder. Attention is averaged over the
+    tokens of the attending word and summed over those of the other. Rows sum to less than 1 by what goes to special
+    tokens.
 
     Raises:
         TransduceError: the model has no self-attention.
@@ -257,7 +264,7 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
 
 
 def _average_heads(memory: Weights) -> Weights:
-    """Average (N, H, T, S) over layers and heads to (T, S), weighting each head by its squared mean maximum."""
+    """Average weights over layers and heads, (N, H, T, S) to (T, S); a head counts by its squared mean maximum."""
     sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
     mixed = np.einsum("nh,nhts->ts", sharpness, memory) / sharpness.sum()
     return np.asarray(mixed, dtype=np.float32)

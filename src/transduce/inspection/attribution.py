@@ -32,9 +32,9 @@ _INTEGRATION_POINTS = (0.07, 0.33, 0.67)
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
-"""Number of parts of a translation that are explained one after another, each without the positions after it.
+"""Number of parts of a translation that are explained one after another, without computing the positions after a part.
 
-With fewer floating-point operations, several passes take longer than these positions.
+The translation is divided only if its gradients take more than the minimum number of floating-point operations.
 """
 _MAX_OPERATIONS = 1e12
 """Maximum number of floating-point operations of a method when all methods are asked for."""
@@ -184,7 +184,7 @@ def _check_reader(reader: object, method: Method) -> None:
 
 @contextmanager
 def _evaluation(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off, and compute no gradients of weights, while the context runs."""
+    """Disable dropout and the gradients of weights within a `with` block."""
     was_training, needed = model.training, [parameter.requires_grad for parameter in model.parameters()]
     model.eval()
     model.requires_grad_(requires_grad=False)
@@ -197,7 +197,7 @@ def _evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class _Subject:
-    """A text and what a model predicts of it, with the methods of attribution."""
+    """A text and a model's predictions for it, to which the methods of attribution are applied."""
 
     def __init__(self, reading: Reading) -> None:
         if reading.head is None:
@@ -231,7 +231,10 @@ class _Subject:
         return self.reading.outputs, [[number] for number in range(len(self.reading.outputs))]
 
     def measure(self, method: Method, groups: Sequence[Sequence[int]]) -> tuple[Weights, Weights]:
-        """Return the contributions to each prediction of the tokens that are read, (T, S), and of their words."""
+        """Return the contribution to each prediction of each token that is read, (T, S), and of each word, (T, words).
+
+        `groups` are the indices of each word's tokens.
+        """
         if method == "occlusion":
             both = self.occlusion([*([index] for index in range(len(self.ids))), *groups])
             return both[:, : len(self.ids)], both[:, len(self.ids) :]
@@ -353,7 +356,7 @@ class _Subject:
         return gradients
 
     def rollout(self) -> Weights:
-        """Return the attention of each prediction, traced through the layers' attention, (T, S)."""
+        """Return each prediction's attention to each token, multiplied through the layers (`rollout`), (T, S)."""
         with torch.inference_mode(), record_activations(self.model, "*.weights") as recording:
             self.reading.forward(1)
         through = torch.eye(len(self.ids), device=self.device)
@@ -369,7 +372,7 @@ class _Subject:
         return as_array(crossed @ through)
 
     def value_rollout(self) -> Weights:
-        """Return the share of each token in each predicting state, traced through all layers, (T, S).
+        """Return the share of each token in each predicting state, traced through all layers (method `value`), (T, S).
 
         Raises:
             TransduceError: the model has an attention or an order of norms whose moved vectors are not known.
@@ -403,7 +406,7 @@ class _Subject:
         return self.model.source_embedding if self.is_pair else self.model.embedding
 
     def _word_vectors(self) -> Tensor:
-        """Return what the embedding adds for the words alone, without positions, (1, S, D)."""
+        """Return the scaled embeddings of the tokens that are read, without positions, (1, S, D)."""
         ids = torch.tensor([self.ids], device=self.device)
         vectors: Tensor = F.embedding(ids, self.model.source_weight.detach()) * self._embedding().scale
         return vectors
@@ -418,14 +421,14 @@ class _MovedVectors(msgspec.Struct, frozen=True):
     module: MultiHeadAttention
     is_self_attention: bool
     residual: Tensor
-    """What the residual connection around the module adds to its output, (1, Q, D)."""
+    """The tensor that the residual connection around the module adds to its output, (1, queries, d_model)."""
     values: Tensor
-    """(1, G, L, V)."""
+    """Projected values of the keys' positions, (1, key/value heads, keys, value width)."""
     weights: Tensor
-    """Attention weights, (1, H, Q, L)."""
+    """Attention weights, (1, heads, queries, keys)."""
 
     def shares(self) -> Tensor:
-        """Return each position's share in the output of the module with its residual connection, (Q, L).
+        """Return the share of each position in the output of the module with its residual connection, (queries, keys).
 
         A position's vector is its projected value, times the attention weight; the output is the sum of all vectors.
         The share is proportional to how much nearer the vector is to the output than zero is, in the L1 norm. For

@@ -26,7 +26,7 @@ from transduce.inspection.sentence_view import Candidate
 from transduce.ui_language import localized
 
 Fill = Literal["zero", "mean"]
-"""What replaces an ablated activation: zeros, or its mean over the positions of reference texts."""
+"""The replacement of an ablated activation: zeros, or its mean over the positions of reference texts."""
 
 _BATCH_TOKENS = 4096
 _MAX_CELL = 12  # terminal columns of a token in a table
@@ -48,7 +48,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
-    """(rows, columns)."""
+    """The numbers, (rows, columns)."""
 
     def draw(self, *, as_percent: bool = False) -> str:
         """Return the table as text for a terminal."""
@@ -138,7 +138,7 @@ class Ablation(msgspec.Struct, frozen=True, kw_only=True):
         return "\n\n".join([localized(head), *(grid.draw() for grid in (*self.layers, *self.heads))])
 
     def chart(self) -> Chart:
-        """Return the tables as heat maps; the darkest shade of layers and that of heads are noted below."""
+        """Return the tables as heat maps, with notes of the values that the darkest shades stand for."""
         panels = []
         for grids in (self.layers, self.heads):
             maximum = _largest(grids)
@@ -221,7 +221,7 @@ def _check_layers(reading: Reading) -> None:
 
 
 def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[str, Tensor]:
-    """Return what replaces the heads, (H, V), and the outputs of sub-layers, (D,), by hook point."""
+    """Return by hook point what replaces the outputs of heads, (heads, value width), and of sub-layers, (d_model,)."""
     points = ("*.heads", "*_attention.output", "*.feed_forward.output")
     sums: dict[str, Tensor] = {}
     positions: dict[str, int] = {}
@@ -237,7 +237,7 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
 
 
 def _one_head_each(fill: Tensor) -> Edit:
-    """Return an edit that replaces head h of copy h, (C, Q, H, V) with C = H, by row h of `fill`, (H, V)."""
+    """Return an edit of a batch with one copy of the text per head: row h of `fill` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(len(fill), device=outputs.device)
@@ -248,7 +248,7 @@ def _one_head_each(fill: Tensor) -> Edit:
 
 
 def _one_copy(fill: Tensor, copy: int, last: int) -> Edit:
-    """Return an edit that replaces the activation (C, T, D) of one copy and of the last one by `fill`, (D,)."""
+    """Return an edit that replaces the activation of the text's copies `copy` and `last` in a batch by `fill`."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited = outputs.clone()
@@ -285,9 +285,9 @@ def _residual_points(reading: Reading, stack: str) -> list[str]:
 
 
 class Patching(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of a logit difference that returns when activations of a clean text enter a corrupted one.
+    """The share of a logit difference that is restored when activations of a clean text enter a corrupted one.
 
-    1: the model answers as for the clean text; 0: the activation changes nothing.
+    At 1, the model answers as for the clean text; at 0, the activation changes nothing.
     """
 
     clean: str
@@ -301,9 +301,9 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
     corrupted_difference: float
     """The logit of the first answer less that of the second one, for the corrupted text."""
     residual: tuple[Grid, ...]
-    """The recovered share by the residual stream at each position (rows) after each layer (columns), by stack."""
+    """For each stack, the share recovered by patching the residual stream at each position after each layer."""
     heads: tuple[Grid, ...]
-    """The recovered share by the output of each head at all positions, layers × heads, by kind of attention."""
+    """For each kind of attention, the share recovered by patching a head's output at all positions, layers × heads."""
 
     def draw(self) -> str:
         """Return the tables as text for a terminal."""
@@ -401,7 +401,7 @@ def _stacks(reading: Reading) -> list[str]:
 def _aligned(
     reader: Reader, clean: str, corrupted: str, after: str | None, *, needs_difference: bool
 ) -> tuple[Reading, Reading, int]:
-    """Return both texts as the model reads them, and the number of the prediction that answers.
+    """Return both texts as the model reads them, and the index of the prediction that is compared.
 
     Raises:
         TransduceError: the numbers of tokens differ, or the predictions do not.
@@ -444,7 +444,7 @@ def _aligned(
 
 
 def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[str, str] | None) -> tuple[int, int]:
-    """Return the columns of the logits of the two answers."""
+    """Return the columns of the two answers in the logits of prediction `row`."""
     if answers is None:
         # A translator's own answers are the best tokens after what both translations begin with.
         with torch.inference_mode():
@@ -463,13 +463,16 @@ def _answer_columns(first: Reading, second: Reading, row: int, answers: tuple[st
 
 
 def _difference(logits: Tensor, row: int, columns: tuple[int, int]) -> list[float]:
-    """Return the difference of two logits of a prediction for every copy, from (C, R, V)."""
+    """Return the difference of two logits of prediction `row` for each copy of the text in a batch.
+
+    `logits` is (copies, predictions, vocabulary size), and `columns` are the two tokens, classes or tags.
+    """
     differences: list[float] = (logits[:, row, columns[0]] - logits[:, row, columns[1]]).tolist()
     return differences
 
 
 def _patch_heads(clean: Tensor) -> Edit:
-    """Return an edit that replaces head h of copy h, (C, Q, H, V) with C = H, by the clean one, (1, Q, H, V)."""
+    """Return an edit of a batch with one copy of the text per head: head h of `clean` replaces head h of copy h."""
 
     def edit(outputs: Tensor) -> Tensor:
         edited, numbers = outputs.clone(), torch.arange(outputs.shape[2], device=outputs.device)
@@ -480,7 +483,7 @@ def _patch_heads(clean: Tensor) -> Edit:
 
 
 def _patch_positions(clean: Tensor, positions: Sequence[int]) -> Edit:
-    """Return an edit that replaces one position of every copy, (C, T, D), by the clean one, (1, T, D)."""
+    """Return an edit of a batch of copies: the activation `clean` at `positions[n]` replaces that of copy n."""
 
     def edit(stream: Tensor) -> Tensor:
         edited, copies = stream.clone(), torch.arange(len(positions), device=stream.device)
@@ -497,7 +500,7 @@ def _patched_residual(
     recording: Recording,
     recovered: Callable[[Mapping[str, Edit], int], list[float]],
 ) -> Grid:
-    """Return the recovered share by the residual stream of a stack, positions × layers."""
+    """Return the share that is recovered by patching a stack's residual stream, positions × layers."""
     tokens = [first.source_tokens, second.source_tokens]
     if stack == "decoder":
         tokens = [first.decoder_tokens, second.decoder_tokens]
@@ -532,7 +535,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[str, ...]
     """A name for each prediction: the token that is predicted, the word that is tagged, or the class."""
     layers: tuple[str, ...]
-    """`embedding`, `layer 1`, …; the last layer gives the model's own predictions."""
+    """Names of the layers: `embedding`, `layer 1`, …; after the last layer, predictions are the model's output."""
     candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
     """The most probable tokens, classes or tags of each prediction, (layers, predictions, candidates), best first."""
     probabilities: tuple[tuple[float, ...], ...]
@@ -541,7 +544,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     """The rank of the model's output at each prediction, from 1, (layers, predictions)."""
 
     def draw(self) -> str:
-        """Return a table with the most probable token of each prediction after each layer, in per cent."""
+        """Return a table of each prediction's most probable token after each layer, with the probability in percent."""
         cells = [
             [
                 f"{_cut(best.token)} {100 * best.probability:3.0f}"
@@ -608,7 +611,7 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
 def _candidates(
     reading: Reading, columns: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
 ) -> tuple[tuple[Candidate, ...], ...]:
-    """Return the candidates of each prediction from their columns and probabilities, (R, candidates)."""
+    """Return the candidates of each prediction from their columns and probabilities, (predictions, candidates)."""
     return tuple(
         tuple(Candidate(reading.column_name(one), round(value, 6)) for one, value in zip(row, values, strict=True))
         for row, values in zip(columns, chances, strict=True)

@@ -65,9 +65,9 @@ class LayerType(NamedTuple):
     sequential: str
     path: str
     run: Callable[[Tensor, int], Tensor]
-    """Computes one layer of a stack from x (n, d) and its index from 0; recurrent layers append their states."""
+    """Function of x (n, d) and a layer's index from 0 that computes the layer; recurrent layers append their states."""
     timed: Callable[[int, int], Callable[[], object]]
-    """Returns a function that computes one layer for n positions of width d, to be timed."""
+    """Function that returns a computation of one layer for n positions of width d, which is timed."""
 
 
 def compare_layers(
@@ -268,7 +268,7 @@ def _milliseconds(run: Callable[[], object]) -> float:
 
 
 def _exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
-    """Return the exponent of the power of the size that fits the times best."""
+    """Return the exponent p for which times proportional to size^p fit the measured times best."""
     xs, ys = ([math.log(value) for value in values] for values in (sizes, times))
     return statistics.linear_regression(xs, ys).slope
 
@@ -332,8 +332,8 @@ _STEP_TOKENS, _VOCABULARY = 25_000, 37_000
 def training_flops(preset: str) -> float:
     """Return the floating-point operations of the matrix multiplications of a run of the paper.
 
-    They are 6 for each weight and token, forward and backward, with 25,000 tokens a side in each step. Attention scores
-    and attention's weighted sums, which depend on the lengths, are left out.
+    There are 6 operations for each weight and token, forward and backward, with 25,000 tokens a side in each step.
+    Attention scores and attention's weighted sums, which depend on the lengths, are left out.
     """
     return 6.0 * count_multiplied_weights(PRESETS[preset], _VOCABULARY) * _STEP_TOKENS * _STEPS[preset]
 
@@ -360,8 +360,8 @@ def training_costs(model: str | None = None, bleu: float | None = None, scores: 
 
     Args:
         model: the name of a model that was trained here; None: the paper's rows alone.
-        bleu: its BLEU on a test set of yours.
-        scores: lines that describe the score, with its signature.
+        bleu: the BLEU of that model on a test set of yours.
+        scores: lines that describe the score, with sacreBLEU's signature.
     """
     speed = measure_flops()
     notes = [f"This machine multiplies matrices with {speed / 1e9:,.0f} Gflop/s in float32."]

@@ -45,11 +45,11 @@ class _Reading(NamedTuple):
     """The self-attention weights of a model for one sentence, with the sentence's tokens."""
 
     weights: npt.NDArray[np.float32]
-    """Self-attention of every layer and head, (N, H, T, T)."""
+    """Self-attention of every layer and head, (layers, heads, tokens, tokens)."""
     tokens: list[str]
     """The sentence's tokens, without the special tokens around them."""
     first: int
-    """Position of the sentence's first token among the T."""
+    """Position of the sentence's first token among all tokens that the model reads."""
     left_to_right: bool
     """True if each position attends to earlier positions only."""
 
@@ -67,7 +67,7 @@ def pronoun_attention(
 
     Args:
         reader: a translator with a Transformer, a language model or a masked one, as `transduce.load` returns.
-        sentence: contains the pronoun; if it does so several times, the last one is used.
+        sentence: a sentence with the pronoun, whose last occurrence is used.
         pronoun: the pronoun, in upper or lower case.
         antecedent: the earlier word or words that the pronoun refers to, if known.
         among: the possible antecedents; None: all earlier words except function words (known for English and German).
@@ -182,7 +182,7 @@ def _language(reader: object, translation_of: str | None) -> str | None:
 def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading:
     """Run the model on the sentence, and return the model's self-attention weights.
 
-    Of a translator, the encoder reads the sentence, or the decoder reads it as the translation of a source.
+    In a translator, the encoder reads the sentence, or the decoder reads it as the translation of `translation_of`.
     """
     if translation_of is not None and not isinstance(reader, Translator):
         raise TransduceError("`translation_of` applies to translators only: leave it out for this model.")
@@ -210,10 +210,10 @@ def _read(reader: object, sentence: str, translation_of: str | None) -> _Reading
 
 
 def _between_words(reading: _Reading, spans: Sequence[Span], sentence: str, pronoun: int) -> npt.NDArray[np.float64]:
-    """Return the attention from the pronoun to each word, (N, H, W), from the token-level maps.
+    """Return the attention from the pronoun to each word, (layers, heads, words), from the attention between tokens.
 
-    It is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of several words
-    is divided between them by its characters.
+    The attention is averaged over the pronoun's tokens and summed over a word's tokens. A token that spells parts of
+    several words is divided between them by its characters.
     """
     shared_characters = overlap(spans, token_spans(reading.tokens, sentence)).astype(np.float64)  # (W, tokens)
     to_words = shared_characters / np.maximum(shared_characters.sum(axis=0), 1.0)

@@ -57,10 +57,10 @@ class _Measured(NamedTuple):
 
     values: dict[str, float]
     counts: dict[str, Floats]
-    """(N, K) for each measure that is computed from sentences."""
+    """The counts of each sentence, (sentences, counts), for each measure that is computed from sentences."""
     formulas: dict[str, Formula]
     notes: tuple[str, ...] = ()
-    """How the measures were computed, such as sacreBLEU's signatures."""
+    """Notes on how the measures were computed, such as sacreBLEU's signatures."""
 
 
 def _ratio_formula(counts: Floats) -> Floats:
@@ -168,7 +168,7 @@ class VariantDifference(msgspec.Struct, frozen=True, kw_only=True):
     interval_low: float | None = None
     """Lower end of the middle 95 % of the differences on resampled test sets; None without sentences."""
     interval_high: float | None = None
-    """Upper end of that interval."""
+    """Upper end of the middle 95 % of the differences on resampled test sets; None without sentences."""
     p_sentences: float | None = None
     """Two-sided p value of the paired bootstrap over sentences, of the means over seeds."""
     p_seeds: float

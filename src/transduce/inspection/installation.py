@@ -101,7 +101,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     """The default precision with its reason."""
     training: BackendChoice
-    """The kernels that train."""
+    """The backend that trains."""
     decoding: BackendChoice
     """The backend that decodes the paper's base model."""
     extras: tuple[ExtraStatus, ...]
@@ -109,7 +109,7 @@ class InstallReport(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelStatus | None = None
     """The backend that decodes the requested model."""
     slower: str | None = None
-    """What takes longer or is missing because this processor or device has no kernels; None: nothing."""
+    """Description of what is slower or missing because this processor or device has no kernels; None: nothing."""
 
     def __str__(self) -> str:
         return "\n".join(f"{column(label, _LABEL_COLUMNS)}{text}" for label, text in self._lines())
@@ -177,7 +177,7 @@ def check_install(
 
 
 def _what_is_slower(machine: Machine) -> str | None:
-    """Return what this processor or device lacks kernels for; None for x86 processors and NVIDIA's GPUs."""
+    """Return a description of what lacks kernels on a machine; None for x86 processors and NVIDIA's GPUs."""
     if machine.device == "mps":
         return (
             "there are no kernels for Apple's GPUs: PyTorch's operators decode, step by step and in fp32 only, and "

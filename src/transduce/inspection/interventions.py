@@ -41,13 +41,13 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     heads_off: tuple[Head, ...] = ()
     """Heads whose output is replaced by zeros."""
     step: int | None = None
-    """A position in the translation, from 0. The tokens before it are kept."""
+    """A position in the translation, from 0; the tokens before the position are kept."""
     force: str | None = None
-    """The token to force at this position, as the vocabulary spells it."""
+    """The token to force at position `step`, as the vocabulary spells it."""
     forbid: tuple[str, ...] = ()
-    """Tokens to forbid at this position."""
+    """Tokens to forbid at position `step`, as the vocabulary spells them."""
     source: str | None = None
-    """Another source sentence to translate instead; see `replace_word`."""
+    """Another source sentence to translate instead, such as a result of `replace_word`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ def intervene(
 ) -> Comparison:
     """Translate a sentence without and with an intervention, and return both translations.
 
-    While heads are off, other threads must not use the model: callers that share it must hold a lock.
+    While heads are off, other threads must not use the model: callers that share the model must hold a lock.
 
     Args:
         translator: a translator with a Transformer.
@@ -137,7 +137,7 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 
 
 def without_heads(heads: Sequence[int]) -> Edit:
-    """Return an edit that replaces the outputs of some heads, (B, Q, H, V), by zeros."""
+    """Return an edit that replaces the outputs of some heads, (batch, queries, heads, width), by zeros."""
 
     def edit(outputs: Tensor) -> Tensor:
         return outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
@@ -164,7 +164,10 @@ def _hook_point(model: Transformer, head: Head) -> str:
 def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the prefix of the changed translation, and the forbidden tokens by position."""
+    """Return the prefix of the changed translation, and the forbidden tokens by position.
+
+    `before` is the translation without the intervention.
+    """
     if change.step is None:
         if change.force is not None or change.forbid:
             raise TransduceError("A token is forced or forbidden at a position of the translation: set `step` to it.")

@@ -87,7 +87,7 @@ class Chart(msgspec.Struct, frozen=True):
 
 
 def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
-    """Return a curve whose coordinates are anything that NumPy can convert to an array; `look` are its other fields."""
+    """Return a curve whose coordinates NumPy can convert to arrays; `look` are other fields of `Curve`."""
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), **look)
 
 

@@ -29,7 +29,7 @@ class _Line(msgspec.Struct, frozen=True):
     event: str
     step: int
     loss: float | None
-    """None if no step updated the model since the last report."""
+    """Training loss; None if no step updated the model since the last report."""
     bleu: float | None = None
 
 
@@ -340,7 +340,7 @@ def plot_schedules(
     widths: Sequence[int],
     steps: int,
 ) -> Chart:
-    """Return a chart of learning rates for each schedule, warm-up and width, with the peak of equation (3)."""
+    """Return a chart of learning rates by step for each schedule, warm-up and width, with the paper's peak rate."""
     x = np.unique(np.linspace(1, steps, min(steps, _POINTS)).round().astype(np.int64))
     curves = []
     for schedule in schedules:

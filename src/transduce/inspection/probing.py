@@ -1,7 +1,8 @@
 """Probing: how well a linear classifier reads a label from the states of each layer, beside a control task.
 
-A probe that is accurate may have learned the task by itself. It is therefore compared with a control task, in which
-every word (or text) has a random label (Hewitt and Liang 2019), and with guessing the most frequent label.
+An accurate probe may have learned the task from its own training examples. It is therefore compared with a control
+task, in which every word (or text) has a random label (Hewitt and Liang 2019), and with guessing the most frequent
+label.
 Legend: N words or texts, D model width, K labels.
 """
 
@@ -46,15 +47,15 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     num_test: int
     """Number of words or texts in the held-out part."""
     layers: tuple[str, ...]
-    """`embedding`, `layer 1`, …; a recurrent model has no `embedding`."""
+    """Names of the layers: `embedding`, `layer 1`, …; a recurrent model has no `embedding`."""
     accuracy: tuple[float, ...]
     """The share of held-out labels that the probe of each layer finds."""
     control_accuracy: tuple[float, ...]
-    """The same share for random labels of words (or texts); what is above it comes from the states."""
+    """The share of random labels that a probe for them finds; only accuracy above this share comes from the states."""
     majority: float
-    """The share found by always answering the most frequent label."""
+    """The share of held-out labels that equal the most frequent label."""
     word_majority: float
-    """The share found by answering the most frequent label of the same word (for labels of texts: `majority`)."""
+    """The share of held-out labels that equal the word's most frequent label (for labels of texts: `majority`)."""
 
     def draw(self) -> str:
         """Return a table with a line for each layer."""
@@ -203,7 +204,7 @@ def _random_labels(words: Sequence[str], labels: Sequence[str], seed: int) -> li
 
 
 def _accuracy(train: Tensor, test: Tensor, train_labels: Sequence[str], test_labels: Sequence[str]) -> float:
-    """Fit multinomial logistic regression to (N, D), float64, and return the share of test labels that it finds."""
+    """Fit multinomial logistic regression to states, (N, D), and return the share of test labels that it finds."""
     kinds = sorted(set(train_labels))
     columns = {label: number for number, label in enumerate(kinds)}
     mean, deviation = train.mean(dim=0), train.std(dim=0).clamp_min(1e-6)

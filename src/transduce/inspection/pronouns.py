@@ -28,13 +28,13 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     word: int
     """Index of the word with the most attention, the pronoun and later words included."""
     weight: float
-    """Attention to that word."""
+    """Attention to the word with the most attention."""
     candidate: int
     """Index of the candidate with the most attention."""
     candidate_weight: float
-    """Attention to that candidate."""
+    """Attention to the candidate with the most attention."""
     points: bool
-    """True if that candidate is the antecedent."""
+    """True if the candidate with the most attention is the antecedent."""
 
 
 class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,11 +51,11 @@ class PronounAttention(msgspec.Struct, frozen=True, kw_only=True):
     left_to_right: bool
     """True if the model had read nothing after the pronoun."""
     weights: tuple[tuple[tuple[float, ...], ...], ...]
-    """Attention weights, (N, H, W). They sum to less than 1 if a head attends to special tokens around the sentence."""
+    """Attention weights, (layers, heads, words). A head's sum is below 1 if it attends to special tokens."""
 
     @property
     def array(self) -> npt.NDArray[np.float64]:
-        """The attention weights as an array, (N, H, W)."""
+        """The attention weights as an array, (layers, heads, words)."""
         return np.array(self.weights, dtype=np.float64)
 
     @property

@@ -42,7 +42,7 @@ class Reading:
     reader: Reader
     text: str
     answer: str
-    """What the model made of the text: a translation, a class, tags, …"""
+    """The model's output for the text: a translation, a class, tags, …"""
     source_tokens: tuple[str, ...] = ()
     """The tokens that the encoder reads, special tokens included; none without an encoder."""
     decoder_tokens: tuple[str, ...] = ()
@@ -50,23 +50,25 @@ class Reading:
     outputs: tuple[str, ...]
     """A name for each prediction: the predicted tokens, the tagged words, …; their number is R."""
     labels: tuple[int, ...] = ()
-    """The column of each prediction in the logits, (R,): that of the token, class or tag."""
+    """The column of the logits for each prediction's token, class or tag, (predictions,)."""
     column_name: Callable[[int], str] = str
     """The name of a column of the logits: a token, class or tag."""
     forward: Callable[[int], Tensor]
-    """Computes the model for C copies of the text, and returns the states that predict, (C, T, D)."""
+    """Function of a number of copies of the text that returns the predicting states, (copies, positions, d_model)."""
     finish: Callable[[Tensor], Tensor] | None = None
-    """Applies what follows the last layer to its residual stream: the final norm; (C, T, D) to (C, T, D)."""
+    """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model)."""
     positions: tuple[int, ...] = ()
-    """The position of the state that makes each prediction, (R,)."""
+    """The position of the state from which each prediction is computed, (predictions,)."""
     head: Callable[[Tensor], Tensor] | None = None
-    """Computes logits from the states that predict, (C, R, D) to (C, R, V)."""
+    """Function from the predicting states, (copies, predictions, d_model), to logits, (copies, predictions, columns).
+    """
     ids: tuple[int, ...] = ()
-    """The ids of the tokens that are read: those of the encoder, or of the decoder in a decoder-only model."""
+    """The ids of the tokens that the encoder reads, or the decoder in a decoder-only model."""
     states_of: Callable[[Sequence[Sequence[int]]], Tensor] | None = None
-    """Computes the states for other texts as token ids, in place of `ids`; C texts to (C, T, D)."""
+    """Function from token ids of other texts to their predicting states, (texts, positions, d_model)."""
     prefix_states: Callable[[Sequence[int]], list[Tensor]] | None = None
-    """Computes the states of the first positions only, (1, length, D) for each length, from one encoding of the source.
+    """Function from lengths to the states of the first positions, (1, length, d_model) for each length, which encodes
+    the source once.
 
     None if a state depends on later positions too.
     """
@@ -84,7 +86,7 @@ class Reading:
         return self.source_tokens if self.stack == "encoder" else self.decoder_tokens
 
     def logits(self, copies: int = 1) -> Tensor:
-        """Return the logits of each prediction for some copies of the text, (C, R, V), float32.
+        """Return the logits of each prediction for `copies` of the text, (copies, predictions, columns), float32.
 
         Raises:
             TransduceError: the model predicts numbers or vectors, which have no logits.
@@ -97,12 +99,12 @@ class Reading:
         return self.predict(self.forward(copies))
 
     def predict(self, states: Tensor) -> Tensor:
-        """Return the logits of each prediction, float32, from the states of the stack that predicts: (C, T, D)."""
+        """Return the logits of each prediction, (copies, predictions, columns), from states (copies, T, d_model)."""
         assert self.head is not None
         return self.head(states[:, list(self.positions)]).float()
 
     def rescore(self, texts: Sequence[Sequence[int]], removed: Sequence[Sequence[int]]) -> Tensor:
-        """Return the log-probability of each prediction for texts without some of their tokens, (C, R).
+        """Return the log-probability of each prediction for texts without some of their tokens, (texts, predictions).
 
         Args:
             texts: the token ids of each text.
@@ -121,16 +123,16 @@ class Reading:
         return self.chosen(scores).masked_fill(rows < 0, float("nan"))
 
     def log_probabilities(self, copies: int = 1) -> Tensor:
-        """Return the log-probability of each prediction in nats, (C, R)."""
+        """Return the log-probability of each prediction in nats, (copies, predictions)."""
         return self.chosen(self.logits(copies).log_softmax(dim=-1))
 
     def chosen(self, scores: Tensor) -> Tensor:
-        """Return the predictions' own columns of scores, (C, R, V) to (C, R)."""
+        """Return the score of each prediction's own token, class or tag, (copies, predictions)."""
         labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
         return scores.gather(-1, labels[..., None])[..., 0]
 
     def _row_without(self, position: int, removed: Sequence[int]) -> int:
-        """Return where a predicting state is once tokens are removed; -1 if it is gone.
+        """Return the new position of a predicting state after tokens are removed; -1 if the state is removed.
 
         A language model then predicts the next token from the state before the removed ones.
         """
@@ -429,7 +431,7 @@ def _frame(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list[int]
 def _best(
     model: Encoder, framed: Sequence[int], positions: Sequence[int], head: Callable[[Tensor], Tensor]
 ) -> list[int]:
-    """Return the column with the greatest logit of each prediction, (R,)."""
+    """Return the column with the greatest logit of each prediction, for token ids with special tokens (`framed`)."""
     with torch.inference_mode():
         states = model.encode(torch.tensor([framed], device=model.source_weight.device))[0]
         best: list[int] = head(states[:, list(positions)])[0].argmax(dim=-1).tolist()

@@ -1,4 +1,4 @@
-"""Record and edit a model's activations at named hook points; the attention views and causal tools read models so.
+"""Record and edit a model's activations at named hook points; attention views and causal tools use the recordings.
 
 A hook point is a tensor inside a model, such as `encoder.0.self_attention.heads`. While a recording runs, PyTorch hooks
 are registered, and a model with hooks is computed on its reference path: no kernel can skip a hook point.
@@ -36,7 +36,7 @@ class HookPoint(NamedTuple):
     name: str
     """The dotted name, such as `decoder.1.memory_attention.weights`; layers are counted from 0."""
     shape: str
-    """The dimensions, by the letters of this module's legend, such as `B T D`."""
+    """The dimensions as letters, such as `B T D` for batch, positions and model width."""
     can_edit: bool
     """False for attention weights, which the model reports and does not read back."""
 
@@ -47,9 +47,9 @@ class _Site(NamedTuple):
     point: HookPoint
     module: nn.Module
     register: _Register
-    """Registers an edit on the module, and returns the function that removes it."""
+    """Function that registers an edit on the module, and returns the function that removes it."""
     layer: int = 0
-    """The layer whose call counts, if layers share their weights and one module is called for several."""
+    """The index of this layer's call among the calls of the module, which several layers share."""
     calls: int = 1
     """The number of calls of the module in one pass."""
 
@@ -99,7 +99,7 @@ class Recording(Mapping[str, Tensor]):
         self._calls.clear()
 
     def layers(self, stack: str, part: str) -> list[Tensor]:
-        """Return the activations of a part in every layer of a stack that has it, the first layer first."""
+        """Return the activations of a part, such as `self_attention.heads`, in each layer of a stack that has it."""
         names = [name for name in self._calls if name.startswith(f"{stack}.") and name.endswith(f".{part}")]
         return [self[name] for name in sorted(names, key=_layer_of)]
 
@@ -125,8 +125,9 @@ def hook_points(model: nn.Module) -> tuple[HookPoint, ...]:
     * `….weights` (B H Q L): the attention weights; they cannot be edited;
     * `….heads` (B Q H V): the outputs of the heads, before the output projection;
     * `….output` (B T D): what the sub-layer adds to the residual stream;
-    * the same of `encoder.n.memory_attention` in a decoder, and of `encoder.n.feed_forward`, which has
-      `….neurons` (B T F), the activations of the hidden layer, in site of heads;
+    * the points of `memory_attention` in a decoder layer have these names, too;
+    * the points of `feed_forward` are `….input`, norms, `….neurons` (B T F), the activations of the hidden layer, and
+      `….output`;
     * `encoder.n.residual` (B T D): the residual stream after the layer;
     * `encoder.norm` (B T D): the output of the norm after the last layer, if the stack has one.
 
@@ -183,7 +184,7 @@ def record_activations(
 
 
 def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
-    """Return the function that edits and records the activation of a hook point, once for each call of its layer."""
+    """Return the function that edits and records the activation of a hook point, and ignores other layers' calls."""
     count = 0
 
     def act(value: Tensor) -> Tensor:
@@ -229,7 +230,7 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_heads(num_heads: int) -> _Register:
-    """Return the registration at the joined heads that enter an output projection, shown as (B, Q, H, V)."""
+    """Return a function that registers a hook at the joined heads, shown as (batch, queries, heads, width)."""
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:
         return _at_input(module, lambda joined: act(joined.unflatten(-1, (num_heads, -1))).flatten(-2))
@@ -238,7 +239,7 @@ def _at_heads(num_heads: int) -> _Register:
 
 
 def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
-    """Return the registration at the queries (0), keys (1) or values (2) in the output of the common projection."""
+    """Return a function that registers a hook at the queries (0), keys (1) or values (2) of the joint projection."""
     first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
     width = attention.d_v if part == 2 else attention.d_k
 
@@ -265,7 +266,7 @@ _WEIGHTS_ARGUMENT = 4  # the index of `weights_out` in the calls of recurrent at
 
 
 def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register hooks that ask an attention module for its weights, (B, H, Q, L)."""
+    """Register hooks that ask an attention module for its weights, (batch, heads, queries, keys)."""
 
     def ask(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(args) > _WEIGHTS_ARGUMENT:
@@ -289,13 +290,13 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Wrap a model's method `project`, whose own attribute keeps all kernels away."""
+    """Wrap a model's method `project` to reach its logits; no kernel replaces a wrapped method."""
     attributes, project = vars(module), module.project
     before = attributes.get("project")
 
     def wrapped(hidden: Tensor) -> Tensor:
         logits: Tensor = project(hidden)  # type: ignore[operator]
-        return act(logits.clone())  # search changes logits in site
+        return act(logits.clone())  # search changes logits in place
 
     attributes["project"] = wrapped
 

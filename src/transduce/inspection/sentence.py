@@ -134,7 +134,7 @@ def path_log_probabilities(
 
 
 def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path]) -> list[list[float]]:
-    """Return the log-probability of each token prefix of the longest hypotheses (`leaves` of the tree), (W, T)."""
+    """Return the log-probability of each prefix of the longest hypotheses (`leaves` of the tree), (leaves, tokens)."""
     config = model.config
     with torch.inference_mode():
         inputs = pad([[config.start_id, *leaf[:-1]] for leaf in leaves], config.pad_id, memory.device)
@@ -146,7 +146,7 @@ def _cumulative(model: Transformer, memory: Tensor, mask: AttentionMask, leaves:
 
 
 def allowed_logits(model: Transformer, hidden: Tensor) -> Tensor:
-    """Return the logits that the search uses, float32 (W, T, V), with padding and start symbol at minus infinity."""
+    """Return the logits that the search uses, (W, T, vocabulary), float32: padding and start symbol are excluded."""
     forbidden = torch.tensor(model.config.forbidden_tokens, dtype=torch.int64, device=hidden.device)
     return model.project(hidden).float().index_fill(-1, forbidden, float("-inf"))
 
@@ -334,7 +334,7 @@ def sentence_ids(translator: Translator, source: str) -> list[int]:
 
 
 def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[int]) -> tuple[Step, ...]:
-    """Return the tokens (or classes) with their probabilities and alternatives, from logits (T, V)."""
+    """Return the tokens (or classes) with their probabilities and alternatives, from logits (steps, columns)."""
     probabilities = logits.softmax(dim=-1)
     likeliest = probabilities.topk(min(_CANDIDATES, logits.shape[-1]), dim=-1)
     rows = zip(target_ids, probabilities, likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)

@@ -64,7 +64,7 @@ class AttentionBytes(msgspec.Struct, frozen=True):
     """Attention weights of every layer and head as bytes, where 255 stands for 1."""
 
     shape: tuple[int, int, int, int]
-    """(N, H, Q, L)."""
+    """The shape of the weights: (layers, heads, queries, keys)."""
     weights: str
     """The bytes in base64."""
 
@@ -75,7 +75,7 @@ class WordAlignment(msgspec.Struct, frozen=True):
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: tuple[tuple[float, ...], ...]
-    """(target words, source words), rounded to three decimals."""
+    """Attention weights, (target words, source words), rounded to three decimals."""
 
 
 class WordAttribution(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     """The kind and the size of the model in one line."""
     text: str
     answer: str
-    """What the model makes of the text: a translation, a class, tags, a tree, filled masks, or the next token."""
+    """The model's output for the text: a translation, a class, tags, a tree, filled masks, or the next token."""
     outputs: tuple[str, ...]
     """A name for each prediction: predicted tokens, tagged words, the class, or points in time."""
     steps: tuple[Step, ...]
@@ -152,7 +152,7 @@ class TextInspection(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...]
     """The tokens of the columns of `weights`."""
     weights: AttentionBytes
-    """The attention of every layer and head, (N, H, rows, columns)."""
+    """The attention of every layer and head, (layers, heads, rows, columns)."""
     attributions: tuple[WordAttribution, ...] = ()
     """Contributions by several methods, if they were asked for."""
 
@@ -244,14 +244,14 @@ def _page_content(page: InspectionPage | TextInspectionPage) -> str:
 
 
 def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
-    """Return attention weights (N, H, Q, L) as bytes; each weight has an error of at most 1/510."""
+    """Return attention weights, (layers, heads, queries, keys), as bytes with an error of at most 1/510 each."""
     layers, heads, queries, keys = weights.shape
     quantized = np.rint(np.clip(weights, 0.0, 1.0) * 255.0).astype(np.uint8)
     return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantized.tobytes()).decode("ascii"))
 
 
 def from_bytes(attention: AttentionBytes) -> npt.NDArray[np.float32]:
-    """Return the weights (N, H, Q, L) from their bytes."""
+    """Return attention weights, (layers, heads, queries, keys), from their bytes."""
     quantized = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
     return np.asarray(quantized.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
 

@@ -36,11 +36,13 @@ class ExportedModel(Protocol):
 
     A translation model's source includes the special tokens that the encoder expects: the end symbol, a language tag. A
     language model's source is the prompt without its start symbol. Targets have neither a start nor an end symbol, but
-    a tag that begins every translation belongs to them.
+    include the tag that begins every translation of some models.
     """
 
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
+
+        Each target belongs to the source or prompt with the same index.
 
         Args:
             sources: token ids of each source or prompt.
@@ -70,9 +72,8 @@ class ExportedEncoder(Protocol):
             token_types: the segment of each token; all 0 if the model has no segments.
 
         Returns:
-            `states` (tokens, D), `logits` (tokens, V), `pooled` (D,) and `classes` (C,) or, of a tagger,
-            (tokens, C) of each row, as far as the
-            model has them.
+            `states` (tokens, width), `logits` (tokens, vocabulary size), `pooled` (width,) and `classes` of each row,
+            if the model has them. The shape of `classes` is (classes,), or (tokens, classes) for a tagger.
         """
 
 
@@ -150,9 +151,9 @@ def attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
-    """Return the four projections of an equivalent attention with the scaled dot product score of equation (1).
+    """Return the four projections of an equivalent attention with the score q · k / √width (Vaswani et al. 2017).
 
-    A different scaling factor is multiplied into the query projection, and so is the matrix W of the general score,
+    Another scaling factor is multiplied into the query projection, and so is the matrix W of the general score,
     (W q) · k.
 
     Raises:
@@ -175,7 +176,7 @@ def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
 
 
 def _times_matrix(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply each head's rows of a query projection, (H × K, …), by the head's matrix of (H, K, K)."""
+    """Multiply each head's rows of a query projection, (heads × width, …), by its matrix of (heads, width, width)."""
     heads = rows.reshape(matrix.shape[0], matrix.shape[1], -1)  # (H, K, D), or (H, K, 1) for a bias
     return (matrix.transpose(1, 2) @ heads).reshape(rows.shape)
 
@@ -196,7 +197,7 @@ def decoder_layers_of(model: Transformer) -> list[DecoderLayer]:
 
 
 def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor | None:
-    """Return the position vectors that are added to the embeddings, (P, D), or None if the model adds none."""
+    """Return the vectors of positions that are added to embeddings, (positions, d_model); None if there are none."""
     if isinstance(embedding.positions, LearnedPositions):
         return embedding.positions.weight.detach()[embedding.positions.offset :]
     if not isinstance(embedding.positions, SinusoidalPositions):
@@ -206,7 +207,7 @@ def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor
 
 
 def relative_bias_table(relative: RelativePositions) -> Tensor:
-    """Return T5's attention bias of each head for each distance from key to query, (2m + 1, H).
+    """Return T5's attention bias of each head for each distance from query to key, (2m + 1, heads).
 
     Row m + d is for the distance d = key position - query position, clipped to -m … m with m = `max_distance`.
     """
@@ -216,5 +217,5 @@ def relative_bias_table(relative: RelativePositions) -> Tensor:
 
 
 def embedding_scale(config: ModelConfig) -> float:
-    """Return the factor by which embeddings are multiplied: √D, or 1 if the model does not scale them."""
+    """Return the factor by which embeddings are multiplied: √d_model, or 1 if the model does not scale them."""
     return math.sqrt(config.d_model) if config.scale_embeddings else 1.0

@@ -13,11 +13,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from transduce.errors import import_extra
 from transduce.interop.components import (
     EXPORTABLE,
     MAXIMUM_POSITIONS,
+    ExportedModel,
     Ids,
     Linear,
     check_components,
@@ -277,8 +279,8 @@ def _set_linear(spec: Any, linear: Linear) -> None:
         spec.bias = linear.bias
 
 
-class CTranslate2Model:
-    """Implements `ExportedModel` for an encoder–decoder in CTranslate2's format."""
+class CTranslate2Model(ExportedModel):
+    """An encoder–decoder in CTranslate2's format, which CTranslate2 runs on the CPU."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")
@@ -291,14 +293,14 @@ class CTranslate2Model:
         self._forbidden = [[self._target[id]] for id in sorted({tokenizer.target.pad_id, start_id})]
         self._forbidden = [tokens for tokens in self._forbidden if tokens != [self._target[tokenizer.target.eos_id]]]
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         tokens = [[self._target[id] for id in row] for row in targets]
         scored = self._translator.score_batch(self._source_tokens(sources), tokens)
         return [result.log_probs for result in scored]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of each source's translation by greedy search, at most `max_tokens` of them."""
         results = self._translator.translate_batch(
             self._source_tokens(sources),
             target_prefix=[self._forced] * len(sources),
@@ -313,8 +315,8 @@ class CTranslate2Model:
         return [[self._source[id] for id in (row[:-1] if self._adds_end else row)] for row in sources]
 
 
-class CTranslate2LanguageModel:
-    """Implements `ExportedModel` for a decoder-only language model in CTranslate2's format."""
+class CTranslate2LanguageModel(ExportedModel):
+    """A decoder-only language model in CTranslate2's format, which CTranslate2 runs on the CPU."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, start_id: int, threads: int) -> None:
         package = import_extra("ctranslate2", "export")
@@ -327,11 +329,8 @@ class CTranslate2LanguageModel:
             [self._tokens_by_id[id]] for id in sorted({vocabulary.pad_id, vocabulary.unk_id} - {self._end_id})
         ]
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
-
-        Each target continues the prompt with the same index in `sources`.
-        """
         rows = [
             [self._start, *self._tokens_of([*source, *target, self._end_id])]
             for source, target in zip(sources, targets, strict=True)
@@ -339,8 +338,8 @@ class CTranslate2LanguageModel:
         scored = self._generator.score_batch(rows)
         return [result.log_probs[len(source) :] for result, source in zip(scored, sources, strict=True)]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids with which greedy search continues each prompt, at most `max_tokens` of them."""
         continuations: list[list[int]] = [[] for _ in sources]
         # If a batch has an empty prompt, CTranslate2 4.8.5 repeats the other prompts in its results: split the batch.
         for has_tokens in (True, False):
@@ -351,7 +350,7 @@ class CTranslate2LanguageModel:
         return continuations
 
     def _continue(self, prompts: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the continuations of prompts, of which either all or none may be empty."""
+        """Return the greedy continuations of prompts, which must be either all empty or all nonempty."""
         results = self._generator.generate_batch(
             [[self._start, *self._tokens_of(row)] for row in prompts],
             beam_size=1,

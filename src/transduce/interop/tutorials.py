@@ -60,9 +60,9 @@ _FEED_FORWARD_LIST = {
 
 
 def _separate(ours: str, theirs: str) -> _Layer:
-    """Return the names of an attention's weights if W_Q, W_K and W_V are separate layers and the norm is inside.
+    """Return the names of an attention module that has layers W_Q, W_K and W_V and its own norm.
 
-    The keys are this package's names, which start with `ours`; the values are the tutorial's.
+    Keys are this package's names, which start with `ours`; values are the tutorial's, which start with `theirs`.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_Q", "W_K", "W_V")),
@@ -72,9 +72,10 @@ def _separate(ours: str, theirs: str) -> _Layer:
 
 
 def _block(ours: str, theirs: str, norm: str) -> _Layer:
-    """Return the names of an attention's weights if its norm belongs to a block around the attention.
+    """Return the names of an attention module whose norm belongs to a block around it.
 
-    The keys are this package's names, which start with `ours`; the values are the tutorial's.
+    Keys are this package's names, which start with `ours`; values are the tutorial's, which start with `theirs` or, for
+    the norm, with `norm`.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in ("W_q", "W_k", "W_v")),
@@ -133,11 +134,11 @@ class TutorialNames(NamedTuple):
     output: str
     """Name of the layer that computes logits, without `.weight`."""
     encoder: str = "encoder"
-    """The prefix of the encoder's `.layers.0`."""
+    """Prefix of the names of the encoder's weights."""
     decoder: str = "decoder"
-    """The prefix of the decoder's `.layers.0`."""
+    """Prefix of the names of the decoder's weights."""
     layer: str = "layers.{number}"
-    """The name of a layer of a stack by its number from 0."""
+    """Name of a layer within its stack, in which `{number}` counts from 0."""
 
 
 ANNOTATED = TutorialNames(source="src_embed.0.lut.weight", target="tgt_embed.0.lut.weight", output="generator.proj")
@@ -248,7 +249,7 @@ def language_model_config(
     pad_id: int = 0,
     eos_id: int = 0,
 ) -> ModelConfig:
-    """Return the configuration of a language model written after nanoGPT, minGPT or the lecture, for `import_tutorial`.
+    """Return the configuration of a language model written after nanoGPT, minGPT or Karpathy's lecture.
 
     Args:
         weights: the model's state_dict.
@@ -287,11 +288,11 @@ def language_model_config(
 def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
     """Return the weights of a language model by nanoGPT's names, with matrices (outputs, inputs) as nn.Linear has them.
 
-    Causal masks are left out. The projections of the lecture's heads are joined. Matrices of GPT-2's Conv1D, (inputs,
-    outputs), are transposed.
+    Causal masks are left out. The projections of the heads in Karpathy's lecture are joined. Matrices of GPT-2's
+    Conv1D, (inputs, outputs), are transposed.
 
     Raises:
-        TransduceError: the lecture's model has another number of heads.
+        TransduceError: a model after the lecture has another number of heads.
     """
     renamed, heads = dict[str, Tensor](), dict[str, dict[tuple[str, int], Tensor]]()
     for name, tensor in weights.items():
@@ -421,7 +422,7 @@ def _layer_weights(
 def _neutral(
     weights: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[str, ...], torch.Size]], style: Style
 ) -> dict[str, Tensor]:
-    """Return zeros for biases and ones for norms of which the weights have none at all, which changes no output.
+    """Return zeros for biases and ones for norms that no layer of the model has, which changes no output.
 
     Listings of the style `separate` make norms inside `forward`, so their norms have no weights. "The Annotated
     Transformer" has all weights.

@@ -1,7 +1,7 @@
-"""Vocabularies of your own: sentencepiece models, tokenizer.json, word lists, and those of other models.
+"""Tokenizers from existing vocabularies: sentencepiece models, tokenizer.json, word lists, and those of other models.
 
-Whatever the form, a tokenizer for this package comes out: padding, end and unknown have ids, and tokens keep theirs. A
-vocabulary can be extended by tokens that are never split.
+Tokens keep their ids; padding, end and unknown get ids if they have none. A vocabulary can be extended by tokens that
+are never split.
 """
 
 import re
@@ -78,8 +78,8 @@ def read_vocabulary(
 ) -> Tokenizer:
     """Make a tokenizer of a vocabulary of your own, whose tokens keep their ids.
 
-    `transduce.save` stores it with a model, such as one of a tutorial. A list of words needs texts whose tokens are
-    separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
+    `transduce.save` stores the tokenizer with a model, such as a tutorial's. A list of words needs texts whose tokens
+    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end.
 
     Args:
         source: a sentencepiece model, a tokenizer.json, a word list (a token a line, or a JSON list or object of ids),
@@ -102,7 +102,7 @@ def read_vocabulary(
 def open_vocabulary(
     sources: Sequence[VocabularySource], *, symbols: Sequence[str] = (), nfc: bool = False
 ) -> OpenedVocabulary:
-    """Make a tokenizer of one vocabulary for both sides, or of one for each.
+    """Make a tokenizer of one vocabulary for source and target, or of one vocabulary for each.
 
     Args:
         sources: the vocabularies.
@@ -293,7 +293,7 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
 
 
 def character_vocabulary(ids: Mapping[str, int], place: str) -> ImportedTokenizer:
-    """Make a tokenizer of characters, each with its id, such as that of a language model written after a tutorial.
+    """Make a tokenizer of single characters with the given ids, as tutorials on language models use them.
 
     Spaces and line feeds are characters like others. Tokens for padding, the end and unknown characters are added at
     the end. `place` names the list in error messages.
@@ -327,7 +327,7 @@ def _named(ids: Mapping[str, int], kind: str) -> int | None:
 def _special_ids(
     ids: dict[str, int], configured: Mapping[str, str], location: str, notes: list[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the ids of padding, end and unknown, and all ids; missing tokens get the next ids."""
+    """Return the ids of padding, end and unknown by kind, and all ids by token; missing special tokens get new ids."""
     special, ids = dict[str, int](), dict(ids)
     for kind, name in _DEFAULT_NAMES.items():
         id = ids.get(configured.get(kind, ""), _named(ids, kind))
@@ -352,12 +352,12 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Learn a vocabulary of whole words from the texts of both sides together, or of each side.
+    """Learn one vocabulary of whole words for source and target, or one for each, and return its tokenizer.
 
     Args:
         sides: the texts of each vocabulary: one or two.
         size: the largest number of tokens of a vocabulary.
-        min_count: how often a word must occur.
+        min_count: how often a word must occur at least.
         symbols: tokens that are never split.
 
     Raises:
@@ -450,10 +450,10 @@ def _read_beside(path: Path) -> bytes | None:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, symbols: Sequence[str]) -> Tokenizer:
-    """Return a tokenizer that never splits some symbols; those that it lacks get ids after all others.
+    """Return a tokenizer that never splits some symbols; symbols that the vocabulary lacks get ids after all others.
 
     Args:
-        tokenizer: the tokenizer, which stays as it is.
+        tokenizer: the tokenizer, which is not modified.
         symbols: the symbols; a line feed lets texts have line feeds.
 
     Raises:

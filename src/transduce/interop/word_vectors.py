@@ -36,11 +36,12 @@ class WordVectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     their embeddings, the file fills the shared matrix.
     """
     target: str | None = None
-    """A file of vectors for the target's embeddings. In a shared matrix it wins for a word in both files."""
+    """A file of vectors for the target's embeddings. In a shared matrix, its vectors are used for words in both files.
+    """
     rescale: bool = True
-    """Multiply all vectors by one number, so that they are as long as the random ones that they replace."""
+    """True to multiply all vectors by one number, so that they are as long as the random ones that they replace."""
     frozen: bool = False
-    """Keep the rows with a vector fixed while the other rows are trained."""
+    """True to keep the rows with a vector fixed while the other rows are trained."""
 
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
@@ -83,7 +84,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
     """Overwrite the embeddings of tokens that are words with their vectors from a file.
 
-    A token gets the vector of its own spelling, of the spelling without the leading ▁, or of that in lower case, in
+    A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
     this order. Rows of other tokens, and of padding, end and unknown, stay unchanged.
 
     Args:
@@ -154,7 +155,10 @@ def _wrong_width(path: Path, found: int, width: int) -> TransduceError:
 
 @torch.no_grad()
 def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> None:
-    """Write vectors to their rows of a matrix (V, D), in place; `rescale` as in `fill_embeddings`."""
+    """Write vectors to their rows of an embedding matrix, in place.
+
+    With `rescale`, their mean length becomes that of the rows that they replace.
+    """
     if not len(found.rows):
         return
     rows, new = found.rows.to(weight.device), found.vectors.to(weight)
@@ -164,7 +168,7 @@ def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> Non
 
 
 def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """Map each spelling to the rows that can use its vector, with the preference of the spelling (0 is best)."""
+    """Return for each spelling the embedding rows that may use its vector, as pairs (row, preference; 0 is best)."""
     wanted: dict[str, list[tuple[int, int]]] = {}
     silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     for row in (row for row in range(vocabulary.size) if row not in silent):

@@ -67,7 +67,7 @@ def attend(
 
 
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
-    """Return whether PyTorch's fused attention is faster than separate matrix products and softmax, equation (1).
+    """Return whether PyTorch's fused attention is faster than separate matrix multiplications and softmax.
 
     The fused kernel is always faster on a GPU. On a CPU its backward pass is slow, so it is used only where scores
     would take much memory.
@@ -112,7 +112,7 @@ class MultiHeadAttention(Component):
         dropout: float = 0.0,
         score: ScoredAttention | None = None,
     ) -> None:
-        """Create the projections; arguments are named as in `ModelConfig`.
+        """Create the projections; arguments are named as the settings in `ModelConfig`.
 
         A `score` of None is the scaled dot product, and an `output_bias` of None is the value of `bias`.
         """
@@ -137,16 +137,16 @@ class MultiHeadAttention(Component):
         weights_out: list[Tensor] | None = None,
         position_effect: PositionEffect = NO_POSITION_EFFECT,
     ) -> Tensor:
-        """Compute attention from x to itself and the cached past, or from x to the memory.
+        """Compute attention from x to itself and the cached past, or from x to the encoder's output.
 
         Args:
             x: (B, Q, D).
             memory: the encoder's output, (B, S, D); None for self-attention.
-            mask: broadcastable to (B, H, Q, L); or a window, for self-attention without a cache.
+            mask: broadcastable to (B, H, Q, L); or a `Window`, for self-attention without a cache.
             cache: self-attention appends its keys and values and attends to all cached ones; cross-attention fills an
                 empty cache and then reads it.
             weights_out: a list that receives the weights, (B, H, Q, L).
-            position_effect: the rotary embedding of self-attention, and the first cached key that is near enough.
+            position_effect: the rotary embedding of self-attention, and the first cached key that queries can reach.
 
         Returns:
             (B, Q, D).
@@ -173,7 +173,18 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Compute attention of H query heads to G key and value heads: (B, H, Q, K) to (B, H, Q, V)."""
+        """Compute attention of all query heads, each to the key/value head that its group shares.
+
+        Args:
+            query: (B, H, Q, K).
+            key: (B, G, L, K), for G key/value heads.
+            value: (B, G, L, V).
+            mask: as in `forward`.
+            weights_out: a list that receives the weights, (B, H, Q, L).
+
+        Returns:
+            (B, H, Q, V).
+        """
         groups, one_query = self.num_key_value_heads, query.shape[2] == 1
         if groups == self.num_heads:
             return self._attend_by_head(query, key, value, mask, weights_out)
@@ -193,7 +204,7 @@ class MultiHeadAttention(Component):
         mask: AttentionMask | Window | None,
         weights_out: list[Tensor] | None,
     ) -> Tensor:
-        """Compute attention of each query head to its key/value head, by the configured score function."""
+        """Compute attention for equally many query, key and value heads, by the configured score function."""
         compute: AttentionFunction = attend if self.score is None else self.score
         if isinstance(mask, Window):
             return attend_in_window(compute, query, key, value, mask, dropout=self.dropout, weights_out=weights_out)
@@ -212,11 +223,11 @@ class MultiHeadAttention(Component):
         return (query, *cache.set_content(key, value)) if cache is not None else (query, key, value)
 
     def _queries(self, x: Tensor) -> Tensor:
-        """Project queries: (B, Q, D) to (B, Q, H × K)."""
+        """Project x to the queries of all heads: (B, Q, D) to (B, Q, H × K)."""
         return self.projection(x, Rows(0, self.widths[0]))  # type: ignore[no-any-return]
 
     def _keys_and_values(self, memory: Tensor) -> Tensor:
-        """Project keys and values of the memory: (B, S, D) to (B, S, G × K + G × V)."""
+        """Project the encoder's output to the keys and values of all heads: (B, S, D) to (B, S, G × K + G × V)."""
         return self.projection(memory, Rows(self.widths[0], sum(self.widths)))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor, width: int) -> Tensor:
@@ -225,18 +236,18 @@ class MultiHeadAttention(Component):
 
 
 def _hides_keys_from_all(mask: AttentionMask | Window | None) -> bool:
-    """Return whether the mask hides the same keys from all heads and queries of a sentence."""
+    """Return whether each key that the mask hides is hidden from all heads and queries of its sentence."""
     return mask is None or (type(mask) is AttentionMask and mask.allowed.shape[1:3] == (1, 1))
 
 
 ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
     "multi-head": MultiHeadAttention,
 }
-"""The class of each attention that `model.attention` names."""
+"""The attention classes by their names in the setting `model.attention`."""
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Build the attention that a configuration describes."""
+    """Build the multi-head attention module that a configuration describes."""
     return ATTENTIONS[config.attention](
         d_model=config.d_model,
         num_heads=config.num_heads,
@@ -274,7 +285,7 @@ class KeyValueCache:
         return self.content()
 
     def set_content(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of a memory, which does not grow, and return them."""
+        """Store the keys and values of an encoder's output, which does not grow, and return them."""
         self._keys, self._values, self.length = keys.contiguous(), values.contiguous(), keys.shape[2]
         return self.content()
 
@@ -285,7 +296,7 @@ class KeyValueCache:
         return self._keys.narrow(2, 0, self.length), self._values.narrow(2, 0, self.length)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the sentences at these batch indices, in this order."""
         if self._keys is not None and self._values is not None:
             self._keys = self._keys.index_select(
                 0, rows
@@ -294,7 +305,10 @@ class KeyValueCache:
 
 
 def _with_capacity(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
-    """Return a buffer with capacity for new positions behind the first `length` ones, which it has from the old one."""
+    """Return a buffer that has capacity for the positions of `new` after its first `length` positions.
+
+    This is the old `buffer` if it is large enough, else a larger one with the old content.
+    """
     batch, heads, count, width = new.shape
     end = length + count
     if buffer is not None and end <= buffer.shape[2]:
@@ -326,7 +340,7 @@ class DecoderCache:
         return self.layers[0].past.length
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the sentences at these batch indices, in this order."""
         for layer in self.layers:
             layer.past.keep_sentences(rows)
             layer.memory.keep_sentences(rows)
@@ -334,7 +348,7 @@ class DecoderCache:
             self.positions = self.positions.index_select(0, rows)
 
     def next_positions(self, ids: Tensor) -> Tensor:
-        """Return the positions of token ids (B, T) that continue the cached ones: (T,)."""
+        """Return the positions of token ids (B, T) that follow the cached positions, (T,)."""
         return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
 
     def append_positions(self, positions: Tensor) -> Tensor:
@@ -354,7 +368,7 @@ class DecoderCache:
 
 
 class AttentionFunction(Protocol):
-    """A protocol for functions that compute attention: queries, keys and values to outputs (B, H, Q, V)."""
+    """A protocol for functions that compute attention from queries, keys and values."""
 
     def __call__(
         self,
@@ -366,7 +380,7 @@ class AttentionFunction(Protocol):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention; arguments and result are those of the function `attend`."""
+        """Return outputs, (B, H, Q, V); arguments and result are those of the function `attend`."""
 
 
 class ScoredAttention(nn.Module):
@@ -412,7 +426,10 @@ class ScoredAttention(nn.Module):
         dropout: Dropout | None = None,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention by this score function, to outputs (B, H, Q, V); arguments are those of `attend`."""
+        """Compute attention by this module's score function: queries, keys and values to outputs (B, H, Q, V).
+
+        Arguments are those of `attend`.
+        """
         if self.vector is None:
             query = query if self.matrix is None else query @ self.matrix
             if not self.hard:
@@ -430,7 +447,7 @@ class ScoredAttention(nn.Module):
 
 
 def straight_through(weights: Tensor) -> Tensor:
-    """Return 1 at the greatest weight of each row and 0 elsewhere, with the gradient of the weights themselves."""
+    """Return 1 at each row's greatest weight and 0 elsewhere, with gradients as if the weights were returned."""
     best = torch.zeros_like(weights).scatter_(-1, weights.argmax(dim=-1, keepdim=True), 1.0)
     return best + (weights - weights.detach())
 
@@ -441,7 +458,7 @@ SCORES: dict[str, type[ScoredAttention]] = {
     "general": ScoredAttention,
     "additive": ScoredAttention,
 }
-"""The class of each score that `model.attention_score` names."""
+"""The attention modules by the names of their scores in the setting `model.attention_score`."""
 
 
 def build_score(config: ModelConfig, *, num_heads: int, d_k: int) -> ScoredAttention | None:
@@ -468,24 +485,24 @@ _MAX_SCORES = 2**20  # 4 MiB in float32: scores stay in the cache of a CPU
 
 
 class Window(NamedTuple):
-    """A description of windowed attention for a sequence so long that its full mask would be too large."""
+    """Attention of each position to those at most `radius` away, which replaces a mask for long sequences."""
 
     radius: int
     causal: bool
     """True if positions may not attend to later ones."""
     present: Tensor | None
-    """The positions that are no padding, boolean (B, L); None: all."""
+    """The positions that are not padding, boolean (B, L); None: all."""
     relative: nn.Module | None
-    """The module that computes a bias by distance, if the model has one."""
+    """The module that computes a relative position bias, if the model has one."""
 
     @property
     def block(self) -> int:
-        """The number b of positions in a block, since attention in a window is computed block by block."""
+        """The number of positions in each block; attention in a window is computed block by block."""
         return block_length(self.radius)
 
 
 def block_length(radius: int) -> int:
-    """Return the number of positions in a block of attention in a window, for the window's radius."""
+    """Return the number of positions in a block of windowed attention, for a window of this radius."""
     return max(radius, _MIN_BLOCK)
 
 
@@ -502,13 +519,13 @@ def attend_in_window(
     """Compute attention within a window block by block, equal to `attend` with the window's full mask.
 
     Args:
-        attend: the attention of a block.
+        attend: computes the attention of a block.
         query: (B, H, L, K).
         key: (B, H, L, K).
         value: (B, H, L, V).
-        window: which keys each query sees.
+        window: the keys that each query attends to.
         dropout: applied to the weights.
-        weights_out: a list that receives the weights as of full attention, (B, H, L, L).
+        weights_out: a list that receives the attention weights, (B, H, L, L), with zeros outside the window.
 
     Returns:
         (B, H, L, V).
@@ -542,10 +559,10 @@ def attend_in_window(
 
 
 def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
-    """Return ranges of blocks, (first, end), such that the scores of one range fit in the cache.
+    """Return the ranges of blocks, (first, end), that are computed at once.
 
-    `scores` is the number of scores of one block: on a CPU, the scores of a range fit into the cache. A GPU computes
-    all blocks at once; without a loop, a compiled layer works for any number of blocks.
+    On a CPU the attention scores of a range fit in its cache; `scores` is the number of scores of one block. A GPU
+    computes all blocks at once; without a loop, a compiled layer works for any number of blocks.
     """
     if device.type != "cpu":
         return [(0, blocks)]
@@ -554,7 +571,14 @@ def _ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[in
 
 
 def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch.device) -> AttentionMask:
-    """Return the mask of blocks of attention within a window, with the relative bias if the model has one."""
+    """Return the mask of windowed attention for consecutive blocks, with the relative bias if the model has one.
+
+    Args:
+        window: the window.
+        present: the positions that are not padding, in these blocks and the blocks around them.
+        sizes: the numbers of queries and of keys of each block.
+        device: the device of the bias.
+    """
     block, span = sizes
     mask = band_mask(block, window.radius, present, causal=window.causal)
     if window.relative is None:
@@ -564,7 +588,7 @@ def _mask(window: Window, present: Tensor, sizes: tuple[int, int], device: torch
 
 
 def _as_full(weights: Tensor, length: int) -> Tensor:
-    """Convert attention weights of blocks, (B, N, H, b, s), to weights over all keys, (B, H, L, L)."""
+    """Convert attention weights of N blocks, (B, N, H, queries, keys), to weights over all keys, (B, H, L, L)."""
     batch, blocks, heads, block, span = weights.shape
     full = weights.new_zeros(batch, heads, blocks * block, (blocks - 1) * block + span)
     for number in range(blocks):

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 
 
 class AttentionOptions(NamedTuple):
-    """The properties of scaled dot-product attention that models seldom change."""
+    """Options of scaled dot-product attention whose defaults suit most models."""
 
     shared: int = 1
     """The number of neighboring query heads that share a head of keys and values."""
@@ -49,18 +49,18 @@ class UpdatedVectors(NamedTuple):
 
     master: Tensor
     gradient: Tensor
-    """The update reads the gradient and sets it to zero."""
+    """The gradient, which the update reads and sets to zero."""
     average: Tensor | None
-    """The moving average of the masters, if the run keeps one."""
+    """The moving average of the master weights, if the run keeps one."""
     working: Tensor | None
-    """The masters rounded to the dtype that the model computes in, if that is not float32."""
+    """The master weights rounded to the dtype that the model computes in, if that is not float32."""
 
 
 class AdamScalars(NamedTuple):
     """The scalars of the t-th update by Adam (section 5.3)."""
 
     factor: float
-    """The factor that the gradient is multiplied by first."""
+    """The factor that the gradient is multiplied by before the update."""
     beta1: float
     beta2: float
     rate: float
@@ -71,19 +71,19 @@ class AdamScalars(NamedTuple):
 
 
 class Projection(Protocol):
-    """A matrix (V, D), with a bias or without, prepared for multiplication by many blocks of rows (N, D).
+    """An output projection: a matrix (V, D), with a bias or without, prepared to multiply many blocks of rows (N, D).
 
     All tensors are contiguous. Logits have C ≥ V columns, and -inf in those from V on.
     """
 
     columns: int
-    """The number of columns C of the logits and of their gradient."""
+    """The number C of columns of the logits and of their gradient, at least the vocabulary size V."""
 
     def logits(self, x: Tensor, out: Tensor) -> None:
-        """Write the logits, x · matrixᵀ + bias, to `out`, (N, C)."""
+        """Write the logits x · matrixᵀ + bias of rows x, (N, D), to `out`, (N, C)."""
 
     def backward(self, gradient: Tensor, x: Tensor, by_x: Tensor | None, weight_sum: Tensor | None) -> None:
-        """Compute the gradients from the gradient with respect to the logits, (N, V).
+        """Compute gradients of the rows and the matrix from the gradient of the logits.
 
         Args:
             gradient: the gradient with respect to the logits, (N, C).
@@ -98,12 +98,12 @@ Polynomials = tuple[tuple[float, float, float], ...]
 
 
 class LossRecorder(Protocol):
-    """A function that computes losses of batches of few sizes; on a GPU it replays one CUDA graph per size."""
+    """A function that computes losses of batches; on a GPU it replays one recorded CUDA graph for each batch size."""
 
     def __call__(
         self, size: Hashable, numbers: NDArray[np.int64], compute: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Return a loss; its backward pass has to run before the next loss is computed.
+        """Return the loss and one more number of a batch; run the loss's backward pass before the next call.
 
         Args:
             size: identifies the sequence of operations, which must not depend on `numbers`.
@@ -123,15 +123,15 @@ class PackedAttention(Protocol):
         """Return whether `hidden` can compute this model on sentences of at most `longest` tokens."""
 
     def hidden(self, model: nn.Module, batch: PackedBatch) -> Tensor:
-        """Return the output of the decoder's last layer for a packed batch, (1, N, D), before the output projection."""
+        """Return the decoder's last hidden states for a packed batch of N target tokens in total, (1, N, D)."""
 
     def attend(self, projected: Tensor, memory: Tensor | None, mask: PackedMask, num_heads: int) -> Tensor:
-        """Compute scaled dot-product attention, equation (1), with all heads.
+        """Compute scaled dot-product attention, equation (1), for a packed batch of N queries, with heads of width K.
 
         Args:
             projected: queries, keys and values, (1, N, 3 × H × K); with a memory, queries alone, (1, N, H × K).
-            memory: the memory's keys and values, (1, M, 2 × H × K).
-            mask: where the sentences begin and end.
+            memory: keys and values of the encoder's output, (1, M, 2 × H × K); None for self-attention.
+            mask: describes where the sentences begin and end.
             num_heads: H.
 
         Returns:
@@ -139,7 +139,7 @@ class PackedAttention(Protocol):
         """
 
     def record_losses(self, model: nn.Module) -> LossRecorder:
-        """Return a recorder that replays the losses of a model in training as CUDA graphs."""
+        """Return a function that computes a model's training losses by replaying recorded CUDA graphs."""
 
 
 class TrainingKernels(Protocol):
@@ -149,7 +149,7 @@ class TrainingKernels(Protocol):
     """
 
     def execute(self, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Compute `component(*args, **kwargs)`, with kernels where they compute the same function."""
+        """Return the result of `component(*args, **kwargs)`, from kernels if they compute the same function."""
 
     @property
     def packed(self) -> PackedAttention | None:
@@ -181,15 +181,15 @@ class TrainingKernels(Protocol):
         options: AttentionOptions = PLAIN_ATTENTION,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Compute scaled dot-product attention, equation (1), with all heads.
+        """Compute scaled dot-product attention, equation (1), with G key/value heads and heads of width K.
 
         Args:
             projected: queries, keys and values, (B, Q, (H + 2 G) × K); with a memory, queries alone, (B, Q, H × K).
-            memory: the memory's keys and values, (B, L, 2 × G × K).
+            memory: keys and values of the encoder's output, (B, L, 2 × G × K); None for self-attention.
             lengths: the number of keys in each sentence, at least 1, int64, (B,); None: the look-ahead mask.
             num_heads: H, the number of query heads.
             options: among them H / G, the number of query heads for each key/value head.
-            bias: what is added to the scores of all sentences, (H, Q, Q), as by relative positions.
+            bias: a term added to the scores of all sentences, such as a relative position bias, (H, Q, Q).
 
         Returns:
             (B, Q, H × K).
@@ -200,16 +200,16 @@ class TrainingKernels(Protocol):
         return False
 
     def apply_rotary(self, projected: Tensor, rotation: Rotation, heads: int) -> Tensor:
-        """Apply a rotary embedding to the first `heads` heads of each row and copy the rest: (B, T, C) to (B, T, C).
+        """Apply a rotary embedding to the first `heads` heads of each row, and copy the rest: (B, T, C) to (B, T, C).
 
-        The rotation is the same for all sentences of a batch, (T, K / 2).
+        The rotation, for heads of width K, is the same for all sentences of a batch, (T, K / 2).
         """
 
     def supports_rows(self, x: Tensor) -> bool:
         """Return whether the row-wise kernels (dropout, norms, embeddings) support x's dtype, device and width."""
 
     def dropout_add(self, residual: Tensor | None, x: Tensor, drop_of_256: int) -> Tensor:
-        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; p is drop_of_256 / 256."""
+        """Return residual + dropout(x) (section 5.4), in x's shape and dtype; the dropout rate is drop_of_256 / 256."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
         """Return (x - mean) / √(variance + ε) · weight + bias over the last dimension: (…, D) to (…, D)."""
@@ -220,7 +220,7 @@ class TrainingKernels(Protocol):
     def residual_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor] | None:
-        """Return x, for a residual connection, and the normalized x, or None if that is not supported.
+        """Return x, for a residual connection, and the normalized x, or None if the kernels do not support x.
 
         The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs.
         """
@@ -229,10 +229,10 @@ class TrainingKernels(Protocol):
         """Return the sum of the rows of x, (N, D), as float32, (D,)."""
 
     def add_in_place(self, total: Tensor, part: Tensor) -> None:
-        """Add `part` to `total`, which is float32; both are contiguous."""
+        """Add `part`, of any dtype, to `total`, which is float32; both are contiguous."""
 
     def embed(self, ids: Tensor, weight: Tensor, scale: float, frozen_row: int | None) -> Tensor:
-        """Return rows of an embedding matrix multiplied by a scale: ids (…), int64, to (…, D).
+        """Return rows of an embedding matrix, multiplied by a scale, for token ids: int64 (…) to (…, D).
 
         If the matrix has a `sum_of_gradients`, its gradient is added there instead of being returned to PyTorch. The
         frozen row receives no gradient.
@@ -256,11 +256,11 @@ class TrainingKernels(Protocol):
         """The names of the activations that `linear` can apply to its output."""
 
     def supports_activation(self, name: str, x: Tensor, width: int) -> bool:  # noqa: ARG002
-        """Return whether `activate` computes an activation of this name and width F, in x's dtype on x's device."""
+        """Return whether `activate` supports the activation with this name for width F, in x's dtype on x's device."""
         return False
 
     def activate(self, projected: Tensor, name: str) -> Tensor:
-        """Apply an activation: (…, F) to (…, F), or for a gated one (…, 2 F), gates before values, to (…, F)."""
+        """Apply an activation: (…, F) to (…, F); a gated activation maps (…, 2 F), gates before values, to (…, F)."""
 
     def supports_linear(self, x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
         """Return whether the kernel `linear` (a linear layer) supports this input and this weight."""
@@ -282,9 +282,9 @@ class TrainingKernels(Protocol):
         """
 
     def project(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Projection | None:  # noqa: ARG002
-        """Prepare a matrix (V, D) and a bias (V,) for multiplication by blocks of at least 8 rows.
+        """Return a matrix (V, D) and a bias (V,) prepared to multiply blocks of at least 8 rows.
 
-        None: PyTorch is at least as fast.
+        None means that PyTorch is at least as fast.
         """
         return None
 
@@ -304,7 +304,7 @@ class TrainingKernels(Protocol):
         """
 
     def update_momentum(self, gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
-        """Compute Nesterov momentum for vectors of one length.
+        """Update Nesterov momentum, and write the resulting direction to `out`; all vectors have equal length.
 
         Args:
             gradient: float32; it is multiplied by the factor first, and does not change.
@@ -322,18 +322,20 @@ class TrainingKernels(Protocol):
         rate: float = 0.0,
         shrink: float = 1.0,
     ) -> None:
-        """Add an update that Adam did not make to the master weights; refresh their moving average and bfloat16 copy.
+        """Apply an optimizer's update, other than Adam's, to the master weights.
+
+        Their moving average and bfloat16 copy are refreshed.
 
         Args:
             vectors: the vectors to change.
             average_decay: the weight of the old average in the new one.
-            move: float32 or bfloat16; rate · move is subtracted from the masters.
+            move: float32 or bfloat16; rate · move is subtracted from the master weights.
             rate: the learning rate.
-            shrink: multiplies the masters before they move.
+            shrink: multiplies the master weights before the subtraction.
         """
 
     def supports_orthogonalization(self, matrices: Sequence[Tensor]) -> bool:  # noqa: ARG002
-        """Return whether `orthogonalize_in_place` supports these matrices (R, C) and is faster than PyTorch."""
+        """Return whether `orthogonalize_in_place` supports these matrices, each (R, C), and is faster than PyTorch."""
         return False
 
     def orthogonalize_in_place(
@@ -356,7 +358,7 @@ class TrainingKernels(Protocol):
         """Return whether `softmax_`, the in-place softmax, supports these logits."""
 
     def softmax_(self, logits: Tensor) -> Tensor:
-        """Replace the logits of rows, (N, V), by their softmax, and return each row's log-sum-exp, float32, (N,)."""
+        """Replace each row of logits, (N, V), by its softmax, and return the rows' log-sum-exp, float32, (N,)."""
 
 
 # The backend of this thread's `with` statement; other threads, which may translate meanwhile, have none.
@@ -364,11 +366,11 @@ _BACKEND: ContextVar[TrainingKernels | None] = ContextVar("_BACKEND", default=No
 
 
 class _InUse:
-    """The process-wide variable that shows the training backend to PyTorch's threads, which run backward passes."""
+    """The process-wide record of the training backend, for PyTorch's own threads, which run backward passes."""
 
     backend: TrainingKernels | None = None
     thread: int | None = None
-    """The thread that uses the backend; None: there is no backend."""
+    """The id of the thread that uses the backend; None: there is no backend."""
 
 
 @contextmanager
@@ -396,16 +398,16 @@ def using_backend(kernels: TrainingKernels | None) -> Iterator[None]:
 
 
 def backend_in_use() -> TrainingKernels | None:
-    """Return the backend in use, or None."""
+    """Return the training backend that this thread uses; None: plain PyTorch."""
     kernels = _BACKEND.get()
     # PyTorch's threads that run backward passes on a GPU have no context variables.
     return _InUse.backend if kernels is None and torch.cuda.is_initialized() else kernels
 
 
 class Component(nn.Module):
-    """A module whose output the backend in use may compute.
+    """A module whose output may be computed by the training backend in use instead of by PyTorch.
 
-    Subclasses define the mathematics in `forward`. This is the only place where a model asks the backend.
+    Subclasses define the mathematics in `forward`. Models ask the backend in `__call__` only.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -428,7 +430,7 @@ _SUM = "sum_of_gradients"
 
 
 def add_gradients_to(parameter: Tensor, total: Tensor) -> None:
-    """Let kernels add a parameter's gradient to a float32 tensor of its shape, and return no gradient to PyTorch."""
+    """Make kernels add a parameter's gradient to `total`, float32 of equal shape, and return no gradient to PyTorch."""
     setattr(parameter, _SUM, total)
 
 
@@ -442,17 +444,17 @@ def sum_of_gradients(parameter: Tensor) -> Tensor | None:
 
 
 class LinearSums(NamedTuple):
-    """The options of a linear layer, and the tensors to which the gradients of its weight and bias are added."""
+    """Options of a linear layer's kernel, and the tensors to which gradients of weight and bias are added."""
 
     rows: Rows
     activation: str | None
-    """The name of the activation that follows; None: there is none."""
+    """The name of the activation that follows the layer; None: there is none."""
     weight_sum: Tensor | None
     bias_sum: Tensor | None
 
 
 def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
-    """Return a linear layer's options and gradient sums, for some rows of the weight (O, I) and bias (O,).
+    """Return the options and gradient sums of a linear layer that uses some rows of its weight (O, I) and bias (O,).
 
     Raises:
         ValueError: the matrix has no such rows.
@@ -464,9 +466,9 @@ def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activ
 
 
 def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return a float32 tensor to which a parameter's gradient is added, and what PyTorch receives as the gradient.
+    """Return a float32 tensor for adding a parameter's gradient, and the gradient that PyTorch receives.
 
-    If there is no `total` yet, the tensor is new and is also the gradient for PyTorch, which otherwise receives None.
+    If `total` is None, both are a new tensor of zeros; otherwise they are `total` and None.
     """
     if total is not None:
         return total, None
@@ -480,7 +482,7 @@ def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
 
 
 def add_to(total: Tensor, part: Tensor) -> None:
-    """Compute total += part for tensors of equal shape, possibly of two dtypes, without a temporary copy.
+    """Compute total += part for tensors of equal shape, possibly of different dtypes, without a temporary copy.
 
     PyTorch's addition first converts all of `part` to the dtype of the total.
     """
@@ -497,7 +499,7 @@ def add_to(total: Tensor, part: Tensor) -> None:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left · right to `total`; bfloat16 products are summed in float32 on a GPU."""
+    """Add the matrix product left · right to `total`; on a GPU, bfloat16 products are summed in float32."""
     if right.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     elif total.is_cuda:
@@ -507,17 +509,17 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class RowSums(NamedTuple):
-    """The options of an embedding lookup, and the tensor to which the matrix's gradient is added."""
+    """The options of an embedding lookup, and the tensor to which the embedding matrix's gradient is added."""
 
     scale: float
     frozen_row: int | None
     weight_sum: Tensor | None
     add_rows: Callable[[Tensor, Tensor, Tensor, float, int | None], None]
-    """A function like `backend.TrainingKernels.add_rows_in_place`."""
+    """A function with the arguments of `TrainingKernels.add_rows_in_place`."""
 
 
 def embed_rows(ids: Tensor, weight: Tensor, options: RowSums) -> Tensor:
-    """Return rows of a matrix (V, D), multiplied by the scale: ids (…), int64, to (…, D)."""
+    """Return rows of an embedding matrix (V, D), multiplied by the options' scale: ids (…), int64, to (…, D)."""
     rows: Tensor = _EmbeddedRows.apply(ids, weight, options)  # type: ignore[no-untyped-call]
     return rows
 
@@ -547,7 +549,7 @@ class _EmbeddedRows(torch.autograd.Function):
 
 
 class RepetitionPenalties(NamedTuple):
-    """The penalties of a batch search on tokens that occurred, as `search.rules.RepetitionPenalty` applies them.
+    """Penalties of a batch search for tokens that occurred, as `search.rules.RepetitionPenalty` applies them.
 
     They change log-probabilities in a beam search, logits in greedy search and sampling.
     """
@@ -555,28 +557,30 @@ class RepetitionPenalties(NamedTuple):
     before: Sequence[Sequence[int]]
     """Tokens before the output of each sentence, to which only `repetition` applies."""
     repetition: float
-    """A factor of negative scores, and a divisor of others; greater than 0."""
+    """A factor of negative scores, and a divisor of other scores; greater than 0."""
     frequency: float
-    """Subtracted for each occurrence of a token in the output."""
+    """A number that is subtracted for each occurrence of a token in the output."""
     presence: float
-    """Subtracted once for each token in the output."""
+    """A number that is subtracted once for each token in the output."""
 
 
 class SearchRules(NamedTuple):
-    """The rules of a batch search on tokens, and its ranking; the default is the paper's search without rules."""
+    """The rules of a batch search: permitted, forced and penalized tokens, and the ranking of hypotheses.
+
+    The default is the paper's search without rules.
+    """
 
     forced: Sequence[Sequence[int]] = ()
-    """The first tokens of each sentence's hypotheses; they keep the model's probability, with exceptions below."""
+    """The first tokens of each sentence's hypotheses; they keep the model's probability from `certain_count` on."""
     certain_count: int = 0
-    """The number of first positions at which a forced token has probability 1."""
+    """The number of first positions at which a forced token has probability 1 instead of the model's."""
     forced_last: int | None = None
-    """The token at each sentence's greatest length, with probability 1."""
+    """The token at each sentence's maximum length, with probability 1; None: any token."""
     forbidden: Sequence[int] = ()
-    """Token ids that no hypothesis may contain, but whose probability counts, unless `renormalizes`."""
+    """Token ids that no hypothesis may contain; their probability stays unused, unless `renormalizes`."""
     more_ends: Sequence[int] = ()
-    """Token ids that end a hypothesis too: the end symbol gets the greatest of their probabilities and its own.
-
-    When sampling, it gets the sum of them.
+    """Token ids that end a hypothesis, besides the end symbol. Search gives the end symbol the greatest of all their
+    probabilities, and sampling gives it their sum.
     """
     min_length: int = 0
     """The number of tokens before which no hypothesis may end."""
@@ -585,10 +589,10 @@ class SearchRules(NamedTuple):
     penalties: RepetitionPenalties | None = None
     """Penalties of tokens that occurred."""
     renormalizes: bool = False
-    """Whether probabilities are those of the permitted tokens only."""
+    """True if probabilities are normalized over the permitted tokens only."""
     ranking: Literal["paper", "full", "likely", "never"] = "paper"
-    """`paper`: hypotheses that ended rank first, and a sentence is finished once its n best are certain. Otherwise, the
-    search of Hugging Face's `generate`, with `GenerateSettings.stop`.
+    """`paper`: ended hypotheses rank first, and a sentence is finished once its n best are certain. Other values select
+    the search of Hugging Face's `generate`, with this value of `GenerateSettings.stop`.
     """
 
 
@@ -596,7 +600,9 @@ class SamplingNumbers(NamedTuple):
     """The options of a batch search that draws tokens, and its random numbers."""
 
     uniform: Tensor
-    """Random numbers in [0, 1) by sentence, step and sample, float32 (N, at least max(max_lengths), W)."""
+    """Random numbers in [0, 1) by sentence, step and sample, float32 (N, steps, W), for at least max(max_lengths)
+    steps.
+    """
     temperature: float
     """Logits are divided by it."""
     top_k: int
@@ -608,18 +614,18 @@ class SamplingNumbers(NamedTuple):
 
 
 class ReservedCapacity(NamedTuple):
-    """The capacity of a batch search for sentences that join it later."""
+    """The capacity that a batch search reserves for sentences that join the batch later."""
 
     sentences: int
-    """The greatest number of sentences that are decoded at once."""
+    """The maximum number of sentences that are decoded at once."""
     tokens: int
-    """The greatest number of new tokens of a hypothesis."""
+    """The maximum number of new tokens of a hypothesis."""
     positions: int
-    """The greatest number of tokens of a prompt and its continuation."""
+    """The maximum number of tokens of a prompt and its continuation."""
 
 
 class SearchBounds(NamedTuple):
-    """The options of a batch search: start and end symbols, maximum lengths, and the ranking of hypotheses."""
+    """The options of a batch search: start and end symbols, maximum lengths, rules, and ranking of hypotheses."""
 
     start_id: int
     """The first input of the decoder."""
@@ -638,9 +644,9 @@ class SearchBounds(NamedTuple):
     rules: SearchRules = SearchRules()
     """The rules on tokens, and the ranking of hypotheses."""
     sampling: SamplingNumbers | None = None
-    """Draw `beam_size` samples of each sentence instead of searching for the best hypotheses."""
+    """Options for drawing `beam_size` samples of each sentence instead of searching for the best hypotheses."""
     reserved: ReservedCapacity | None = None
-    """Capacity for prompts that join later; None: for those that are there at first."""
+    """Capacity for prompts that join later; None: only for the prompts at the start."""
 
 
 class FoundHypothesis(NamedTuple):
@@ -651,7 +657,7 @@ class FoundHypothesis(NamedTuple):
     log_probabilities: Tensor | NDArray[Any]
     """The log-probability of each token, (t,)."""
     ended: bool
-    """Whether the hypothesis ended with the end symbol; otherwise it was cut."""
+    """True if the hypothesis ended with the end symbol; otherwise it was cut."""
 
 
 class BatchSearch(Protocol):
@@ -659,13 +665,13 @@ class BatchSearch(Protocol):
 
     @property
     def active(self) -> Tensor:
-        """The indices in the batch of the sentences that are still decoded, (B,)."""
+        """The batch indices of the sentences that are still decoded, (B,)."""
 
     def advance(self, steps: int) -> None:
-        """Take at most `steps` steps; the search stops earlier when all sentences are finished."""
+        """Run at most `steps` decoding steps; the search stops earlier when all sentences are finished."""
 
     def live(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens of the live hypotheses, int64 (B, W, t), and the hypotheses' log-probabilities, (B, W)."""
+        """Return tokens, int64 (B, W, t), and log-probabilities, (B, W), of the W live hypotheses of each sentence."""
 
     def finished(self, index: int, count: int) -> list[FoundHypothesis]:
         """Return at most `count` finished hypotheses of the sentence with this index in the batch, best first.
@@ -674,29 +680,29 @@ class BatchSearch(Protocol):
         """
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove the active sentences at these rows from the batch, and return their live hypotheses as they are."""
+        """Remove the sentences at these indices into `active` from the batch, and return each one's live hypotheses."""
 
 
 @runtime_checkable
 class JoinableSearch(BatchSearch, Protocol):
-    """A batch search that the sentences of another search may join when some of its own are finished."""
+    """A batch search that other sentences may join while it runs, when some of its sentences are finished."""
 
     def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
-        """Take at most `steps` steps, or fewer if at most `max_unfinished` sentences are unfinished."""
+        """Run at most `steps` decoding steps; stop earlier when at most `max_unfinished` sentences are unfinished."""
 
     @property
     def own_lengths(self) -> list[int]:
-        """Return the number of tokens of each unfinished sentence's hypotheses, in the order of `active`."""
+        """Return the number of tokens generated so far for each unfinished sentence, in the order of `active`."""
 
     @property
     def gains_by_joining(self) -> bool:
-        """Return whether a step of many rows takes much less time than as many steps of few rows."""
+        """Return whether one step for many hypotheses takes much less time than several steps for few."""
 
     def can_absorb(self, other: Any) -> bool:
         """Return whether the sentences of another search may join this one."""
 
     def absorb(self, other: Any, indices: Sequence[int]) -> None:
-        """Let the unfinished sentences of another search, which has taken one step, join this one.
+        """Move the unfinished sentences of another search, which has taken one step, into this one.
 
         Args:
             other: a search for which `can_absorb` holds. It must not be used afterwards.

@@ -21,9 +21,9 @@ from transduce.model.series import SeriesTransformer
 from transduce.model.transformer import Transformer
 
 Model = Transformer | Encoder | Decoder | Recurrent
-"""A model of tokens."""
+"""A model that reads tokens."""
 AnyModel = Model | SeriesTransformer
-"""A model of tokens or numbers."""
+"""A model that reads tokens or numbers (time series)."""
 EncoderDecoder = Transformer | Recurrent
 """A model that reads one text and writes another."""
 Built = TypeVar("Built", bound=AnyModel)
@@ -36,12 +36,12 @@ _KINDS: dict[str, type[Transformer] | type[Encoder] | type[Decoder] | type[Recur
 
 
 def build_any_model(config: ModelConfig) -> AnyModel:
-    """Build a model of any kind with initial weights, or without data under `torch.device("meta")`."""
+    """Build a model of any kind with initial weights; under `torch.device("meta")` the weights have no data."""
     return SeriesTransformer(config) if config.kind == "series" else _KINDS[config.kind](config)
 
 
 def build_model(config: ModelConfig) -> Model:
-    """Build the model of a task on tokens, not on numbers (time series).
+    """Build the model of a configuration for a task that reads tokens, not numbers (time series).
 
     Raises:
         TransduceError: the configuration describes a model of numbers.
@@ -53,7 +53,7 @@ def build_model(config: ModelConfig) -> Model:
 
 
 def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
-    """Build a model for a task that needs an encoder and a decoder.
+    """Build the model of a configuration for a task that needs an encoder and a decoder.
 
     Raises:
         TransduceError: the configuration describes another kind of model.
@@ -65,7 +65,7 @@ def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
 
 
 def build_decoder(config: ModelConfig) -> Decoder:
-    """Build the model of a task that needs a decoder-only model.
+    """Build the model of a configuration for a task that needs a decoder-only model.
 
     Raises:
         TransduceError: the configuration describes another kind of model.
@@ -77,11 +77,11 @@ def build_decoder(config: ModelConfig) -> Decoder:
 
 
 def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
-    """Compute the buffers of a loaded model that are in no weights file (`persistent=False`), as its constructor does.
+    """Compute a loaded model's buffers that weights files do not store (`persistent=False`), as its constructor does.
 
     A model folder is read into a model that was built on the meta device, where such a buffer has no values. They come
-    from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay
-    as they are.
+    from a second model, built on the CPU; a model without such buffers costs nothing. PyTorch's random numbers stay as
+    they are.
     """
     missing = [name for name, buffer in model.named_buffers(remove_duplicate=False) if buffer.is_meta]
     if not missing:

@@ -91,13 +91,13 @@ OWN_NAMES |= {"attention_score": set(), "positions": set()}
 
 
 def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split a model's settings into those with built-in values and those that name registered components."""
+    """Split a model's settings into those with built-in values and those that name components of the user's own."""
     own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
     return {name: value for name, value in content.items() if name not in own}, own
 
 
 def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
-    """Return the configuration that plain values describe, such as those of a JSON file.
+    """Return the configuration with these settings, given as plain values such as those of a JSON file.
 
     Raises:
         msgspec.ValidationError: a value has the wrong type, or names no component.
@@ -109,7 +109,7 @@ def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
 
 @cache
 def _choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
-    """Return the settings of a struct that have a `Literal` type, each with its permitted values."""
+    """Return the permitted values of each setting of a struct that has a `Literal` type, by name."""
     hints = get_type_hints(kind)
     return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
@@ -125,13 +125,13 @@ def _check_choices(config: Any) -> None:
 
 @cache
 def _types_of(kind: Any) -> dict[str, tuple[type, ...]]:
-    """Return the permitted types of each setting that has no `Literal` type, with `NoneType` if it is optional."""
+    """Return the permitted types of each setting without a `Literal` type, by name; `NoneType` if it is optional."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in _choices_of(kind)}
     return {name: get_args(hint) or (hint,) for name, hint in hints.items()}
 
 
 def _check_types(config: Any) -> None:
-    """Check types that a model folder's JSON would not restore, such as True for a number or a text for a boolean."""
+    """Refuse a value of another type than its setting has, such as True for a number or a text for a boolean."""
     kind: Any = type(config)
     for name, types in _types_of(kind).items():
         value = getattr(config, name)
@@ -143,7 +143,7 @@ def _check_types(config: Any) -> None:
 
 
 def _is_choice(value: Any, types: tuple[Any, ...]) -> bool:
-    """Return whether a value is permitted by a `Literal` among the types of an optional setting."""
+    """Return whether a value is permitted by a `Literal` type among the types of an optional setting."""
     return any(value in get_args(each) for each in types if get_origin(each) is Literal)
 
 
@@ -470,7 +470,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- encoder alone ---
 
     masked_language_head: bool = True
-    """A transform, as in BERT, and the output projection for masked tokens."""
+    """An output head for masked tokens, as in BERT: linear layer, activation and norm before the output projection."""
 
     pooler: bool = False
     """A layer with tanh over the first position, as in BERT."""
@@ -484,7 +484,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- numbers instead of tokens ---
 
     num_series: int = 0
-    """Numbers of each point in time that are read and predicted; 0: the model reads tokens."""
+    """Number of time series, each with one value at a point in time, that are read and predicted; 0: the model reads
+    tokens.
+    """
 
     predicts_deviations: bool = msgspec.field(default=False, name="foretells_deviations")
     """Predict the standard deviation of each number too."""
@@ -496,7 +498,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     the matrix multiplication), as in PyTorch."""
 
     bidirectional: bool = True
-    """The encoder reads in both directions, each with half of d_model."""
+    """The encoder reads forward and backward, and each direction has half of d_model."""
 
     recurrent_attention: Literal["luong", "bahdanau", "none"] = "luong"
     """When a decoder state attends to the encoder output: after each step (`luong`), before each step (`bahdanau`), or
@@ -513,7 +515,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     state (`linear`) or of the mean of all states (`mean`)."""
 
     recurrent_context_to: Literal["initial", "steps", "both"] = "initial"
-    """Where the summary of the source goes: into the decoder's first state, into every step's input, or both."""
+    """Use of the source's summary: as the decoder's first state, as a part of every step's input, or both."""
 
     # --- special tokens ---
 
@@ -569,7 +571,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 
     def changed(self) -> dict[str, object]:
-        """Return the settings that differ from their default, by name; settings without a default are left out."""
+        """Return the settings that differ from their defaults, by name; settings without a default are left out."""
         fields = msgspec.structs.fields(type(self))
         values = {field.name: (getattr(self, field.name), field.default) for field in fields if not field.required}
         return {name: value for name, (value, default) in values.items() if value != default}

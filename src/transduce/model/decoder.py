@@ -69,7 +69,7 @@ class Decoder(VocabularyModel):
         return DecoderCache(self.config.num_decoder_layers)
 
     def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
-        """Read prompts (B, P), padded at the right, and return a state that continues them step by step.
+        """Read prompts (B, P), padded at the right, and return a decoding state that continues them step by step.
 
         A prompt has at least one token; an empty prompt is the start symbol. In a model whose padding id is the end
         symbol too, `lengths`, (B,), must give the lengths of the prompts.
@@ -78,7 +78,7 @@ class Decoder(VocabularyModel):
 
 
 class PromptState(DecodingState):
-    """A decoding state with prompts of different lengths in the cache, and hypotheses that continue them."""
+    """A decoding state of a decoder-only model: a cache with prompts of different lengths and their continuations."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
         """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass."""
@@ -96,7 +96,7 @@ class PromptState(DecodingState):
         self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D).
+        """Return the last layer's output for the newest token of W hypotheses per prompt, (B, W) to (B, W, D).
 
         The first step returns the output after the prompt's last token, and ignores its argument.
         """

@@ -19,7 +19,7 @@ from transduce.model.positions import build_embedding_positions
 
 
 class Embedding(Component):
-    """An embedding of token ids (B, T) as vectors (B, T, D), with positions and dropout; the matrix is an argument.
+    """A module that embeds token ids (B, T) as vectors (B, T, D) by a matrix argument, with positions and dropout.
 
     The row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has
     the same id, its vector is its position alone.
@@ -103,16 +103,16 @@ class VocabularyModel(nn.Module):
 
     @property
     def target_weight(self) -> nn.Parameter:
-        """The target's embedding matrix (V, D), which is the source's unless embeddings are untied."""
+        """The target's embedding matrix (V, D), which is also the source's if embeddings are tied."""
         return self.source_weight if self.own_target_weight is None else self.own_target_weight
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """The output projection (V, D), which is the target's embedding matrix unless it is untied."""
+        """The output projection (V, D), which is also the target's embedding matrix if they are tied."""
         return self.target_weight if self.own_output_weight is None else self.own_output_weight
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return logits over the vocabulary: (…, D) to (…, V)."""
+        """Return logits over the vocabulary for hidden states: (…, D) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def logit_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ class VocabularyModel(nn.Module):
         return torch.cat([hidden, one], dim=-1), torch.cat([self.output_weight, self.output_bias[:, None]], dim=1)
 
     def finish(self, x: Tensor) -> Tensor:
-        """Multiply the last layer's output by the scale that T5 applies before the output projection."""
+        """Return the last layer's output x, (…, D), multiplied by the setting `output_scale`, as T5 does."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ from transduce.model.norms import LayerNorm, build_final_norm, normalize
 
 
 class MaskedLanguageHead(nn.Module):
-    """The layer that BERT puts before the output projection: linear, the model's activation, LayerNorm."""
+    """BERT's layers before the output projection: a linear layer, the model's activation, and LayerNorm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class MaskedLanguageHead(nn.Module):
         self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply the head (linear layer, activation, LayerNorm): (…, D) to (…, D)."""
+        """Apply linear layer, activation and LayerNorm to the states of masked positions: (…, D) to (…, D)."""
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 
@@ -60,7 +60,7 @@ class Encoder(VocabularyModel):
     def encode(
         self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
     ) -> tuple[Tensor, AttentionMask]:
-        """Return a state for each token, (B, S, D), and the mask that hides padding."""
+        """Return a state for each token, (B, S, D), and the attention mask that hides padding."""
         mask = padding_mask(ids, self.config.pad_id)
         present = self.batch_norm_positions(ids)
         x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
@@ -71,7 +71,7 @@ class Encoder(VocabularyModel):
         return normalize(self.norm, x, present), mask
 
     def hidden(self, states: Tensor) -> Tensor:
-        """Return the input of the output projection for any selection of states: (…, D) to (…, D).
+        """Return the input of the output projection for any of the encoder's states: (…, D) to (…, D).
 
         A masked language model needs the states of masked positions only.
         """
@@ -88,7 +88,7 @@ class Encoder(VocabularyModel):
         return torch.tanh(self.pooler(states[:, 0]))
 
     def classify(self, states: Tensor) -> Tensor:
-        """Return the logits of the classes, computed from the pooled first state: (B, S, D) to (B, C).
+        """Return the logits of the C classes, computed from the pooled first state: (B, S, D) to (B, C).
 
         Raises:
             TransduceError: the model has no classes of texts.
@@ -98,7 +98,7 @@ class Encoder(VocabularyModel):
         return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]
 
     def label_tokens(self, states: Tensor) -> Tensor:
-        """Return the logits of each token's labels, computed from its state: (B, S, D) to (B, S, C).
+        """Return the logits of C labels for each token, computed from its state: (B, S, D) to (B, S, C).
 
         Raises:
             TransduceError: the model has no labels of tokens.

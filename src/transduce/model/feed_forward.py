@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typing_extensions import override
 
 from transduce.model.backend import Component, Rows
 from transduce.model.config import ModelConfig
@@ -21,7 +22,7 @@ class Linear(Component, nn.Linear):
     """A linear layer, x · weightᵀ + bias, that can also compute only some of its outputs."""
 
     def forward(self, input: Tensor, rows: Rows | None = None) -> Tensor:  # noqa: A002 -- the name it has in PyTorch
-        """Return x · weightᵀ + bias, (…, I) to (…, O), or only the outputs of the weight rows `rows`."""
+        """Return x · weightᵀ + bias, (…, inputs) to (…, outputs), or only the outputs of the weight rows `rows`."""
         if rows is None:
             return F.linear(input, self.weight, self.bias)
         part = (0, rows.start, rows.stop - rows.start)
@@ -82,7 +83,7 @@ class Dropout(Component):
         self.set(p)
 
     def set(self, p: float) -> None:
-        """Change the dropout probability."""
+        """Set the dropout probability, which is rounded to 256ths."""
         self.p = p
         self.drop_of_256 = min(255, round(p * 256))
 
@@ -102,8 +103,8 @@ class Dropout(Component):
             x = F.dropout(x, self.p)
         return x if residual is None else residual + x
 
+    @override
     def extra_repr(self) -> str:
-        """Return the text that `print(model)` shows for this module."""
         return f"p={self.p}"
 
 

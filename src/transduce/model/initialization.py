@@ -1,4 +1,4 @@
-"""Initial weights, drawn from PyTorch's random generator, and the list of a model's matrices."""
+"""Draw initial weights from PyTorch's random generator, and list the matrices of a model."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from transduce.model.positions import LearnedPositions, RelativePositions
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the weights of attention and feed-forward layers by name, with the row counts of their matrices.
+    """Return the attention and feed-forward weights of a model by name, each with the row counts of its matrices.
 
     Queries, keys and values are three matrices in one weight, and the halves of a gated layer are two. Embeddings,
     output projections, heads and recurrent cells are not included.
@@ -28,7 +28,10 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return an attention or feed-forward module's matrices by name with row counts; empty for other modules."""
+    """Return the weights of an attention or feed-forward module by name, each with the row counts of its matrices.
+
+    Other modules have none.
+    """
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
     if isinstance(module, FeedForward | GatedFeedForward):
@@ -85,7 +88,12 @@ def initialize_layers(model: nn.Module) -> None:
 
 
 def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
-    """Yield the ids of PyTorch's layers inside components of the user's own; `is_own`: the module is one itself."""
+    """Yield the ids of PyTorch's layers inside components of the user's own.
+
+    Args:
+        module: the module to search.
+        is_own: True if the module itself is such a component or inside one.
+    """
     for child in module.children():
         if _is_of(child, "torch"):
             if is_own:
@@ -96,7 +104,7 @@ def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
 
 
 def _is_of(module: nn.Module, *packages: str) -> bool:
-    """Return whether a module's class is defined in one of the packages."""
+    """Return whether a module's class is defined in one of these Python packages."""
     return type(module).__module__.partition(".")[0] in packages
 
 
@@ -107,7 +115,7 @@ def _comes_from_torch(kind: type) -> bool:
 
 
 def _initialize_module(module: nn.Module) -> None:
-    """Initialize the weights of a module that is not a single linear layer."""
+    """Initialize the weights of a module other than a single linear layer, without those of its submodules."""
     for name, rows in module_matrices(module).items():
         if len(rows) > 1:
             _xavier_by_parts(module.get_parameter(name).detach().split(rows))

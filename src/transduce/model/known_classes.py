@@ -52,7 +52,7 @@ class Fact(NamedTuple):
 
 
 class UnknownError(Exception):
-    """An error about a component that the layer graph does not know; the message is a clause that names it."""
+    """An error for a component that the layer graph does not know; its message is a clause that names the component."""
 
 
 class _Entry(NamedTuple):
@@ -61,16 +61,16 @@ class _Entry(NamedTuple):
     computes: type[nn.Module]
     """The reference class whose function the class computes."""
     children: frozenset[str] | None
-    """Names of submodules; None: any."""
+    """Names of the submodules that a module of the class may hold; None: any."""
     tensors: frozenset[str] | None
-    """Names of parameters and buffers; None: any."""
+    """Names of the parameters and buffers that a module of the class may hold; None: any."""
 
 
 KNOWN: dict[type[nn.Module], _Entry] = {}
 """The known classes; subclasses are not known."""
 _METHODS: dict[type[nn.Module], frozenset[str]] = {}  # names of the methods of each known class
 SIZES: dict[type[nn.Module], tuple[str, str]] = {}
-"""The attributes of each class of linear layers that hold its numbers of inputs and outputs."""
+"""The names of the attributes with the numbers of inputs and of outputs, for each class of linear layers."""
 # The methods of known classes when they were registered, by which a replaced method is found.
 _FORWARDS: list[tuple[type[nn.Module], Callable[..., Any]]] = []
 _OTHER_METHODS: list[tuple[type[nn.Module], str, Any]] = []
@@ -220,9 +220,7 @@ def replaced_method() -> str | None:
 
 
 def check_module(path: str, module: nn.Module) -> Iterator[Fact]:
-    """Check that a module's class is known and unchanged, and yield properties that change what the module computes.
-
-    The properties are a wrapper of the class, and parametrizations of the module's weights.
+    """Check that a module's class is known and unchanged, and yield facts about its wrapper and parametrizations.
 
     Raises:
         UnknownError: the module's class is unknown, or something was added to the module.
@@ -262,7 +260,7 @@ def _is_known_hook(hook: Any) -> bool:
 
 
 def unwrapped_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module without wrappers and parametrizations."""
+    """Return the class of a module as it was before wrappers and parametrizations replaced it."""
     kind = type(module)
     if _is_wrapped(kind):
         kind = kind.__bases__[1]

@@ -64,7 +64,7 @@ class Norm(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A linear layer, whatever number format its weights have."""
+    """A linear layer, as described in the layer graph, whatever number format its weights have."""
 
     module: nn.Module
 
@@ -76,11 +76,11 @@ class Attend(NamedTuple):
     score: str
     """The score as `model.attention_score` names it."""
     is_hard: bool
-    """Whether each query takes only the value of its best key, instead of an average."""
+    """True if each query takes only the value of its best key, instead of an average of values."""
     scale: float | None
     """The factor of a scaled dot product; None stands for 1 / √d_k."""
     reads_memory: bool
-    """Whether keys and values come from the encoder's output (cross-attention)."""
+    """True if keys and values come from the encoder's output (cross-attention)."""
 
 
 class Activate(NamedTuple):
@@ -102,7 +102,7 @@ Operation = Norm | Linear | Attend | Activate | DropoutAdd
 
 
 class Sublayer(NamedTuple):
-    """Attention or a feed-forward network with its residual connection."""
+    """Attention or a feed-forward network, together with its residual connection, as described in the layer graph."""
 
     path: str
     """The module's dotted name inside the layer or model that was described."""
@@ -120,7 +120,7 @@ class Sublayer(NamedTuple):
 
     @property
     def linears(self) -> list[Linear]:
-        """The linear layers of the sub-layer."""
+        """The linear layers of the sub-layer, in the order of computation."""
         return [operation for operation in self.operations if isinstance(operation, Linear)]
 
     @property
@@ -197,12 +197,15 @@ SETTINGS = frozenset(
 
 
 def unknown_settings(config: ModelConfig) -> list[str]:
-    """Return the names of settings that have non-default values and are not part of the layer graph."""
+    """Return the names of settings that have non-default values and that layer graphs do not describe."""
     return [name for name in config.changed() if name not in SETTINGS]
 
 
 def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
-    """Return the names of settings whose values a backend's table does not list, before a model is built from them."""
+    """Return the names of settings whose values a backend's table does not list.
+
+    Only the configuration is needed, so this check precedes the building of a model.
+    """
     actual = {
         "kind": ("class", config.kind.capitalize()),
         "norm": ("norm", config.norm),
@@ -222,17 +225,17 @@ def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
 
 
 def graph_of(module: nn.Module) -> Graph:
-    """Return the layer graph of a model, an `EncoderLayer` or a `DecoderLayer` as it is now."""
+    """Return the layer graph of a model, an `EncoderLayer` or a `DecoderLayer` in its current state."""
     return description_of(module).graph
 
 
 def refusal(table: "Table", module: nn.Module) -> str | None:
-    """Return why a backend cannot compute a model or layer as it is now, as a clause; None: the backend can."""
+    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: the backend can."""
     return description_of(module).refusal(table)
 
 
 def description_of(module: nn.Module) -> "Description":
-    """Return the description of a model or layer as it is now; it is cached until the module changes.
+    """Return the description of a model or layer in its current state; it is cached until the module changes.
 
     Callers ask at the start of each batch, because hooks may be added after a backend was selected.
     """
@@ -244,7 +247,7 @@ def description_of(module: nn.Module) -> "Description":
 
 
 _Reading = tuple[dict[str, Any], str, Any]
-"""An attribute that a description depends on: the `vars` of its module, its name, and its value."""
+"""An attribute that a description depends on: the `vars` of its module, the attribute's name, and its value."""
 
 
 class Description:
@@ -255,7 +258,7 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, change: str | None) -> None:
-        """Describe a module; if a `change` of all modules is passed, mark the module as unsupported for this reason."""
+        """Describe a module; a `change` to modules throughout the process makes it unsupported for this reason."""
         self.global_change = change
         readings: list[_Reading] = []
         self.graph = _describe(module, readings) if change is None else Unsupported(change)
@@ -298,7 +301,7 @@ class Description:
         return list(chain.from_iterable(map(dict.values, self._children)))
 
     def _has_same_hooks(self) -> bool:
-        """Return whether no hook was added or removed.
+        """Return whether the described module has the same hooks as when it was described.
 
         PyTorch numbers hooks. While the next number is the same, no hook was added anywhere in the process.
         """
@@ -313,7 +316,7 @@ _DESCRIPTIONS: WeakKeyDictionary[nn.Module, Description] = WeakKeyDictionary()
 
 
 def _describe(module: nn.Module, readings: list[_Reading]) -> Graph:
-    """Return the layer graph of a module, and add the attributes that the graph depends on to `readings`."""
+    """Return the layer graph of a module, and append the attributes that it depends on to `readings`."""
     try:
         if (reason := replaced_method()) is not None:
             return Unsupported(reason)
@@ -338,7 +341,7 @@ def known_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _is_same(function: object, other: object) -> bool:
-    """Return whether two functions are the same, or equal `partial` objects: copying a model copies a `partial`."""
+    """Return whether two functions are identical, or equal `partial` objects: copying a model copies a `partial`."""
     if isinstance(function, partial) and isinstance(other, partial):
         parts = [(each.func, each.args, each.keywords) for each in (function, other)]
         return parts[0] == parts[1]
@@ -392,7 +395,7 @@ class _Describer:
             raise UnknownError(f"{path} has the {quantity} {actual}, but `model.{setting}` is {expected}")
 
     def kind(self, path: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
-        """Return which of these reference classes defines the function that a module computes."""
+        """Return which of the reference classes `kinds` a module computes the same function as."""
         kind = _computed_class(module)
         if kind not in kinds:
             raise UnknownError(f"{path} is of class {type(module).__name__}")
@@ -420,7 +423,7 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return the properties of an encoder's or decoder's embedding, positions and final norm."""
+        """Return facts about the embedding, positions and final norm around the layers of an encoder or decoder."""
         assert self.config is not None
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
@@ -472,14 +475,14 @@ class _Describer:
         return name
 
     def attributes_must_be(self, path: str, module: nn.Module, settings: Mapping[str, str]) -> None:
-        """Check attributes of a module against settings; `settings` holds the setting's name by attribute."""
+        """Check attributes of a module against the configuration; `settings` maps attributes to names of settings."""
         for attribute, setting in settings.items():
             actual = self.get(module, attribute)
             if self.config is not None and actual != getattr(self.config, setting):
                 raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
-        """Return the layer graphs of a stack's layers by dotted name."""
+        """Return the layer graphs of an encoder's or decoder's layers, by dotted name."""
         self.must_be(path, "number of layers", len(layers), "share_layers", 1 if self.is_shared else count)
         return {f"{path}.{number}": self.layer(f"{path}.{number}.", layer) for number, layer in enumerate(layers)}
 
@@ -489,7 +492,7 @@ class _Describer:
         return self.config is not None and self.config.share_layers
 
     def layer(self, prefix: str, layer: nn.Module) -> LayerGraph:
-        """Return the description of a layer whose submodules' names begin with `prefix`."""
+        """Return the layer graph of an encoder or decoder layer; its submodules' dotted names begin with `prefix`."""
         kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
         names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
         sublayers = tuple(self.sublayer(f"{prefix}{name}", name, layer) for name in names)
@@ -516,7 +519,7 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the layer graph's description of a normalization."""
+        """Return the description of a normalization module."""
         kind = _NORMS[self.kind(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
@@ -571,7 +574,7 @@ class _Describer:
         return name, hard, scale
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
-        """Return the operations of a feed-forward network, as listed in the layer graph."""
+        """Return the operations of a feed-forward network: linear layer, activation, linear layer."""
         is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
@@ -584,7 +587,7 @@ class _Describer:
         return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
-        """Return the description of a linear layer with these numbers of inputs and outputs; None: the model width."""
+        """Return the description of a linear layer, and check its sizes; None stands for the model width."""
         self.kind(path, module, LinearModule)
         if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:
             actual = tuple(self.get(module, name) for name in sizes)
@@ -638,7 +641,7 @@ class Table(NamedTuple):
     title: str
     """The backend's name in messages."""
     values: Mapping[str, frozenset[str]]
-    """The allowed values by aspect; `Fact` describes both."""
+    """The allowed values by aspect, as in the fields of `Fact`."""
 
     def refusal(self, graph: Graph) -> str | None:
         """Return why the backend cannot compute the described model or layer, as a clause; None: the backend can."""

@@ -159,7 +159,7 @@ def _bias(config: ModelConfig, causal: bool) -> nn.Module:
 class StackPositions(nn.Module):
     """A module that makes the mask and the position encodings for the self-attention of all layers of a stack.
 
-    It holds the bias by distance, which the layers share.
+    It holds the relative position bias, which the layers share.
     """
 
     def __init__(self, config: ModelConfig, *, causal: bool) -> None:
@@ -177,11 +177,11 @@ class StackPositions(nn.Module):
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
     ) -> tuple[AttentionMask | Window | None, PositionEffect]:
-        """Return the attention mask and the position encodings for one pass through the stack, the same for each layer.
+        """Return the attention mask and the position encodings that all layers of a stack use in one pass.
 
         Args:
             x: the embedded inputs, (B, T, D).
-            mask: hides padding, or says which positions each hypothesis sees; None in a decoder: the look-ahead mask.
+            mask: hides padding, or positions that a hypothesis does not see; None in a decoder: the look-ahead mask.
             positions: (T,) or (B, T); None: those after the cached positions.
             cache: the cache of a decoder; the positions are added to it.
         """
@@ -219,10 +219,10 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine a mask with a window mask, without the leading keys that no query reaches.
+    """Combine a mask with the window mask `near`, and drop the leading keys that no query reaches.
 
     Returns:
-        The mask, and the number of keys that were left out.
+        The mask, and the number of keys that were dropped.
     """
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class AttentionMask:
-    """A boolean mask, and the term that it adds to the scores, which is computed at most once for each dtype."""
+    """A boolean attention mask, with the term that it adds to the scores, computed once for each dtype."""
 
     def __init__(self, allowed: Tensor) -> None:
         if allowed.dtype != torch.bool or allowed.dim() != 4:
@@ -25,7 +25,7 @@ class AttentionMask:
         self._bias: dict[torch.dtype, Tensor] = {}
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Return the term to add to the scores, in the mask's shape."""
+        """Return the term to add to attention scores: 0 where attention is allowed, else the lowest finite number."""
         if dtype not in self._bias:
             blocked = torch.zeros(self.allowed.shape, dtype=dtype, device=self.allowed.device)
             self._bias[dtype] = blocked.masked_fill_(~self.allowed, torch.finfo(dtype).min)
@@ -33,9 +33,9 @@ class AttentionMask:
 
     @cached_property
     def lengths(self) -> Tensor | None:
-        """The number of keys in each sentence, int64, (B,), or None if the mask hides more than padding.
+        """The number of keys in each sentence, int64, (B,); None if the mask hides more than padding at the right.
 
-        Padding must be at the right, and every sentence must have a key. The mask is read back: use this on a CPU only.
+        None also if a sentence has no key. The mask is read back: use this on a CPU only.
         """
         if self.allowed.shape[1:3] != (1, 1):
             return None
@@ -67,11 +67,11 @@ class BiasedMask(AttentionMask):
 
     @property
     def lengths(self) -> None:
-        """None, since key lengths cannot express the mask's bias."""
+        """None, because numbers of keys cannot express the additional term."""
         return None
 
     def bias(self, dtype: torch.dtype) -> Tensor:
-        """Return the sum of the boolean mask's term and the additional term, broadcast to one shape."""
+        """Return the sum of the boolean mask's term and the additional term, in one broadcast shape."""
         if dtype not in self._sum:
             self._sum[dtype] = super().bias(dtype) + self.term.to(dtype)
         return self._sum[dtype]
@@ -96,7 +96,7 @@ def look_ahead_mask(length: int, device: torch.device | None = None, *, cached: 
     Args:
         length: T, the number of queries.
         device: the device of the mask.
-        cached: C, the number of positions before the first query; all may be attended to.
+        cached: C, the number of positions before the first query; every query may attend to them.
 
     Returns:
         A mask of shape (1, 1, T, C + T); with C = 0 the lower triangle with its diagonal.
@@ -106,7 +106,7 @@ def look_ahead_mask(length: int, device: torch.device | None = None, *, cached: 
 
 
 def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:
-    """Return look-ahead and padding mask together, for the decoder's self-attention.
+    """Return the mask of the decoder's self-attention, which hides later positions and padding.
 
     The first position always counts, because the start symbol may be the padding id (Pegasus, T5, Marian).
 
@@ -124,7 +124,7 @@ def target_mask(target_input_ids: Tensor, pad_id: int) -> AttentionMask:
 
 
 def ancestry_mask(ancestors: Tensor) -> AttentionMask:
-    """Return the mask by which each hypothesis attends to the cached positions of its own past.
+    """Return the mask by which each of W hypotheses attends to the cached positions of its own past.
 
     Args:
         ancestors: True where cache slot l belongs to the past of hypothesis w, (B, W, L).
@@ -151,13 +151,13 @@ def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> 
 
 
 def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> AttentionMask:
-    """Return the window mask of a sequence cut into blocks, each of which attends to itself and its neighbors.
+    """Return the window mask of a sequence cut into N blocks, each of which attends to itself and its neighbors.
 
     Args:
-        block: b, queries of a block; at least the radius.
-        radius: r.
-        present: which positions exist, (B, b + N × b): the block before the first one, and the N blocks; unless causal,
-            one more block at the end.
+        block: b, the number of queries in a block; at least the radius.
+        radius: the greatest distance of a key that a query attends to.
+        present: True at positions that are not padding, (B, b + N × b): the block before the first one, and the N
+            blocks; unless causal, one more block at the end.
         causal: a block sees only itself and the block before it, and no query sees its future.
 
     Returns:
@@ -172,7 +172,7 @@ def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> Atte
 
 
 def present_positions(ids: Tensor, pad_id: int) -> Tensor:
-    """Return which positions are no padding, (B, T).
+    """Return a boolean tensor of the positions that are not padding, (B, T), for token ids (B, T).
 
     The first position always counts, because the start symbol may be the padding id.
     """
@@ -195,13 +195,13 @@ class Packing(NamedTuple):
     counts: Tensor
     """The number of tokens of each sentence, at least one, int32, (B,)."""
     positions: Tensor
-    """The position of each token in its sentence, int64, (N,)."""
+    """The position of each of the N tokens in its sentence, int64, (N,)."""
     max_length: int
     """The number of tokens of the longest sentence."""
 
 
 class PackedMask(NamedTuple):
-    """A mask for batches without padding: queries attend to keys of their sentence, if `causal` to no later keys."""
+    """A mask for batches without padding: queries attend to the keys of their sentence, if causal to no later ones."""
 
     queries: Packing
     keys: Packing
@@ -212,7 +212,7 @@ class PackedBatch(NamedTuple):
     """A batch of sentence pairs without padding: each side's sentences are concatenated into one sequence."""
 
     source: Tensor
-    """Token ids, int64, (1, M)."""
+    """Source token ids of all sentences, int64, (1, M)."""
     source_packing: Packing
     target_input: Tensor
     """The decoder's input: the target shifted right by the start symbol, int64, (1, N)."""
@@ -220,4 +220,4 @@ class PackedBatch(NamedTuple):
     labels: Tensor
     """The token ids to predict, int64, (1, N)."""
     present: Tensor | None = None
-    """Which labels count, (N,), if the buffers are larger than their contents; None: all."""
+    """True at labels that count, (N,), if the buffers are larger than their contents; None: all count."""

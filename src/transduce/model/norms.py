@@ -51,7 +51,7 @@ class BatchNorm(nn.Module):
         return self
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """Normalize (B, T, D); `present`, (B, T), marks the positions that training statistics include (None: all)."""
+        """Normalize x, (B, T, D); training statistics include positions where `present` is True, (B, T); None: all."""
         if self.training:
             rows = (x.flatten(0, -2) if present is None else x[present]).float()  # (N, D)
             mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
@@ -80,7 +80,7 @@ class AnnotatedNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize a tensor of any shape that ends in the width; return one of the same shape."""
+        """Normalize a tensor over its last dimension, and return one of the same shape."""
         centered = x - x.mean(-1, keepdim=True)
         return self.weight * centered / (x.std(-1, keepdim=True) + self.eps) + self.bias
 
@@ -91,7 +91,7 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
     "batch": lambda width, epsilon: BatchNorm(width, epsilon=epsilon),
     "annotated": lambda width, epsilon: AnnotatedNorm(width, eps=epsilon),
 }
-"""Builds each norm that `model.norm` names from the model width and ε."""
+"""Functions that build a norm from the model width and ε, by the norm's name in the setting `model.norm`."""
 
 
 def build_norm(config: ModelConfig) -> nn.Module:
@@ -105,5 +105,5 @@ def build_final_norm(config: ModelConfig) -> nn.Module:
 
 
 def normalize(norm: nn.Module, x: Tensor, present: Tensor | None) -> Tensor:
-    """Apply any norm to (B, T, D); BatchNorm also receives the mask (B, T) of positions that its statistics include."""
+    """Apply any norm to x, (B, T, D); statistics of a BatchNorm include positions where `present`, (B, T), is True."""
     return norm(x, present) if isinstance(norm, BatchNorm) else norm(x)  # type: ignore[no-any-return]

@@ -1,12 +1,12 @@
-"""Positions: sinusoids (section 3.5), a learned table, rotary embeddings, a bias by distance.
+"""Position encodings: sinusoids (section 3.5), a learned table, rotary embeddings, a relative position bias.
 
 PE(pos, 2i) = sin(pos / 10000^(2i/d)) and PE(pos, 2i+1) = cos(pos / 10000^(2i/d)): one frequency for each pair of
 dimensions (2i, 2i+1). Here a table has all sines first, then all cosines, like Marian's and Pegasus'; the paper
 interleaves them. The two differ by a permutation of dimensions, `interleaving`.
 
 Positions are counted from 0 in each sequence. As an argument they have the shape (T,), or (B, T) if the sequences of a
-batch differ.
-Legend: B batch, T positions, Q queries, L keys, D model width, H heads, K width of a head's queries and keys.
+batch differ. Legend: B batch, T positions, Q queries, L keys, D model width, H heads, K width of a head's queries and
+keys.
 """
 
 import math
@@ -42,7 +42,7 @@ def sinusoids(length: int, d_model: int, *, interleaved: bool = False, to_end: b
 
 
 def interleaving(d_model: int) -> Tensor:
-    """Return the permutation of dimensions from [sines, cosines] to the paper's alternating order.
+    """Return the permutation of dimensions from [sines, cosines] to the paper's alternating order, (d_model,).
 
     ``interleaved = halves[:, permutation]``
     """
@@ -63,13 +63,16 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", torch.empty(0, d_model, device="cpu"), persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
-        """Add positions to embeddings (B, T, D): 0 … T-1, or `positions`, which are all below `end` if it is known."""
+        """Add position encodings to embeddings (B, T, D).
+
+        `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
+        """
         first = self.offset
         table = self.until(first + _end(x, positions, end), x)
         return x + (table[first : first + x.shape[1]] if positions is None else table[positions + first])
 
     def until(self, needed: int, like: Tensor) -> Tensor:
-        """Return a table of sinusoids with at least `needed` rows, with the device and dtype of `like`."""
+        """Return a table of sinusoids with at least `needed` rows, on the device and in the dtype of `like`."""
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != like.dtype or table.device != like.device:
             rows = max(needed, 2 * len(table), 256)
@@ -78,7 +81,10 @@ class SinusoidalPositions(nn.Module):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return an upper bound of all positions: `end` if it is known, else read from the GPU, which stalls the CPU."""
+    """Return an upper bound that all positions of x are below: `end` if it is known, else read from `positions`.
+
+    Reading a GPU's tensor stalls the CPU.
+    """
     if positions is None:
         return x.shape[1]
     return int(positions.max()) + 1 if end is None else end
@@ -94,7 +100,9 @@ class LearnedPositions(nn.Module):
         self.weight = nn.Parameter(torch.empty(offset + length, d_model))  # the first `offset` rows are not used
 
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
-        """Add positions to embeddings (B, T, D): 0 … T-1, or `positions`, which are all below `end` if it is known.
+        """Add position encodings to embeddings (B, T, D).
+
+        `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
 
         Raises:
             TransduceError: the sequence is longer than the table.
@@ -126,7 +134,7 @@ class NoPositions(nn.Module):
 
 
 def build_embedding_positions(config: ModelConfig) -> SinusoidalPositions | LearnedPositions | NoPositions:
-    """Build the positions that are added to embeddings; rotary embeddings and biases act in self-attention instead."""
+    """Build the position encoding that is added to embeddings; rotary embeddings and biases act in self-attention."""
     if config.kind == "recurrent":
         return NoPositions()
     if config.positions == "sinusoidal":
@@ -144,11 +152,11 @@ class Rotation(NamedTuple):
     """
 
     cosine: Tensor
-    """(T, K / 2), or (B, 1, T, K / 2) if the positions of sentences differ."""
+    """The cosines, (T, K / 2), or (B, 1, T, K / 2) if the positions of sentences differ."""
     sine: Tensor
     """The sines, in the shape of `cosine`."""
     interleaved: bool
-    """Pairs are (2i, 2i + 1), as in the paper; otherwise (i, i + K / 2), as in Llama."""
+    """True if pairs are dimensions (2i, 2i + 1), as in the paper; otherwise (i, i + K / 2), as in Llama."""
 
     def apply(self, x: Tensor) -> Tensor:
         """Rotate queries or keys, (B, H, T, K), by the angles of their positions."""
@@ -185,7 +193,7 @@ class RotaryPositions(nn.Module):
         self.register_buffer("table", torch.empty(0, width, device="cpu"), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> Rotation:
-        """Return the rotation at positions (T,) or (B, T), which are all below `end` if it is known."""
+        """Return the rotation at positions (T,) or (B, T); all positions are below `end`, if it is known."""
         needed = int(positions.max()) + 1 if end is None else end  # reading a value from a GPU waits for it
         table = self.table  # one read, because another thread may replace the table
         if needed > len(table) or table.dtype != dtype or table.device != positions.device:
@@ -200,7 +208,7 @@ class RotaryPositions(nn.Module):
         return Rotation(cosine, sine, self.interleaved)
 
     def _angles(self, length: int) -> Tensor:
-        """Return the cosines, then the sines, of all angles, (length, K)."""
+        """Return the cosines, then the sines, of the rotary angles of positions 0 … length - 1, (length, K)."""
         pair = torch.arange(self.width // 2, dtype=torch.float64)
         frequency = self.base ** (-2.0 * pair / self.width)
         if self.scaling is not None:
@@ -210,7 +218,7 @@ class RotaryPositions(nn.Module):
 
 
 def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Return the frequencies of rotary embeddings for a longer context: low ones divided by a factor (Llama 3.1)."""
+    """Return frequencies of rotary embeddings for a longer context: low ones are divided by a factor (Llama 3.1)."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     rotations = scaling.original_length * frequency / (2.0 * math.pi)  # rotations within the original context
     share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
@@ -218,7 +226,7 @@ def _stretched(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
 
 
 class RelativePositions(nn.Module):
-    """T5's bias on attention scores: a learned number for each head and bucket of distances (Raffel et al. 2020).
+    """T5's relative position bias: a learned number for each head and bucket of distances (Raffel et al. 2020).
 
     Half of the buckets hold one distance each; the others grow logarithmically up to the greatest distance.
     """
@@ -263,7 +271,8 @@ BIASES: dict[str, Callable[[ModelConfig, bool], nn.Module]] = {
         bidirectional=not causal,
     )
 }
-"""Builds each bias on self-attention that `model.positions` names, for a stack with or without a look-ahead mask.
+"""Functions that build a relative position bias, by its name in the setting `model.positions`.
 
-A bias is a module with the arguments and the result of `RelativePositions.forward`.
+The second argument is True for layers with a look-ahead mask. A bias is a module with the arguments and the result of
+`RelativePositions.forward`.
 """

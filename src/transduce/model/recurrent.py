@@ -40,7 +40,7 @@ class MemoryAttention(nn.Module):
         self.dropout = Dropout(config.attention_dropout)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Return the keys of a memory, which are the same at every step: (B, S, D) to (B, S, D)."""
+        """Return the attention keys of the encoder's output, equal at every step: (B, S, D) to (B, S, D)."""
         return self.key(memory)  # type: ignore[no-any-return]
 
     def forward(
@@ -51,7 +51,18 @@ class MemoryAttention(nn.Module):
         mask: AttentionMask,
         weights_out: list[Tensor] | None = None,
     ) -> Tensor:
-        """Compute attention of states (B, Q, D) to the memory (B, S, D), (B, Q, D); the weights are (B, 1, Q, S)."""
+        """Return the result of attention from decoder states to the encoder's output.
+
+        Args:
+            states: Q decoder states of each sentence, (B, Q, D).
+            keys: the result of `keys`, (B, S, D).
+            memory: the encoder's output, (B, S, D).
+            mask: hides the padding of the memory.
+            weights_out: a list that receives the attention weights, (B, 1, Q, S).
+
+        Returns:
+            (B, Q, D).
+        """
         compute: AttentionFunction = attend if self.score is None else self.score
         query = self.query(states)[:, None]  # (B, 1, Q, D)
         found = compute(
@@ -61,7 +72,7 @@ class MemoryAttention(nn.Module):
 
 
 class PastAttention(nn.Module):
-    """Attention of a cell to all its past states (Cheng et al. 2016, "Long Short-Term Memory-Networks", equation 4).
+    """Attention of a recurrent cell to all its past states (Cheng et al. 2016, equation 4).
 
     The query is W_x x + W_h̃ h̃, from the input x and the average h̃ of the step before; the key of a past state h is
     W_h h.
@@ -98,9 +109,9 @@ class PastAttention(nn.Module):
 
 
 def join_step_weights(steps: list[Tensor]) -> Tensor:
-    """Join the attention weights of several steps to those of a single call, (B, 1, T, longest).
+    """Concatenate attention weights of decoding steps along the queries to (B, 1, T, keys), padded with zeros.
 
-    The weights of each step are (B, 1, 1, t) or (B, 1, Q, S).
+    The weights of each step are (B, 1, queries, keys); the number of keys may grow from step to step.
     """
     longest = max(step.shape[-1] for step in steps)
     return torch.cat([nn.functional.pad(step, (0, longest - step.shape[-1])) for step in steps], dim=2)
@@ -110,24 +121,24 @@ def join_step_weights(steps: list[Tensor]) -> Tensor:
 
 
 class CellState(NamedTuple):
-    """The state of one layer after some steps, (N, D) each."""
+    """The states of one layer of recurrent cells for N hypotheses, (N, D) each."""
 
     hidden: Tensor
     cell: Tensor | None
     """The cell of an LSTM; a GRU has none."""
     past: Tensor | None = None
-    """With attention to the past: all states so far, and beside them an LSTM's cells, (N, t, D or 2 D)."""
+    """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); only for attention to the past."""
     average: Tensor | None = None
-    """The average of past states that the last step started from, (N, D)."""
+    """The average of past states from which the last step started, (N, D); only for attention to the past."""
 
     def select(self, rows: Tensor) -> "CellState":
-        """Return the recurrent states at these rows, in this order."""
+        """Return the state of the hypotheses at these indices, in this order."""
         cell, past, average = (None if part is None else part.index_select(0, rows) for part in self[1:])
         return CellState(self.hidden.index_select(0, rows), cell, past, average)
 
 
 def build_cells(config: ModelConfig, input_width: int, width: int) -> nn.LSTM | nn.GRU:
-    """Build one layer of LSTM or GRU cells that runs in one direction."""
+    """Build a layer of LSTM or GRU cells that reads in one direction; `width` is the width of its state."""
     kind = nn.LSTM if config.recurrent_cell == "lstm" else nn.GRU
     return kind(input_width, width, batch_first=True)
 
@@ -168,7 +179,7 @@ def reversal_permutation(present: Tensor) -> Tensor:
 
 
 class RecurrentDecoderLayer(nn.Module):
-    """A recurrent decoder layer, which computes one step, or all steps at once under teacher forcing if possible."""
+    """A recurrent decoder layer, which computes single steps, or under teacher forcing all steps in one call."""
 
     def __init__(self, config: ModelConfig, input_width: int) -> None:
         super().__init__()
@@ -176,14 +187,17 @@ class RecurrentDecoderLayer(nn.Module):
         self.past_attention = PastAttention(config, input_width) if config.recurrent_self_attention else None
 
     def begin(self, start: Tensor) -> CellState:
-        """Return the state before the first step, from a vector (N, D), which also becomes an LSTM's cell."""
+        """Return the state before the first step, made from one vector for each of N hypotheses, (N, D).
+
+        The vector becomes the hidden state, and an LSTM's cell state too.
+        """
         cell = start if isinstance(self.cells, nn.LSTM) else None
         if self.past_attention is None:
             return CellState(start, cell)
         return CellState(start, cell, _entry_of_past(start, cell), torch.zeros_like(start))
 
     def forward(self, x: Tensor, state: CellState, weights_out: list[Tensor] | None = None) -> tuple[Tensor, CellState]:
-        """Compute outputs (N, T, D) from inputs (N, T, input width), and return them with the last state."""
+        """Compute T steps of N hypotheses: inputs (N, T, input width) to outputs (N, T, D) and the final state."""
         if self.past_attention is None:
             return self._run(x, state)
         outputs, weights = [], None if weights_out is None else list[Tensor]()
@@ -205,7 +219,7 @@ class RecurrentDecoderLayer(nn.Module):
     def _step_with_past(
         self, attention: PastAttention, x: Tensor, state: CellState, weights_out: list[Tensor] | None
     ) -> tuple[Tensor, CellState]:
-        """Compute one step, (N, 1, input width), that starts from an average of all past states."""
+        """Compute one step of N hypotheses, (N, 1, input width), which starts from an average of past states."""
         if state.past is None or state.average is None:
             raise ValueError("the state was not made by this layer's `begin`")
         width = state.hidden.shape[-1]
@@ -218,12 +232,15 @@ class RecurrentDecoderLayer(nn.Module):
 
 
 def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """Return a step's hidden state, joined with its cell state if it has one, as a cache entry (N, 1, D or 2 D)."""
+    """Return a step's hidden states, joined with an LSTM's cell states, as an entry of the past, (N, 1, D or 2 D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]
 
 
 class RecurrentCache:
-    """The state between decoding steps. Rows are hypotheses, sentence by sentence; W is 1 in training."""
+    """The state of a recurrent decoder between decoding steps.
+
+    Rows are hypotheses, sentence by sentence; in training there is one for each sentence.
+    """
 
     def __init__(self) -> None:
         self.layers: list[CellState] = []
@@ -234,13 +251,13 @@ class RecurrentCache:
         self.length = 0
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        """Let hypothesis w of sentence b continue from the state of its hypothesis parents[b, w], (B, W)."""
         first = torch.arange(len(parents), device=parents.device)[:, None] * self.width
         self._select_rows((first + parents).flatten())
         self.width = parents.shape[1]
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the states of the sentences at these batch indices, in this order."""
         hypotheses = torch.arange(self.width, device=rows.device)
         self._select_rows((rows[:, None] * self.width + hypotheses).flatten())
         self.context = None if self.context is None else self.context.index_select(0, rows)
@@ -286,12 +303,12 @@ class Recurrent(VocabularyModel):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the decoder's states, the input of `project`, (B, T, D), by teacher forcing."""
+        """Return the decoder's outputs before the output projection, (B, T, D), by teacher forcing."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def free_running(self, source_ids: Tensor, length: int) -> Tensor:
-        """Return the states (the input of `project`), (B, length, D), of a decoder that reads its own best tokens."""
+        """Return outputs of a decoder that reads its own best tokens, (B, length, D), before the output projection."""
         memory, memory_mask = self.encode(source_ids)
         cache, outputs = self.new_cache(), list[Tensor]()
         tokens = torch.full_like(source_ids[:, :1], self.config.start_id)
@@ -301,7 +318,7 @@ class Recurrent(VocabularyModel):
         return torch.cat(outputs, dim=1)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:  # noqa: ARG002
-        """Return the memory (B, S, D) and the mask that hides its padding; there is no attention to trace."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding; `trace` is ignored."""
         mask = padding_mask(source_ids, self.config.pad_id)
         reversal = reversal_permutation(mask.allowed[:, 0, 0])
         x = self.source_embedding(source_ids, self.source_weight)
@@ -318,7 +335,7 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the decoder's states (the input of `project`), (B, T, D), for inputs that follow the cached ones."""
+        """Return the decoder's outputs before the output projection, (B, T, D); inputs follow the cached ones."""
         cache = self._started(self.new_cache() if cache is None else cache, memory, memory_mask)
         x = self.target_embedding(target_input_ids, self.target_weight)
         return self._run(x, memory, memory_mask, cache, trace)
@@ -328,7 +345,7 @@ class Recurrent(VocabularyModel):
         return RecurrentCache()
 
     def start(self, source_ids: Tensor) -> DecodingState:
-        """Encode sentences (B, S) and return a state that decodes them step by step."""
+        """Encode sentences (B, S), and return a decoding state that translates them step by step."""
         return RecurrentState(self, source_ids)
 
     def step(
@@ -339,13 +356,13 @@ class Recurrent(VocabularyModel):
         cache: RecurrentCache,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Compute one step of W hypotheses of each sentence, (B, W) to (B, W, D)."""
+        """Compute one decoding step for W hypotheses of each sentence: newest tokens (B, W) to outputs (B, W, D)."""
         cache = self._started(cache, memory, memory_mask)
         x = self.target_embedding(tokens, self.target_weight).flatten(0, 1)[:, None]  # (N, 1, D)
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
     def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
-        """Return the cache, with the decoder's initial state stored in it if it was empty."""
+        """Return the cache; if it is empty, first store the decoder's initial state in it."""
         if cache.layers:
             return cache
         summary = self._summary(memory, mask)
@@ -358,7 +375,7 @@ class Recurrent(VocabularyModel):
         return cache
 
     def _summary(self, memory: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the source as one vector, (B, D): the mean of all states, or the last state of each direction."""
+        """Return one vector for each source, (B, D): the mean of all states, or the last state of each direction."""
         present = mask.allowed[:, 0, 0]  # (B, S)
         count = present.sum(dim=1)
         if self.config.recurrent_context == "mean":
@@ -376,7 +393,10 @@ class Recurrent(VocabularyModel):
     def _run(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Compute outputs (N, T, D) from embedded inputs (N, T, D), in one call if steps are independent."""
+        """Compute outputs of N hypotheses from their embedded inputs, (N, T, D) to (N, T, D).
+
+        All T steps are one call, unless a step's input depends on the output of the step before.
+        """
         feeds_back = self.attends_first or self.config.input_feeding
         steps = x.split(1, dim=1) if feeds_back else (x,)
         weights = AttentionTrace()
@@ -389,7 +409,10 @@ class Recurrent(VocabularyModel):
     def _advance(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Pass embedded inputs (N, T, D) through all layers; T is 1 if attention comes before the cells."""
+        """Compute the outputs of all layers and the attention for N hypotheses, (N, T, D) to (N, T, D).
+
+        T is 1 if a step's input depends on the output of the step before.
+        """
         parts = [x]
         if cache.context is not None:
             context = cache.context.repeat_interleave(cache.width, dim=0)
@@ -412,7 +435,7 @@ class Recurrent(VocabularyModel):
     def _attend_to_memory(
         self, states: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Return the result of attention from decoder states (N, T, D) to their sentence's memory, (N, T, D)."""
+        """Return the result of attention from N hypotheses' states to the encoder's output: (N, T, D) to (N, T, D)."""
         if self.memory_attention is None or cache.keys is None:
             raise ValueError("there is no attention to the memory")
         rows = states.unflatten(0, (-1, cache.width)).flatten(1, 2)  # (B, W × T, D)
@@ -422,7 +445,14 @@ class Recurrent(VocabularyModel):
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
-    """Append the attention weights of several decoder steps to a trace, as those of a single call."""
+    """Append the attention weights of several calls to a trace, joined as if they came from one call.
+
+    Args:
+        steps: the weights of all calls.
+        trace: receives the joined weights.
+        calls: the number of calls.
+        width: the number of hypotheses of each sentence.
+    """
     for of_calls, whole in ((steps.decoder, trace.decoder), (steps.memory, trace.memory)):
         layers = len(of_calls) // calls
         joined = [join_step_weights(of_calls[layer::layers]) for layer in range(layers)]
@@ -432,16 +462,16 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
 
 
 class RecurrentState(DecodingState):
-    """A decoding state whose hypotheses are rows of the cells' states, which are copied when hypotheses branch."""
+    """A decoding state of a recurrent model; the cells' states are copied when hypotheses branch."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (B, S)."""
+        """Create a decoding state: encode the source token ids (B, S) with `model`."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the decoder's states (the input of `project`) after the newest tokens, (B, W) to (B, W, D)."""
+        """Return the decoder's outputs for the newest token of W hypotheses per sentence: (B, W) to (B, W, D)."""
         return self.model.step(tokens, self.memory, self.memory_mask, self.cache, trace)
 
     @override

@@ -25,7 +25,7 @@ class SeriesPrediction(NamedTuple):
     """A predicted distribution of each series' next value, at each time step."""
 
     means: Tensor
-    """(B, T, C)."""
+    """The means, (B, T, C)."""
     log_deviations: Tensor | None
     """The logarithms of standard deviations, (B, T, C), if the model predicts them."""
 
@@ -38,7 +38,10 @@ class ValueEmbedding(Embedding):
         self.values = nn.Linear(config.num_series, config.d_model)
 
     def embed(self, values: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Embed numbers (B, T, C) as (B, T, D); `positions` is (T,), or None for 0 … T-1."""
+        """Embed C numbers for each point in time, (B, T, C), as vectors, (B, T, D).
+
+        `positions`, (T,), defaults to 0 … T-1.
+        """
         return self.complete(self.values(values), positions)
 
 
@@ -59,7 +62,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         self._initialize()
 
     def _initialize(self) -> None:
-        """Fill all weights: numbers of variance 1 become vectors of variance 1, and first predictions are near 0."""
+        """Draw all weights: numbers of variance 1 become vectors of variance 1, and first predictions are near 0."""
         if self.head.weight.is_meta:
             return
         initialize_layers(self)
@@ -75,24 +78,24 @@ class SeriesTransformer(EncoderDecoderLayers):
             target_input: the last point of the past, then the points to predict except the last, (B, T, C).
 
         Returns:
-            For each input, the value of the point after it.
+            For each point of the input, the prediction of the next point.
         """
         return self.decode(target_input, self.encode(past), first_position=past.shape[1])
 
     def encode(self, past: Tensor) -> Tensor:
-        """Return the memory (the encoder's output): (B, S, C) to (B, S, D)."""
+        """Return the encoder's output for C numbers at each of S past points: (B, S, C) to (B, S, D)."""
         return self.encode_embedded(self.source_embedding.embed(past), None)
 
     def decode(
         self, target_input: Tensor, memory: Tensor, *, first_position: int, cache: DecoderCache | None = None
     ) -> SeriesPrediction:
-        """Predict the values after these inputs.
+        """Predict the point after each input point.
 
         Args:
             target_input: (B, T, C); with a cache, those after the cached ones.
-            memory: (B, S, D).
+            memory: the encoder's output, (B, S, D).
             first_position: the position of the first input on the time axis, on which the past begins at 0.
-            cache: the keys and values of earlier inputs; it grows.
+            cache: the keys and values of earlier inputs; new ones are appended.
         """
         last = first_position + target_input.shape[1]
         positions = torch.arange(first_position, last, device=target_input.device)
@@ -107,7 +110,7 @@ class SeriesTransformer(EncoderDecoderLayers):
         return SeriesPrediction(means, log_deviations.clamp(*_LOG_DEVIATIONS))
 
     def roll_out(self, past: Tensor, steps: int, *, generator: torch.Generator | None = None) -> SeriesPrediction:
-        """Predict several values, each from the predictions before it.
+        """Predict several points one after another, each from the predictions before it.
 
         Args:
             past: (B, S, C).

@@ -45,7 +45,7 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D); `mask` hides padding, if any."""
+        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D); `mask` hides padding."""
         self_mask, position_effect = self.encoder_positions(x, mask)
         weights_out = None if trace is None else trace.encoder
         for layer in each_layer(self.encoder_layers, self.config.num_encoder_layers):
@@ -64,7 +64,10 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D), for embedded inputs; mask None: look-ahead mask."""
+        """Return the output of the decoder's last layer for embedded inputs x, (B, T, D) to (B, T, D).
+
+        Without a `mask`, self-attention has the look-ahead mask.
+        """
         self_mask, position_effect = self.decoder_positions(x, mask, positions, cache)
         for number, layer in enumerate(each_layer(self.decoder_layers, self.config.num_decoder_layers)):
             layer_cache = None if cache is None else cache.layers[number]
@@ -96,28 +99,28 @@ class DecodingState(Protocol):
     """The state of a batch of sentences between two decoding steps."""
 
     def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
-        """Return the last layer's output after each hypothesis' newest token, (B, W) to (B, W, D), for `project`.
+        """Return the last layer's output for the newest token of W hypotheses per sentence: (B, W) to (B, W, D).
 
         At the first step there is one hypothesis for each sentence, and its token is the start symbol.
         """
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        """Let hypothesis w of sentence b continue from the state of its hypothesis parents[b, w], (B, W)."""
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the states of the sentences at these batch indices, in this order."""
 
 
 class Ancestry:
-    """A record of which cached positions belong to the past of each beam hypothesis."""
+    """A record of the cached positions that belong to the past of each beam hypothesis."""
 
     def __init__(self, present: Tensor) -> None:
-        """Create the ancestry of one hypothesis per sentence; `present` (B, L) marks the existing cached positions."""
+        """Record one hypothesis per sentence; `present`, (B, L), is True at the cached positions that exist."""
         self.ancestors = present[:, None]  # (B, W, L)
         self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
-        """Append a cached position per hypothesis (W); return the attention mask, or None if no position is hidden."""
+        """Append one cached position for each of W hypotheses, and return the attention mask; None: all is visible."""
         batch, _, length = self.ancestors.shape
         self.sees_all = self.sees_all and width == 1
         itself = torch.eye(width, dtype=torch.bool, device=self.ancestors.device)
@@ -128,11 +131,11 @@ class Ancestry:
         return ancestry_mask(self.ancestors)
 
     def reorder(self, parents: Tensor) -> None:
-        """Replace hypothesis w of sentence b by hypothesis parents[b, w]; (B, W)."""
+        """Let hypothesis w of sentence b continue from the past of its hypothesis parents[b, w], (B, W)."""
         self.ancestors = self.ancestors.gather(1, parents[..., None].expand(-1, -1, self.ancestors.shape[2]))
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Keep only the sentences at these rows, in this order, and remove the others from the batch."""
+        """Keep only the records of the sentences at these batch indices, in this order."""
         self.ancestors = self.ancestors.index_select(0, rows)
 
 
@@ -140,7 +143,7 @@ class MemoryDecoder(Protocol):
     """An interface with the methods of `Transformer` that `MemoryState` uses."""
 
     def encode(self, source_ids: Tensor) -> tuple[Tensor, AttentionMask]:
-        """Return the memory (B, S, D) and the mask that hides its padding."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
 
     def decode(
         self,
@@ -154,17 +157,17 @@ class MemoryDecoder(Protocol):
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D)."""
+        """Return the output of the decoder's last layer, (B, T, D), for token ids (B, T)."""
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache."""
 
 
 class MemoryState(DecodingState):
-    """The decoding state of an encoder and decoder with attention."""
+    """The decoding state of an encoder-decoder Transformer: the encoder's output, the KV cache and the hypotheses."""
 
     def __init__(self, model: MemoryDecoder, source_ids: Tensor) -> None:
-        """Create a decoding state: encode the source ids (B, S)."""
+        """Create a decoding state: encode the source token ids (B, S) with `model`."""
         self.model = model
         self.memory, self.memory_mask = model.encode(source_ids)
         self.cache = model.new_cache()
@@ -234,12 +237,12 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             return self.project(self.hidden(source_ids, target_input_ids))
 
     def hidden(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the output of the decoder's last layer, (B, T, D), before the projection to the vocabulary."""
+        """Return the output of the decoder's last layer by teacher forcing, (B, T, D), before the output projection."""
         memory, memory_mask = self.encode(source_ids)
         return self.decode(target_input_ids, memory, memory_mask)
 
     def encode(self, source_ids: Tensor, *, trace: AttentionTrace | None = None) -> tuple[Tensor, AttentionMask]:
-        """Return the memory (B, S, D) and the mask that hides its padding."""
+        """Return the encoder's output (B, S, D) and the mask that hides its padding, for token ids (B, S)."""
         mask = padding_mask(source_ids, self.config.pad_id)
         present = self.batch_norm_positions(source_ids)
         x = self.source_embedding(source_ids, self.source_weight, present=present)
@@ -283,13 +286,15 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
         return self.finish(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
-        """Encode sentences (B, S) and return a state that decodes them step by step."""
+        """Encode sentences (B, S), and return a decoding state that translates them step by step."""
         return MemoryState(self, source_ids)
 
 
 @contextmanager
 def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tensor) -> Iterator[None]:
-    """Check the type and shape of `forward`'s arguments; ids outside the vocabulary are reported if a lookup fails.
+    """Check the token ids of a model's `forward`, in the body of a `with` statement that computes it.
+
+    Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Raises:
         TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.

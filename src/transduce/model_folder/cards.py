@@ -39,7 +39,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """True if an embedding model divides each vector by its norm."""
 
     def text(self) -> str:
-        """Return the card as JSON text."""
+        """Return this card as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 
@@ -212,7 +212,7 @@ class SeriesCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             )
 
     def text(self) -> str:
-        """Return the card as JSON text."""
+        """Return this card as JSON text."""
         return msgspec.json.format(msgspec.json.encode(self)).decode() + "\n"
 
 

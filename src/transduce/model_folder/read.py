@@ -92,7 +92,7 @@ class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def directions_text(directions: Iterable[tuple[str, str]]) -> str:
-    """Return the text of directions.json, which lists the language pairs of a model."""
+    """Return language pairs as the text of directions.json."""
     return msgspec.json.format(msgspec.json.encode(_Directions(list(directions)))).decode() + "\n"
 
 
@@ -115,7 +115,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def context_text(record: ContextRecord) -> str:
-    """Return the text of context.json."""
+    """Return a record of context as the text of context.json."""
     return msgspec.json.format(msgspec.json.encode(record)).decode() + "\n"
 
 
@@ -455,7 +455,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manifest, str]:
-    """Read the manifest, check every file against its digest, and return the manifest and the digest of the weights."""
+    """Read the manifest, check every file against its digest, and return the manifest and the weights' digest."""
     manifest = _read_manifest(folder)
     try:
         return manifest, _check_digests(folder, manifest, verified)

@@ -160,7 +160,7 @@ def write_tensors(
 
 
 def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file, padded so that the data behind it is aligned."""
+    """Return the header of a safetensors file, padded so that the data after it are aligned."""
     content: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for name, tensor in outline.items():

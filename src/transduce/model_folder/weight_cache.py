@@ -88,7 +88,7 @@ class _VerifiedFile(msgspec.Struct, frozen=True):
     version: FileVersion
     """The file's version when it was read."""
     sha256: str
-    """The digest of its content."""
+    """The SHA-256 digest of the file's content."""
     recorded_ns: int
     """The time at which the file began to be read, in nanoseconds."""
     is_finite: bool = False

@@ -241,7 +241,7 @@ class BeamSearch:
             self.coverage.reorder(live.parents)
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add the ended candidates that may be among the results to the finished hypotheses of their groups."""
+        """Add the candidates that end and may be among the results to the finished hypotheses of their groups."""
         rows, numbers = self._may_be_returned(ended).nonzero().unbind(1)
         if not len(rows):
             return
@@ -257,7 +257,7 @@ class BeamSearch:
         self.thresholds = torch.tensor(self._thresholds, device=self.rows.device)
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return a mask of the ended candidates that may be among the n best results, (B, n)."""
+        """Return a mask of the candidates in `ended` that may be among the n best results, (B, n)."""
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
             return exist
@@ -265,7 +265,7 @@ class BeamSearch:
         return exist & (scores > self.thresholds - _ROUNDING)  # rounding here differs from that of the score
 
     def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of the sentence at batch index `row` to its finished hypotheses, as cut ones."""
+        """Add the live hypotheses of the sentence at batch index `row` to its finished ones, marked as not ended."""
         for beam in range(self.scores.shape[1]):
             if float(self.scores[row, beam]) > IMPOSSIBLE:
                 history = (self.tokens[row, beam].tolist(), self.log_probabilities[row, beam].tolist())
@@ -319,7 +319,7 @@ class BeamSearch:
 
 
 def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
-    """Return a sort key that puts ended hypotheses before cut ones, and higher scores before lower ones."""
+    """Return a sort key that puts hypotheses with an end symbol first, then those with higher scores."""
     return (not hypothesis.ended, -hypothesis.score)
 
 
@@ -394,7 +394,7 @@ class GenerateSearch(BeamSearch):
         super().abandon(sentences)
 
     def _best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """Return a sentence's `count` best finished hypotheses of all groups, ranked by score whether ended or cut."""
+        """Return a sentence's `count` best finished hypotheses of all groups, by score, whether or not they ended."""
         return sorted(super()._best(sentence, count), key=lambda hypothesis: -hypothesis.score)
 
     def _finish(self, row: int, beam: int, group: int, history: History, *, ended: bool) -> None:
@@ -408,7 +408,7 @@ class GenerateSearch(BeamSearch):
         del finished[self.beam.group_size :]
 
     def _finish_candidates(self, ended: Candidates) -> None:
-        """Add the ended candidates to the finished hypotheses of their groups, and count them by sentence and group."""
+        """Add the candidates that end to the finished hypotheses of their groups, and count them for each group."""
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
         self._ended_now = ended_now.sum(dim=-1).tolist()
@@ -419,7 +419,7 @@ class GenerateSearch(BeamSearch):
         super()._keep_sentences(staying)
 
     def _finish_live(self, row: int) -> None:
-        """Add the live hypotheses of the sentence at batch index `row` to its finished hypotheses, as cut ones.
+        """Add the live hypotheses of the sentence at batch index `row` to its finished ones, marked as not ended.
 
         These compete with the hypotheses that ended in the same step: only the W best of both count.
         """
@@ -431,7 +431,7 @@ class GenerateSearch(BeamSearch):
                 self._finish(row, beam, group, history, ended=False)
 
     def _undecided(self) -> list[int]:
-        """Return the batch indices of sentences in which a live hypothesis may still enter the finished ones."""
+        """Return the batch indices of sentences in which a live hypothesis may still displace a finished one."""
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = []
         for row, sentence in enumerate(self.sentences):

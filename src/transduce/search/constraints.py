@@ -167,7 +167,7 @@ class ConstrainedSelection(Selection):
         _write(choice.ended, candidates, [option.column for option in ended])
 
     def _candidates(self, step: Step, sentence: int, choice: Choice) -> Candidates:
-        """Return candidates (1, n): the overall best, the best of each hypothesis, and those that advance a phrase."""
+        """Return a sentence's candidates, (1, n): the best, each hypothesis's best, and those that advance a phrase."""
         best = step.logits[0].argmax(dim=-1).tolist()
         pairs = dict.fromkeys(enumerate(best))
         for each in choice:

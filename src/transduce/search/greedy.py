@@ -131,7 +131,7 @@ class GreedySearch:
         self.log_probabilities = torch.cat([self.log_probabilities, log_probabilities[..., None]], dim=-1)
 
     def _leave(self, leaving: Tensor) -> None:
-        """Remove the sentences that the mask `leaving` (B,) marks from the batch, and store their results."""
+        """Remove the sentences for which the mask `leaving`, (B,), is True from the batch, and store their results."""
         if not bool(leaving.any()):
             return
         rows = leaving.nonzero().flatten()

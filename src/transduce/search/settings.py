@@ -191,7 +191,7 @@ class SearchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def penalizes_repetition(self) -> bool:
-        """Return whether a penalty of repeated tokens has an effect."""
+        """Return whether the settings penalize repeated tokens."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
     def max_length_for(self, source_tokens: int) -> int:

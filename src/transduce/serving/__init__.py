@@ -1,1 +1,1 @@
-"""HTTP server for translation models: the LibreTranslate API, adapters for DeepL's and OpenAI's clients, and limits."""
+"""HTTP server for translation and language models, with the APIs of LibreTranslate, DeepL, OpenAI and Ollama."""

@@ -59,7 +59,7 @@ class Application:
         """Build the routes and the OpenAPI document.
 
         Args:
-            service: translates and detects languages for all protocols.
+            service: the service that translates and detects languages for all protocols.
             views: the web page and the inspection functions behind it; without them the server offers neither.
         """
         self.service = service

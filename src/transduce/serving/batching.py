@@ -42,10 +42,10 @@ class Batch:
         self.head = sentences[0].job
         """The job that the batch began with."""
         self.started = len(sentences)
-        """Number of sentences so far, with those that joined later."""
+        """Number of sentences that the batch has had so far, including finished ones."""
 
     def split(self) -> list["Batch"]:
-        """Return one batch per job (client's request) in this batch; together they replace it."""
+        """Return one batch for each job (client's request) that has sentences in this batch."""
         return [Batch([sentence for sentence in self.sentences if sentence.job is job]) for job in self.jobs]
 
 
@@ -129,7 +129,7 @@ class Batcher:
             return job.started_at is not None
 
     def _dequeue(self, job: Job) -> None:
-        """Start no further sentences of a job, and free its slot if none of its sentences is being decoded."""
+        """Remove a job from the queue, and from the running jobs if none of its sentences is being decoded."""
         if job in self._queue:
             self._queue.remove(job)
         if not job.num_batches:
@@ -158,7 +158,7 @@ class Batcher:
                 return self._start_batch(self._pick(head))
 
     def _next_job(self) -> Job | None:
-        """Return the first queued job that is already running or may start now, or None."""
+        """Return the first queued job that is already running or may start now; None if there is none."""
         can_start = len(self._running) < self.max_running
         return next((job for job in self._queue if can_start or job in self._running), None)
 
@@ -181,7 +181,7 @@ class Batcher:
             self._dequeue(job)
 
     def _pick(self, job: Job) -> list[JobSentence]:
-        """Return a job's longest waiting sentence and others of similar length, up to the batch's size limit."""
+        """Return the sentences of a new batch: a job's longest waiting one and compatible ones of similar length."""
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (
@@ -199,7 +199,7 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return how many of the given number of sentences one worker should take so that idle workers get some too."""
+        """Return how many of a number of sentences one batch should take, so that idle workers get some too."""
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
 
@@ -220,7 +220,7 @@ class Batcher:
         return batch
 
     def _start_sentences(self, sentences: list[JobSentence]) -> None:
-        """Mark sentences as started; jobs without further ones leave the queue."""
+        """Mark sentences as started, and remove jobs without waiting sentences from the queue."""
         now = time.monotonic()
         for job in dict.fromkeys(sentence.job for sentence in sentences):
             if job.started_at is None:
@@ -232,14 +232,14 @@ class Batcher:
         self._queue = [job for job in self._queue if job.waiting]
 
     def join(self, batch: Batch, free_texts: int) -> list[JobSentence]:
-        """Start waiting sentences that may join a batch which is being decoded, and return them.
+        """Add waiting sentences to a batch that is being decoded, and return them.
 
-        They join in the order of service. Unless a worker is idle, none overtakes a job that has to wait for another
-        batch, so that a stream of joining requests does not delay others without end.
+        Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join
+        this batch; otherwise a stream of joining requests could delay the latter without end.
 
         Args:
-            batch: the batch, whose decoder sentences may join.
-            free_texts: the number of further hypotheses that fit into it.
+            batch: a batch with a continuous decoder.
+            free_texts: the number of further hypotheses that the decoder can take.
         """
         if not self._queue:  # read without the lock; a job that comes just now is seen after the next step
             return []
@@ -270,7 +270,10 @@ class Batcher:
             return chosen
 
     def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
-        """Return the first waiting sentences of a job that fit into a batch beside other sentences."""
+        """Return the first waiting sentences of a job that can be added to a batch with the sentences `others`.
+
+        The batch grows by at most `free_texts` hypotheses, and stays within its maximum number of tokens.
+        """
         width, longest = num_hypotheses(job), max((sentence.tokens for sentence in others), default=0)
         fitting: list[JobSentence] = []
         for number in job.waiting:
@@ -282,7 +285,7 @@ class Batcher:
         return fitting
 
     def deliver(self, batch: Batch, sentence: JobSentence, result: Any) -> None:
-        """Deliver the result of one sentence of a batch, and complete its job if that was the last one."""
+        """Store a sentence's result, drop the sentence from its batch, and complete its job if no result is missing."""
         job = sentence.job
         with self._changed:
             batch.sentences.remove(sentence)
@@ -317,7 +320,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Complete a job that has all results, or fail it if it is late."""
+        """Set a job's error if no client waits any more, or its results once all of them are there."""
         if job.is_expired:
             self._fail(job, deadline_error())
         elif None not in job.results:
@@ -331,7 +334,7 @@ class Batcher:
             job.future.set_exception(error)
 
     def close(self) -> None:
-        """Accept no more jobs (requests); the batcher still hands out those already accepted."""
+        """Accept no more jobs (requests); jobs in the queue are still decoded."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -345,7 +348,7 @@ class Batcher:
 
 
 def num_hypotheses(job: Job) -> int:
-    """Return the number of beam hypotheses that a job's sentences use in a batch."""
+    """Return the number of hypotheses per sentence of a job: the beam size, or the number of samples."""
     return job.search.beam_size if job.search.sampling is None else job.search.n_best
 
 
@@ -391,8 +394,8 @@ class BatchObserver:
         """Report progress, and return the rows of the sentences to drop, since their requests are late or abandoned.
 
         Args:
-            rows: index in the batch of each sentence still being decoded, (B,).
-            tokens: tokens of all hypotheses, (B, W, t).
+            rows: index in the batch of each of the B sentences still being decoded, (B,).
+            tokens: the t tokens so far of the W hypotheses of each sentence, (B, W, t).
         """
         self.metrics.steps.inc()
         self._adapt_threads()
@@ -415,7 +418,13 @@ class BatchObserver:
                 job.progress(index, tokens[number, 0].tolist(), int(agreed.cumprod(dim=0).sum()))
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Report the progress of a text with several sentences to the text's job."""
+        """Report the progress of a text with several sentences to the text's job.
+
+        Args:
+            text: the text's index in the batch.
+            final: the start of the translation, which does not change any more.
+            draft: the translation so far, with the best guess for its rest.
+        """
         job, index = self.batch.sentences[text]
         if isinstance(job.progress, TextProgress) and job in self.batch.jobs:
             job.progress.report_text(index, final, draft)
@@ -473,7 +482,7 @@ class Workers:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count the calling thread as one that decodes, in the body of `with`."""
+        """Count the calling thread as decoding within a `with` block."""
         with self._lock:
             self._decoding += 1
         self._adapt_threads()
@@ -484,7 +493,7 @@ class Workers:
                 self._decoding -= 1
 
     def _adapt_threads(self) -> None:
-        """Set the calling thread's number of PyTorch threads to its share; PyTorch keeps this number per thread."""
+        """Divide the compute threads among the busy workers: set the number that the calling worker uses in PyTorch."""
         share = max(1, self._compute_threads // max(1, self._decoding))
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
@@ -626,7 +635,7 @@ class Engine:
         raise deadline_error()
 
     def stop(self) -> None:
-        """Accept no more jobs (requests); those already accepted are still decoded."""
+        """Accept no more jobs (requests); accepted jobs are still decoded."""
         self.batcher.close()
 
     def fail_remaining(self) -> None:

@@ -1,4 +1,4 @@
-"""Complete prompts, for the APIs of OpenAI and Ollama: a translation model translates them, a language model goes on.
+"""Complete prompts for the APIs of OpenAI and Ollama: translation models translate, language models continue.
 
 A translation model is named by its language pair, such as `zh-en`; a language model by its folder.
 """
@@ -31,7 +31,7 @@ from transduce.serving.service import (
 from transduce.serving.settings import ServingSettings
 
 FinishReason = Literal["stop", "length"]
-"""`stop`: the text is complete, or ends before a stop sequence; `length`: a maximum length truncated it."""
+"""Reason why a completion ends: `stop` (it is complete or reached a stop sequence) or `length` (it was truncated)."""
 
 _MAX_SHOWN = 64  # characters of an unknown model name that an error quotes
 _SEEDS = 2**31
@@ -48,15 +48,15 @@ class CompletionRequest(NamedTuple):
     model: str
     prompts: list[str]
     choices: int = 1
-    """Number of completions of each prompt."""
+    """Number of completions for each prompt."""
     max_tokens: int | None = None
     """Maximum number of tokens of a completion; None: the model's own limit."""
     stop: tuple[str, ...] = ()
     """Texts before which a completion ends."""
     sampling: Mapping[str, float | None] = {}
-    """`temperature`, `top_p`, `top_k`, `min_p` and `seed`; only language models use them."""
+    """Sampling settings `temperature`, `top_p`, `top_k`, `min_p` and `seed`, which only language models use."""
     penalties: Mapping[str, float | None] = {}
-    """`frequency_penalty` and `presence_penalty`; only language models use them."""
+    """Penalties `frequency_penalty` and `presence_penalty`, which only language models use."""
     with_tokens: bool = False
     """True if the completions contain their tokens."""
 
@@ -121,7 +121,7 @@ class Completions:
         Args:
             request: what the client asks for.
             disconnected: done once the client has disconnected.
-            report: receives the final part of the only completion while it grows, in the event loop.
+            report: receives the final part of a single growing completion; called in the event loop.
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
@@ -140,7 +140,7 @@ class Completions:
         return await self._translate((source, target), request, disconnected, report)
 
     def language_headers(self, request: CompletionRequest) -> dict[str, str]:
-        """Return the warnings about the language of a request's prompts, for the header of a stream."""
+        """Return the response header that warns of prompts which are not in the translation model's source language."""
         name = self.find(request.model)
         pairs = self.service.routes.named_pairs
         source = next((source for source, target in pairs if f"{source}-{target}" == name), None)
@@ -211,7 +211,7 @@ def _report_from_thread(loop: asyncio.AbstractEventLoop, report: Report, text: s
 
 
 def _generator_search(model: ServedGenerator, request: CompletionRequest, most_tokens: int) -> SearchSettings:
-    """Return the search settings of a language model for a request.
+    """Return the search settings of a language model for a request, which may have at most `most_tokens` new tokens.
 
     Raises:
         RequestError: a sampling setting is out of range.
@@ -243,7 +243,7 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
 
 
 class GenerationJob(Job):
-    """The prompts of one request to a language model; those of several requests are continued in one batch."""
+    """A job with the prompts of one request to a language model; a batch may contain prompts of several such jobs."""
 
     def __init__(self, model: ServedGenerator, request: CompletionRequest, settings: ServingSettings) -> None:
         """Tokenize the prompts and start the clock of the deadline.
@@ -260,7 +260,7 @@ class GenerationJob(Job):
         """Receives the final part of the only continuation while it grows, in a decoding thread."""
 
     def is_compatible_with(self, other: Job) -> bool:
-        """Return whether prompts of this job and of another may be in one batch: only length and seed may differ."""
+        """Return whether prompts of both jobs may be in one batch: only maximum length and seed may differ."""
         return (
             isinstance(other, GenerationJob)
             and self.served is other.served
@@ -277,11 +277,16 @@ class GenerationJob(Job):
 
     @property
     def is_followed(self) -> bool:
-        """True if the growing texts are needed: to report them, or to find a stop sequence."""
+        """True if continuations are read while they grow, to report them or to find a stop sequence."""
         return self.report is not None or bool(self.stop)
 
     def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
-        """Report the growing continuations of a prompt; return whether all of them have reached a stop sequence."""
+        """Report the first of a prompt's growing continuations; return whether all have reached a stop sequence.
+
+        Args:
+            prompt: the text of the prompt.
+            tokens: the token ids so far of each continuation.
+        """
         if not self.is_followed:
             return False
         texts = [self.served.generator.continuation_text(prompt, ids) for ids in tokens]
@@ -295,7 +300,7 @@ class _PromptDecoder(ContinuousDecoder):
 
     def __init__(self, served: ServedGenerator) -> None:
         self._running = ContinuousGeneration(served.generator)
-        self._sentences: dict[int, JobSentence] = {}  # by their numbers there
+        self._sentences: dict[int, JobSentence] = {}  # by number in `_running`
 
     @property
     @override
@@ -330,12 +335,12 @@ class _PromptDecoder(ContinuousDecoder):
 
 
 def _find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Return the position of the first stop sequence in a text, or None."""
+    """Return the offset at which the first stop sequence in a text begins, or None."""
     return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:
-    """Return the length of the part of a growing text that no stop sequence can shorten any more."""
+    """Return how many characters at the start of a growing text no stop sequence can cut off any more."""
     position = _find_stop(text, stops)
     if position is not None:
         return position
@@ -345,7 +350,7 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
 
 
 class _StoppingReport:
-    """A report of a growing translation that never goes beyond a stop sequence or the maximum length."""
+    """A progress callback that passes on a growing translation, never beyond a stop sequence or the maximum length."""
 
     def __init__(self, report: Report, request: CompletionRequest, count_tokens: Callable[[str], int]) -> None:
         self._report = report
@@ -387,7 +392,7 @@ def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> lis
 
 
 def _character_start(text: str, position: int) -> int:
-    """Return the start of the character at a position, before which a text can end.
+    """Return the largest offset up to `position` at which a text can end without dividing a character.
 
     Combining marks, variation selectors and joiners belong to the character before them.
     """
@@ -402,9 +407,9 @@ def _character_start(text: str, position: int) -> int:
 
 
 def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
-    """Return the offset in a text at which each of its tokens begins; layout between tokens belongs to none.
+    """Return the offset in a text at which each of its tokens begins; whitespace between tokens is skipped.
 
-    A token that is not in the text, such as a byte of a character, has the end of the token before it.
+    A token that is not in the text, such as a byte of a character, gets the offset at which the token before it ends.
     """
     offsets, end = [], 0
     for token in tokens:
@@ -420,7 +425,7 @@ def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
 
 
 def _longest_start(text: str, max_tokens: int, model: Model) -> str:
-    """Return the longest start of a text that has at most this number of tokens."""
+    """Return the longest start of a text that has at most `max_tokens` tokens and ends with a whole character."""
     length, too_long = 0, len(text)
     while too_long - length > 1:
         middle = (length + too_long) // 2
@@ -444,7 +449,7 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the tokens that begin within a text."""
+    """Return the first tokens of a longer text: those that begin within `text`, the part that is kept."""
     kept, length = [], 0
     for token in tokens:
         if length >= len(text):

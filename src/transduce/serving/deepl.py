@@ -144,7 +144,7 @@ class DeepLGlossary(msgspec.Struct, kw_only=True, frozen=True):
     source_lang: str
     target_lang: str
     creation_time: str
-    """Time in UTC, in ISO 8601."""
+    """Time when the glossary was created, in UTC, in ISO 8601."""
     entry_count: int
 
 
@@ -282,7 +282,7 @@ class DeepLHandlers:
         return json_response(DeepLResponse(translations=translations), headers=warning_headers(answers))
 
     def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
-        """Return the stored glossary that a request names, or None if it names none.
+        """Return the stored glossary that a request names, or None if it names none; `owner` is the API key's digest.
 
         Raises:
             RequestError: the glossary does not exist or is for other languages, or the request names several.
@@ -456,7 +456,7 @@ def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of HTML or XML tags in a field of a request.
 
     Raises:
-        RequestError: a name is not one, or there are too many.
+        RequestError: a name is not valid as a tag's name, or there are too many names.
     """
     names = _split(value)
     if len(names) > _MAX_TAGS or not all(map(_TAG.fullmatch, names)):
@@ -468,7 +468,7 @@ def _markup_settings(message: DeepLRequest) -> MarkupSettings | None:
     """Return the settings for reading a request's texts as HTML or XML; None for plain text.
 
     Raises:
-        RequestError: a field with names of tags is invalid, or needs `tag_handling`.
+        RequestError: a field with tag names is invalid, or is set without `tag_handling`.
     """
     kind = message.tag_handling
     fields = ("ignore_tags", "non_splitting_tags", "splitting_tags")

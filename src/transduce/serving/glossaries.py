@@ -36,11 +36,11 @@ class StoredGlossary(msgspec.Struct, frozen=True, kw_only=True):
     terms: tuple[tuple[str, str], ...]
     """Source and target of each term."""
     owner: str = ""
-    """Digest of the API key that created it; empty if the server has no keys."""
+    """Digest of the API key of the client that created the glossary; empty if the server has no keys."""
 
 
 class GlossaryStore:
-    """A collection of glossaries, in a folder or in memory; each client sees those of its own API key."""
+    """A collection of glossaries, in a folder or in memory; their owners are identified by digests of API keys."""
 
     def __init__(self, folder: Path | None = None) -> None:
         """Read the glossaries of a folder, which is created if necessary; None: keep them in memory.
@@ -69,7 +69,7 @@ class GlossaryStore:
         return stored
 
     def glossary(self, stored: StoredGlossary) -> Glossary:
-        """Return a stored glossary for the search; it is the same object at every call."""
+        """Return a stored glossary as the search uses it; every call returns the same object."""
         if stored.id not in self._for_search:
             self._for_search[stored.id] = _as_glossary(stored.terms)
         return self._for_search[stored.id]

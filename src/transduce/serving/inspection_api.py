@@ -33,13 +33,13 @@ class InspectionViews(NamedTuple):
     """The web page and the inspection functions that the server is started with."""
 
     page: Callable[[PageSettings], str]
-    """Returns the HTML of the page at the root."""
+    """Function that returns the HTML of the web page at `/`."""
     inspect: Callable[[Translator, InspectRequest, SearchSettings, Observer], msgspec.Struct]
-    """Returns how a sentence is translated."""
+    """Function that returns a sentence's translation, with data on how the model produced it."""
     inspection: type[msgspec.Struct]
     """Type of the result of `inspect`."""
     intervene: Callable[[Translator, InterveneRequest, SearchSettings, Observer], msgspec.Struct]
-    """Returns a translation without and with an intervention, holding the model exclusively to modify it."""
+    """Function that returns a translation without and with an intervention; it locks the model, which it modifies."""
     comparison: type[msgspec.Struct]
     """Type of the result of `intervene`."""
 
@@ -63,7 +63,7 @@ def operations(views: InspectionViews) -> tuple[Operation, ...]:
 
 
 class InspectionHandlers:
-    """Handlers of the inspection API. Their work goes through the same queue, limits and deadlines as translations."""
+    """Handlers of the inspection API, whose work goes through the queue, limits and deadlines of translations."""
 
     def __init__(self, checks: RequestChecks, views: InspectionViews) -> None:
         self.checks = checks

@@ -17,26 +17,26 @@ from transduce.text.word_spans import Span
 
 
 class QueuedModel(Protocol):
-    """An interface of models of any kind, with what the queue of requests needs."""
+    """An interface of translation and language models, with the parts that the queue of requests uses."""
 
     search: SearchSettings
-    """Search settings for requests that set none."""
+    """Search settings for requests that specify none."""
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
         """Return the number of tokens of each sentence, including the end-of-sentence token."""
 
     @property
     def max_source_tokens(self) -> int:
-        """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
+        """The maximum number of tokens of a sentence that is not split, without the end-of-sentence token."""
 
 
 class Model(QueuedModel, Protocol):
-    """An interface of translation models, with what the server needs."""
+    """An interface of translation models, with the parts that the server uses."""
 
     source_language: str
     target_language: str
     glossary: Glossary | None
-    """Glossary for requests that bring none."""
+    """Glossary for requests without a glossary, or None."""
 
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
         """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
@@ -57,7 +57,7 @@ class Model(QueuedModel, Protocol):
         Args:
             sentences: the batch.
             search: search settings.
-            indices: index of each sentence in its own request, on which its random draws depend.
+            indices: index of each sentence in the client's request, on which the sentence's random draws depend.
             observer: called after every step, with row numbers that index `sentences`.
             glossary: terms to use, or None.
             text_settings: how each sentence, which is a line or a text, is divided into sentences.
@@ -71,7 +71,10 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Return the spans in each best translation that correspond to the given spans of its source sentence."""
+        """Return the spans in each best translation that correspond to `spans` of its source sentence.
+
+        `glossary` is the one that the translations were made with.
+        """
 
     def encode_target(self, text: str) -> list[int]:
         """Return the token ids of a text in the target language."""
@@ -84,12 +87,12 @@ class Model(QueuedModel, Protocol):
 
 
 Progress = Callable[[int, Sequence[int], int], None]
-"""Receives a sentence's index in its job, the tokens of its best hypothesis so far, and how many of them are final."""
+"""Callback for progress: takes a sentence's index in its job, its best hypothesis' tokens, and how many are final."""
 
 
 @runtime_checkable
 class TextProgress(Protocol):
-    """A receiver of translation progress that also follows lines with several sentences, by their text."""
+    """A progress callback that also receives the text of lines with several sentences."""
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Receive a sentence's index in its job, the tokens of its best hypothesis, and how many of them are final."""
@@ -103,7 +106,7 @@ class ContinuousDecoder(Protocol):
 
     @property
     def free_texts(self) -> int:
-        """The number of further hypotheses that are decoded at once, at most."""
+        """The maximum number of hypotheses that the decoder can still take."""
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
         """Start decoding sentences together with those that are being decoded."""
@@ -124,7 +127,7 @@ class AlignedTranslation(NamedTuple):
 
 
 class Job:
-    """The sentences of one request for one model, with their results. The batcher's lock guards its mutable fields."""
+    """The sentences of one request for one model, with their results, which the batcher's lock guards."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class Job:
             sentences: the sentences to translate.
             search: search settings.
             seconds: the deadline, counted from now.
-            progress: called by the decoding thread after each step.
+            progress: called by the decoding thread after each step, or None.
             glossary: terms to use in the translation.
             text_settings: how each sentence, which is a line or a text, is divided into sentences; None: the defaults.
             marks: spans to locate in the translation, by the index of their sentence.

@@ -148,7 +148,7 @@ class Routes:
 
     @property
     def default_pair(self) -> tuple[str, str]:
-        """The language pair that the page selects at first.
+        """The language pair that the web page selects at first.
 
         Raises:
             RequestError: status 404, no translation model is served.
@@ -181,7 +181,7 @@ class Routes:
         return sorted({target for model_source, target in self._models if model_source == source} | {source})
 
     def find(self, code: str) -> str:
-        """Return the served language that a client's code means.
+        """Return the canonical code of the served language for a client's code, such as `en` for `en-GB`.
 
         Raises:
             RequestError: no served language fits the code.
@@ -219,7 +219,7 @@ class Routes:
         """Return the languages that some model translates into a target language.
 
         Raises:
-            RequestError: no model does.
+            RequestError: no model translates into the target language.
         """
         sources = sorted(source for source, model_target in self._models if model_target == target)
         if not sources:
@@ -332,7 +332,7 @@ class Detector:
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """Return a probability for each language from the share of letters that belong to its script."""
+    """Return a probability for each language: the share of the text's letters in its script, normalized to sum to 1."""
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: _share(names, _ALPHABETS.get(base(code), _LATIN)) for code in codes}
     # A text with Chinese characters but no kana is unlikely to be Japanese.

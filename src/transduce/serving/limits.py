@@ -41,8 +41,8 @@ class AdmissionCounter:
         """Create a counter.
 
         Args:
-            free_slots: returns the number of further requests that the queue would accept.
-            make_refusal: makes the error for a request to a path that the queue cannot take.
+            free_slots: function that returns the number of further requests that the queue would accept.
+            make_refusal: function that returns the error for a request to a path that the queue cannot take.
         """
         self.free_slots = free_slots
         self.make_refusal = make_refusal
@@ -63,7 +63,7 @@ class AdmissionCounter:
 
 
 def decoding_path(data: bytes, root_path: str = "") -> str | None:
-    """Return the path of a request whose first bytes ask for a decoding, or None for any other request.
+    """Return the path of a request that needs decoding, or None for any other request.
 
     Args:
         data: the first bytes of the request.
@@ -81,7 +81,7 @@ def decoding_path(data: bytes, root_path: str = "") -> str | None:
 
 
 class ReadersWriterLock:
-    """A readers-writer lock: many threads share it, or one holds it exclusively. Waiting exclusive use comes first.
+    """A readers-writer lock, which several threads share or one thread holds exclusively.
 
     Threads that want to share the lock wait while another thread waits to hold it exclusively.
     """
@@ -107,7 +107,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_exclusively(self) -> Iterator[None]:
-        """Hold the lock exclusively, while no other thread holds it in any way."""
+        """Hold the lock exclusively, while no other thread shares or holds the lock."""
         with self._changed:
             self._waiting_for_exclusive += 1
             self._changed.wait_for(lambda: not self._is_exclusive and not self._sharing)
@@ -187,7 +187,7 @@ def read_api_keys(path: str | Path) -> tuple[str, ...]:
 
 
 class RateLimiter:
-    """A token bucket per client: it fills up evenly, and each request takes one token."""
+    """A rate limiter with a token bucket per client: each request takes a token, and tokens return at an even rate."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         """Create a limiter of each client to `per_minute` requests a minute; 0 means no limit."""

@@ -24,7 +24,7 @@ class UploadedFile(msgspec.Struct, frozen=True):
     """A file in a multipart form: its name and its content."""
 
     name: str
-    """The file name that the client sent; only its suffix may be trusted to mean anything."""
+    """The file name that the client sent, which is not trusted; its suffix shows the format."""
     content: bytes
 
 
@@ -73,9 +73,9 @@ class TranslateResponse(msgspec.Struct, kw_only=True, frozen=True, rename="camel
 
     translated_text: str | list[str]
     detected_language: DetectedLanguage | list[DetectedLanguage] | UnsetType = UNSET
-    """Set if the source was `auto`."""
+    """The detected source language, set if the source was `auto`."""
     alternatives: list[str | list[str]] | UnsetType = UNSET
-    """Set if the request asked for some; best first, without duplicates."""
+    """Alternative translations, set if the request asked for some; best first, without duplicates."""
     quality_warnings: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
     """Quality warnings, set if the request asked for them."""
     doubts: list[QualityWarning | list[QualityWarning]] | UnsetType = UNSET
@@ -110,7 +110,7 @@ class Language(msgspec.Struct, kw_only=True, frozen=True):
     code: str
     name: str
     targets: list[str]
-    """Codes of the languages that it can be translated to."""
+    """Codes of the languages that this language can be translated to."""
 
 
 class TranslateFileRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -201,7 +201,7 @@ class DisabledHead(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class InterveneRequest(SentenceRequest, kw_only=True, frozen=True):
-    """The body of `POST /intervene`: a sentence, and the changes to compare its translation under."""
+    """The body of `POST /intervene`: a sentence, and the changes under which its translation is compared."""
 
     heads_off: Annotated[
         list[DisabledHead], Meta(max_length=1000, description="Heads whose output is replaced by zeros.")
@@ -240,7 +240,7 @@ class ErrorMessage(msgspec.Struct, kw_only=True, frozen=True):
     error: str
     """One sentence that describes the error."""
     message: str | msgspec.UnsetType = msgspec.UNSET
-    """The error again, in the field that DeepL's clients read; set under `/v2` only."""
+    """The sentence of `error`, in the field that DeepL's clients read; set under `/v2` only."""
 
 
 # --- errors below /v1 ---

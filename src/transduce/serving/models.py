@@ -1,10 +1,11 @@
-"""A translator as the server uses it."""
+"""Wrap translators and language models in the interfaces that the server uses."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from typing_extensions import override
 
 from transduce.errors import TransduceError
 from transduce.inference.generator import DEFAULT_SEARCH, Generator
@@ -13,6 +14,7 @@ from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
+from transduce.serving.jobs import Model
 from transduce.serving.limits import ReadersWriterLock
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles
@@ -20,8 +22,8 @@ from transduce.text.text_settings import TextSettings
 from transduce.text.word_spans import Span
 
 
-class ServedModel:
-    """Implements `jobs.Model` with a translator."""
+class ServedModel(Model):
+    """A translation model of the server, which translates with a `Translator`."""
 
     def __init__(
         self,
@@ -36,9 +38,9 @@ class ServedModel:
 
         Args:
             translator: an open translator.
-            search: search settings; None: those of the translator.
-            languages: source and target language; None: those in the translator's folder.
-            profiles: profiles of its languages for language detection.
+            search: search settings; None: the translator's settings.
+            languages: source and target language; None: the languages in the translator's folder.
+            profiles: profiles of the translator's languages for language detection.
             samples: source sentences that the web page offers.
 
         Raises:
@@ -65,13 +67,13 @@ class ServedModel:
         """The device that the model computes on."""
         return self.translator.device
 
+    @override
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each sentence, including the end-of-sentence token."""
         return [len(ids) + 1 for ids in self.translator.tokenizer.source.encode_batch(sentences)]
 
     @property
+    @override
     def max_source_tokens(self) -> int:
-        """The number of tokens up to which a sentence is not split, without the end-of-sentence token."""
         return self.translator.longest_source
 
     def use(self, glossary: Glossary | None) -> None:
@@ -84,10 +86,11 @@ class ServedModel:
             self.check(glossary, self.search)
         self.glossary = glossary
 
+    @override
     def check(self, glossary: Glossary, search: SearchSettings) -> None:
-        """Raise a TransduceError if the model cannot produce the terms of a glossary with this search."""
         check_glossary(glossary, search, self.translator.tokenizer.target)
 
+    @override
     def translate(
         self,
         sentences: list[str],
@@ -99,7 +102,6 @@ class ServedModel:
         *,
         protected: Sequence[Sequence[Span]] | None = None,
     ) -> list[Translation]:
-        """Return the translations of a batch of sentences; `indices` are the sentences' indices in their requests."""
         with self.access.hold_shared():
             return self.translator.translate(
                 sentences,
@@ -111,32 +113,32 @@ class ServedModel:
                 protected=protected,
             )
 
+    @override
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
-        """Return whether a text is translated as one sentence, without layout around it."""
         return self.translator.is_plain_sentence(text, text_settings)
 
+    @override
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Return the spans in each best translation that correspond to the given spans of its source sentence."""
         with self.access.hold_shared():
             return self.translator.locate(translations, spans, glossary=glossary)
 
+    @override
     def encode_target(self, text: str) -> list[int]:
-        """Return the token ids of a text in the target language."""
         return self.translator.tokenizer.target.encode(text)
 
+    @override
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text in the target language that token ids spell."""
         return self.translator.tokenizer.target.decode(ids)
 
+    @override
     def unknown_characters(self, sentence: str) -> str:
-        """Return the characters of a source sentence that the vocabulary cannot represent."""
         return self.translator.tokenizer.source.unknown_characters(sentence)
 
 
 class ServedGenerator:
-    """A language model as the server uses it, named by its folder."""
+    """A language model of the server, which has the name of its folder."""
 
     max_source_tokens = sys.maxsize
 

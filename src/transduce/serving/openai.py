@@ -71,9 +71,9 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     """Options of a streamed response of OpenAI's API."""
 
     include_usage: bool | None = False
-    """Whether a last event has the numbers of tokens."""
+    """True if a last event has the numbers of tokens."""
     include_obfuscation: bool | None = None
-    """Accepted without effect."""
+    """OpenAI's option, which is accepted without effect."""
 
 
 class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
@@ -303,7 +303,7 @@ class OpenAIHandlers:
         self.checks.check_key(request)
         is_generator = self.completions.find(message.model) in self.completions.service.generators
         prompt = conversation_text(message.messages) if is_generator else last_user_message(message.messages)
-        order = self._order(
+        order = self._completion_request(
             message,
             [prompt],
             max_tokens=message.max_completion_tokens or message.max_tokens,
@@ -319,7 +319,7 @@ class OpenAIHandlers:
             raise invalid_request(f"`logprobs` must be 0, as other tokens are not known, but is {message.logprobs}")
         if message.best_of is not None and message.best_of != (message.n or 1):
             raise invalid_request(f"`best_of` must equal `n`, {message.n or 1}, but is {message.best_of}")
-        order = self._order(
+        order = self._completion_request(
             message,
             as_list(message.prompt),
             max_tokens=message.max_tokens,
@@ -327,7 +327,7 @@ class OpenAIHandlers:
         )
         return await self._answer(request, order, message, "cmpl", _text_completion)
 
-    def _order(
+    def _completion_request(
         self, message: _SharedFields, prompts: list[str], *, max_tokens: int | None, with_tokens: bool
     ) -> CompletionRequest:
         """Convert a request of OpenAI's API to a `CompletionRequest`.
@@ -478,12 +478,12 @@ class StreamDelta(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True)
     """The new text in an event of a streamed chat completion (OpenAI's `delta`)."""
 
     role: Literal["assistant"] | None = None
-    """Set in the first event only."""
+    """`assistant` in the first event; unset in others."""
     content: str | None = None
 
 
 class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """The completion in an event of a stream; a stream has exactly one."""
+    """The completion in an event of a stream, which has exactly one completion."""
 
     delta: StreamDelta | UnsetType = UNSET
     """The new text of a chat completion."""
@@ -491,7 +491,7 @@ class StreamChoice(msgspec.Struct, kw_only=True, frozen=True):
     """The new text of a text completion."""
     index: Literal[0] = 0
     finish_reason: FinishReason | None = None
-    """Set in the last event only."""
+    """The reason why the completion ended, in the last event; None in others."""
 
 
 class StreamChunk(msgspec.Struct, kw_only=True, frozen=True):
@@ -514,7 +514,7 @@ class OpenAIEventFormatter(EventFormatter):
 
         Args:
             head: id, time and model of all events.
-            is_chat: whether it is a chat completion, not a text completion.
+            is_chat: whether the stream is a chat completion, not a text completion.
             with_usage: whether to send the numbers of tokens at the end.
         """
         self._is_chat = is_chat
@@ -528,7 +528,7 @@ class OpenAIEventFormatter(EventFormatter):
         self._sent: str | None = None
 
     def progress(self, progress: Progress) -> bytes:
-        """Return an event with the text that became final since the last event; later lines wait for the end."""
+        """Return an event with the text that became final since the last event, from the first line only."""
         return self._new_text(progress.text) if progress.line == 0 else b""
 
     def result(self, answer: Completion) -> bytes:

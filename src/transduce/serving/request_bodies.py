@@ -33,8 +33,8 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 
     Args:
         body: the body, decompressed.
-        content_type: the header's value; if it is empty or curl's default, a body that starts with a brace is JSON.
-        query: the URL's query; its fields fill in those that a form lacks.
+        content_type: the Content-Type header; if empty or curl's default, a body that starts with a brace is JSON.
+        query: the URL's query, whose fields are used if a form lacks them.
         message: the msgspec struct to read.
 
     Raises:
@@ -257,7 +257,7 @@ async def read_body(request: ReadableRequest, max_bytes: int, seconds: float) ->
     Args:
         request: the request.
         max_bytes: maximum size of the body, both compressed and decompressed.
-        seconds: time in which it must arrive.
+        seconds: time in which the body must arrive.
 
     Raises:
         RequestError: the body is too large, arrives too slowly, or is not compressed as its header says.

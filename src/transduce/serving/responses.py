@@ -20,7 +20,7 @@ from transduce.serving.metrics import Metrics
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response whose body is the message as JSON in UTF-8."""
+    """Return a response whose body is `content` as JSON in UTF-8."""
     return Response(msgspec.json.encode(content), status, headers=dict(headers or {}), media_type="application/json")
 
 
@@ -82,11 +82,11 @@ class ResponseMiddleware:
         """Wrap an application.
 
         Args:
-            app: answers all requests, with an error response where necessary.
-            metrics: counts the requests.
+            app: the application that answers all requests, with an error response where necessary.
+            metrics: the metrics that count the requests.
             paths: paths with a metric label of their own; the others share the label "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
-            refuse: returns the error to answer every request with now, or None.
+            refuse: function that returns the error to answer every request with at present, or None.
             root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app
@@ -129,7 +129,7 @@ class ResponseMiddleware:
 
 
 class _Exchange:
-    """A sender of one response that adds the common headers and records the status."""
+    """A sender of one response that adds cross-origin headers, records the status and limits the time to send it."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send

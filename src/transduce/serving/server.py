@@ -43,7 +43,7 @@ class LimitedConnection(H11Protocol):
     """An HTTP connection of uvicorn that enforces limits on connections, request heads and admission."""
 
     max_connections = 1024
-    """Connections open at once; further ones get an error and are closed."""
+    """Maximum number of open connections; further ones get an error and are closed."""
     head_seconds = 10.0
     """Time in which a request's head must arrive, from its first byte or the opening of the connection."""
     admission: AdmissionCounter
@@ -96,7 +96,7 @@ class LimitedConnection(H11Protocol):
                 self._start_timer()
 
     def _admits(self, data: bytes) -> bool:
-        """Return whether to read a new request now; otherwise it was refused, or waits for the event loop."""
+        """Return whether to read a new request now; if not, refuse it or postpone it to the next loop iteration."""
         path = decoding_path(data, self.root_path)
         if path is None:
             return True
@@ -133,7 +133,7 @@ class LimitedConnection(H11Protocol):
     def _refuse(self, error: RequestError, path: str = "") -> None:
         """Send an error without the parser, which may be in any state, and close the connection.
 
-        Closing it with unread data would reset the connection and lose the error. So the client gets a moment to read
+        Closing a connection with unread data would reset it and lose the error. So the client gets a moment to read
         the error and to close the connection itself.
         """
         self._stop_timer()
@@ -251,8 +251,8 @@ def address_of(opened: socket.socket, *, has_tls: bool = False) -> str:
 class Server(uvicorn.Server):
     """A uvicorn server with a graceful shutdown and the exit status 0.
 
-    The first SIGTERM or SIGINT makes it refuse new requests and finish those accepted. A further SIGTERM changes
-    nothing; a further SIGINT aborts the requests that are still running. SIGHUP loads the models again.
+    After the first SIGTERM or SIGINT, the server refuses new requests and finishes the accepted ones. A further SIGTERM
+    changes nothing; a further SIGINT aborts the requests that are still running. SIGHUP loads the models again.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Server(uvicorn.Server):
         """Configure uvicorn.
 
         Args:
-            application: answers the requests.
+            application: the ASGI application that answers the requests.
             settings: the settings of the server.
             announce: called once the server accepts requests.
             load: loads the models again; None: SIGHUP has no effect.

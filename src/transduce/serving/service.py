@@ -61,13 +61,13 @@ class TranslationRequest(NamedTuple):
     quality_warnings: bool = False
     """True if the client asks for quality warnings."""
     glossary: Glossary | None = None
-    """Replaces the models' own glossaries; one without terms means no glossary at all."""
+    """Glossary that replaces the models' own glossaries; a glossary without terms disables them."""
     text_settings: TextSettings = TextSettings()
     """Settings of the texts: how they are divided into sentences."""
     with_tokens: bool = False
     """True if the answers contain the tokens of the translations."""
     markup: MarkupSettings | None = None
-    """How texts in HTML or XML are divided, and which elements stay unchanged; None: the defaults of the format."""
+    """Settings of how texts in HTML or XML are divided, and which elements stay unchanged; None: defaults."""
     is_document: bool = False
     """True for texts of an uploaded document, which has limits of its own."""
 
@@ -84,7 +84,7 @@ class TranslationRequest(NamedTuple):
 
 
 class TokenProbability(NamedTuple):
-    """A token of a generated text."""
+    """A token of a generated text, with its log-probability."""
 
     text: str
     """The text that the token adds, with the space before a word."""
@@ -103,7 +103,8 @@ class Answer(NamedTuple):
     quality_warnings: tuple[QualityWarning, ...] = ()
     """Quality warnings for all sentences, if the request asked for them."""
     language_warning: str | None = None
-    """For example "looks English, not German" if the text seems not to be in the language that the request names."""
+    """Warning, such as "looks English, not German", if the text seems not to be in the language that the request names.
+    """
     tokens: tuple[TokenProbability, ...] = ()
     """The tokens of the best translation, if the request asked for them."""
     is_complete: bool = True
@@ -322,7 +323,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
 
 
 def _plan_document(text: str, name: str, *, spaced: bool) -> Plan:
-    """Return the plan of a text that is a document, such as Markdown; its name shows the format.
+    """Return the plan of a text that is a document, such as Markdown; `name` is a file name, which shows the format.
 
     Raises:
         TransduceError: the package that reads the format is not installed.
@@ -343,7 +344,7 @@ def _check_glossary(model: Model, glossary: Glossary, search: SearchSettings) ->
 
 
 def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettings:
-    """Return search settings for this number of further translations, with a wider beam if necessary."""
+    """Return search settings for `alternatives` translations besides the best, with a wider beam if necessary."""
     n_best = alternatives + 1
     if n_best == search.n_best:
         return search
@@ -355,7 +356,7 @@ def with_alternatives(search: SearchSettings, alternatives: int) -> SearchSettin
 
 
 class _Reporter:
-    """Implements `jobs.TextProgress` by passing progress from decoding threads to the event loop."""
+    """A progress callback (`jobs.TextProgress`) that passes progress from decoding threads to the event loop."""
 
     def __init__(
         self,
@@ -370,7 +371,7 @@ class _Reporter:
 
         Args:
             model: the model that translates the lines.
-            lines: the lines of the job by the index of their text and their own index in it, in order.
+            lines: the lines of the job, in order; a key is the index of the text and the line's index in the text.
             report: receives the progress in the event loop.
             glossary: the glossary of the request; a line with one of its terms may be decoded twice, so nothing of it
                 is reported before the end.
@@ -447,7 +448,7 @@ def _answer(planned: PlannedText, request: TranslationRequest, translations: Ite
 
 
 def _shown_token(token: str) -> str:
-    """Return the text of a token, with a space for SentencePiece's sign of one."""
+    """Return the text of a token, in which SentencePiece's `▁` is replaced by a space."""
     return token.replace("▁", " ")
 
 
@@ -479,7 +480,7 @@ def _quality_warnings(
 
 
 def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
-    """Return the text made of the alternatives at this rank; a sentence with fewer alternatives has its best one."""
+    """Return a text's translation from its sentences' alternatives at `rank`, or their best ones if they have fewer."""
     ranks = [rank if rank < len(translated.translation.alternatives) else 0 for translated in sentence_translations]
     texts = [
         translated.translation.alternatives[sentence_rank].text
@@ -493,7 +494,7 @@ def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], r
 
 
 def language_warnings(answers: Sequence[Answer]) -> list[str]:
-    """Return a sentence for each text that seems not to be in the language that the request names."""
+    """Return a warning sentence for each text that seems not to be in the language that the request names."""
     return [
         describe_warning(number, answer.language_warning)
         for number, answer in enumerate(answers, 1)
@@ -507,21 +508,21 @@ def warning_headers(answers: Sequence[Answer]) -> dict[str, str]:
 
 
 def language_headers(texts: Sequence[str], source: str) -> dict[str, str]:
-    """Return the header that warns of texts in another language than `source`, before these texts are translated.
+    """Return the header that warns of texts in another language than `source`, before the texts are translated.
 
-    The header equals that of `warning_headers` for the answers.
+    `warning_headers` returns the same header for the translations.
     """
     wrong = (describe_wrong_language(text[:_MAX_CHECKED_CHARACTERS], source) for text in texts)
     return warning_header([describe_warning(number, each) for number, each in enumerate(wrong, 1) if each is not None])
 
 
 def describe_warning(number: int, warning: str) -> str:
-    """Return the sentence for a text, counted from 1, that seems not to be in the language that the request names."""
+    """Return the sentence that warns of a text's language; `number` counts texts from 1, `warning` is the reason."""
     return f"Text {number} {warning}: its translation may be nonsense."
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    """Return a header with the first of several warnings; no header without warnings."""
+    """Return the header `Transduce-Warning` with the first warnings, or no header if there are none."""
     return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
 
 
@@ -549,7 +550,7 @@ class RequestChecks:
         return await self.read_message(request, message)
 
     async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
-        """Return the typed message of a request that is so cheap to answer that no rate limit applies.
+        """Return the typed message of a request, without counting the request against the rate limit.
 
         Args:
             request: the request.
@@ -557,7 +558,7 @@ class RequestChecks:
             is_upload: whether the request contains a document, and has the limits of one.
 
         Raises:
-            RequestError: the body is too large, too slow, or invalid.
+            RequestError: the body is too large, arrives too slowly, or is invalid.
         """
         settings = self.service.settings
         if is_upload:
@@ -589,7 +590,7 @@ class RequestChecks:
 
         Args:
             request: the request.
-            key: the key in its fields, if any.
+            key: the key in the request's fields, if any.
 
         Raises:
             RequestError: the key is missing or invalid.

@@ -30,23 +30,23 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     trusted_proxies: tuple[str, ...] = ()
     """Addresses of proxies whose X-Forwarded-For header names the client."""
     requests_per_minute: int | None = None
-    """Requests per client address, at once or spread; 0: no limit. None: no limit for a loopback `host`, else 300."""
+    """Maximum number of requests per client and minute; 0: no limit. None: no limit for a loopback `host`, else 300."""
 
     max_running: int = 64
-    """Requests decoded at once."""
+    """Maximum number of requests decoded at once."""
     max_waiting: int = 128
-    """Requests that wait in the queue; further ones are refused at once."""
+    """Maximum number of requests that wait in the queue; further ones are refused at once."""
     workers: int = 1
-    """Decoding threads, each with its own batch; the busy ones share the cores."""
+    """Number of decoding threads, each with its own batch; busy threads share the cores."""
     batch_tokens: int = 2048
-    """Source tokens × hypotheses in one batch, padding included; a longer sentence is a batch by itself."""
+    """Maximum number of source tokens × hypotheses in a batch, with padding; a longer sentence has its own batch."""
     gather_milliseconds: float = 3.0
     """Time that an idle worker waits for further requests before it decodes the first one."""
 
     queue_seconds: float = 15.0
-    """A request that has not started decoding after this time is refused."""
+    """Time in queue after which a request is refused, if it has not started decoding."""
     deadline_seconds: float = 60.0
-    """A request is given up after this time from its acceptance; requests may set a shorter time."""
+    """Time from acceptance after which a request is given up; requests may set a shorter time."""
     read_seconds: float = 10.0
     """Time in which a request's head, and then its body, must arrive."""
     upload_seconds: float = 60.0
@@ -55,28 +55,28 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Time to finish accepted requests when the server shuts down."""
 
     max_connections: int = 1024
-    """Open connections; further ones are refused."""
+    """Maximum number of open connections; further ones are refused."""
     max_body_bytes: int = 1 << 20
-    """Size of a request's body, both compressed and decompressed."""
+    """Maximum size of a request's body, both compressed and decompressed."""
     max_texts: int = 128
-    """Texts in one request."""
+    """Maximum number of texts in one request."""
     max_characters: int = 20_000
-    """Characters of all texts in one request."""
+    """Maximum number of characters of all texts in one request."""
     max_alternatives: int = 3
-    """Further translations of a text."""
+    """Maximum number of translations of a text besides the best one."""
     max_inspection_tokens: int = 256
-    """Tokens of a sentence to inspect: the attention weights of all layers and heads take memory."""
+    """Maximum number of tokens of a sentence to inspect, since the attention weights of all layers take memory."""
     max_new_tokens: int = 1000
-    """Tokens that a language model generates for a prompt."""
+    """Maximum number of tokens that a language model generates for a prompt."""
 
     max_upload_bytes: int = 10 << 20
-    """Size of an uploaded document."""
+    """Maximum size of an uploaded document."""
     max_expanded_bytes: int = 100 << 20
-    """Size of all files in an uploaded archive, such as .docx, after decompression."""
+    """Maximum size of all files in an uploaded archive, such as .docx, after decompression."""
     max_document_characters: int = 1_000_000
-    """Characters of a document's text."""
+    """Maximum number of characters of a document's text."""
     max_documents: int = 16
-    """Uploaded documents in memory, with their translations; further ones are refused."""
+    """Maximum number of uploaded documents in memory, with their translations; further ones are refused."""
     document_seconds: float = 600.0
     """Time in which a document must be translated."""
     file_seconds: float = 600.0

@@ -14,7 +14,7 @@ from transduce.serving.messages import ErrorMessage, Progress, RequestError
 
 
 class ProgressBuffer:
-    """The latest progress of each line. A slow client misses steps, so that nothing piles up."""
+    """A buffer of the latest progress of each line, in which new progress replaces progress not sent yet."""
 
     def __init__(self) -> None:
         self._latest: dict[tuple[int, int], Progress] = {}
@@ -40,7 +40,7 @@ class ProgressBuffer:
 
 
 class EventStream(Response):
-    """A response that sends events as they are produced. Their producer must watch for disconnected clients."""
+    """A response that sends events as an iterator yields them; the iterator must watch for disconnected clients."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-store"}, media_type="text/event-stream")

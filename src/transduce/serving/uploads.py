@@ -40,7 +40,10 @@ class DocumentTranslation:
     """A document that is translated in a thread of its own, whose texts go through the queue of all requests."""
 
     def __init__(self, order: DocumentOrder, service: Service, readers: threading.Semaphore) -> None:
-        """Prepare the translation of a document, which `start` begins in the running event loop."""
+        """Prepare the translation of a document, which `start` begins; requires a running event loop.
+
+        `readers` limits how many documents are parsed at once.
+        """
         self.id = secrets.token_hex(16).upper()
         self.key = secrets.token_hex(32).upper()
         """Secret that the client must show to get the result."""
@@ -162,7 +165,7 @@ class DocumentTranslation:
 
 
 class DocumentStore:
-    """The documents that are translated or wait to be downloaded; old ones are deleted."""
+    """A collection of the documents that are being translated or wait to be downloaded; old ones are deleted."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -39,7 +39,7 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
             # The pairs of a dev set have no weights.
             settings = data if name == "source" else msgspec.structs.replace(data, weight_column=None)
             paths = tuple(
-                _written(path, folder / _FOLDER / f"{name}-{number}.jsonl", settings, languages, overwrite=overwrite)
+                _converted(path, folder / _FOLDER / f"{name}-{number}.jsonl", settings, languages, overwrite=overwrite)
                 for number, path in enumerate(paths, 1)
             )
         if paths != getattr(data, name) and target:
@@ -74,7 +74,7 @@ def _are_languages(names: tuple[str, str]) -> bool:
     return is_header(names) and not any(name.casefold() in usual for name in names)
 
 
-def _written(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
+def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
     """Convert a table of pairs, or standard input, to JSON lines in `out`, and return the path to read pairs from.
 
     Args:

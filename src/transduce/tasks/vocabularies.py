@@ -24,8 +24,8 @@ from transduce.text.vocabulary import fallback_ids
 from transduce.training.choices import CorpusSize
 from transduce.training.events import ProgressDisplay
 
-_MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown
-_LEAST_OCCURRENCES = 2  # of a word that a vocabulary of whole words learns
+_MANY_ODD_TOKENS = 0.2  # share of a side's tokens that are bytes or unknown, above which the user gets a notice
+_LEAST_OCCURRENCES = 2  # how often a word must occur to enter a vocabulary of whole words
 
 
 def learn_tokenizer(

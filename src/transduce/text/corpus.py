@@ -46,23 +46,21 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     target: tuple[str, ...] = ()
     """Files of the target side, as many as of the source side; empty for files of pairs."""
     format: Format = "auto"
-    """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the name's suffix.
-
-    """
+    """`lines`: one file per side; `tsv`: two columns; `jsonl`: one JSON object per line; `auto`: by the file suffix."""
     languages: tuple[str, str] | None = None
     """Source and target language, the keys of JSON objects {"zh": …, "en": …}, alone or inside "translation"."""
     strict: bool = False
-    """True if a line of a table that has other than two columns is an error; otherwise it is skipped and counted."""
+    """True if a table line without exactly two columns is an error; otherwise such lines are skipped and counted."""
     back_translated: tuple[str, ...] = ()
     """Files in `source` that were translated by a machine from targets written by people."""
     directions: tuple[tuple[str, str], ...] = ()
-    """Source and target language of each file of `source`, for a corpus of several language pairs; empty: one pair. The
-    token of the target language starts every source sentence.
+    """Source and target language of each file of `source`, for a corpus of several language pairs, in which the token
+    of the target language starts every source sentence. Empty: a single language pair.
     """
     line_feeds: bool = False
     """True if texts keep the line feeds of JSON strings, for a vocabulary with a token for them; else spaces."""
     tags: tuple[str, ...] = ()
-    """The tag of each file of `source`, whose token starts every source sentence; an empty one: no tag."""
+    """The tag of each file of `source`, whose token starts every source sentence of the file; an empty tag: none."""
     loss_weights: tuple[float, ...] = ()
     """The weight in the loss of each file of `source`, by which the weights of its pairs are multiplied; empty: 1."""
     weight_field: str | None = None
@@ -76,7 +74,7 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def grouped_files(self) -> int:
-        """The number of files if they have language pairs or tags of their own, which a dev set must keep; else 0."""
+        """The number of files if each has its own language pair or tag, so that their dev pairs stay apart; else 0."""
         return len(self.source) if self.directions or self.tags else 0
 
     @property
@@ -121,7 +119,7 @@ class PairReader:
     """A reader that streams a corpus in blocks of ``BLOCK_LINES`` pairs; the last block of each file is shorter.
 
     The assignment of lines to blocks depends only on the files, so blocks can be distributed to processes and
-    machines. A block that is not ``wanted`` is only counted, which takes a small part of the time of reading it.
+    machines. A block whose index ``wanted`` rejects is only counted, in a small part of the time of reading it.
 
     Iteration raises TransduceError with file and line if a file is missing, empty, in another encoding or malformed,
     or if two sides differ in length.
@@ -198,7 +196,7 @@ class PairReader:
         return LineBlocks(path, self.notes, keep_undecodable=True)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Count a block of pairs that is not wanted; return the line number after the block."""
+        """Add a block of `count` pairs, read or skipped, to the totals; return the number of the line after it."""
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -222,7 +220,7 @@ class PairReader:
         return sources, targets
 
     def _with_line_feeds(self, source: str, target: str) -> tuple[str, str]:
-        """Return a pair whose line feeds are spaces, unless the vocabulary has a token for them."""
+        """Return a pair with its line feeds replaced by spaces, unless the vocabulary has a token for line feeds."""
         found = ("\n" in source) + ("\n" in target)
         if self._files.line_feeds:
             self.notes.kept_line_feeds += found
@@ -248,7 +246,7 @@ class PairReader:
         )
 
     def _count_skipped(self, lines: list[str], sources: list[str], path: str, first_line: int) -> None:
-        """Count lines that are no pairs; raise an error if most of them have other than two columns."""
+        """Count a block's table lines that are not pairs; raise an error if most lines lack exactly two columns."""
         malformed = sources.count(MALFORMED)
         self.notes.skipped_lines += malformed + sources.count(HEADER)
         if 2 * malformed > len(sources):
@@ -259,8 +257,8 @@ class PairReader:
 def read_pairs(files: CorpusFiles, notes: LineNotes | None = None) -> Iterator[Pair]:
     """Yield the pairs in the files' order, in constant memory.
 
-    ``notes`` counts what is removed or replaced while reading. Lines of tables that are no pairs are left out. Errors
-    are those of ``PairReader``.
+    ``notes`` counts what is removed or replaced while reading. Lines of tables that are not pairs are left out.
+    Raises the errors of ``PairReader``.
     """
     for block in PairReader(files, notes):
         lines = range(block.first_line, block.first_line + len(block.sources))
@@ -275,7 +273,7 @@ def read_texts(path: str) -> Iterator[str]:
     A lone surrogate escape (\\ud83d), which no text file could hold, is read as U+FFFD.
 
     Raises:
-        TransduceError: a line is no such object, or the file cannot be read.
+        TransduceError: a line is not an object with a text, or the file cannot be read.
     """
     number = 0
     for number, line in enumerate(read_lines(path), 1):
@@ -324,7 +322,7 @@ def _check_sides(files: CorpusFiles) -> None:
 
 
 def _count_rest(file: LineBlocks) -> int:
-    """Return the number of lines that have not been read yet."""
+    """Read a file to its end, and return the number of lines that were left."""
     return sum(iter(lambda: file.skip(BLOCK_LINES), 0))
 
 
@@ -365,7 +363,7 @@ def _pair_format(path: str, chosen: Format) -> Format:
 # Tab-separated pairs, with or without a header and the quotes of CSV.
 
 
-# Both stand for a line of a table that is no pair, which filters count. No file has a text of a lone surrogate.
+# Placeholder texts for table lines that are not pairs, which the filters count. No file contains a lone surrogate.
 MALFORMED, HEADER = "\udffe", "\udfff"
 _SAMPLE_LINES = 1_000
 _SOURCE_NAMES = ("source", "src", "source_text", "source_sentence", "original", "input", "question", "text", "sentence")
@@ -406,7 +404,7 @@ def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLay
 
 
 def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) -> bool:
-    """Return whether two fields are names of columns: language codes or usual names, not texts."""
+    """Return whether two fields of a table are names of columns (language codes or usual names), not texts."""
     first = tuple(name.strip().casefold() for name in names)
     return first[0] != first[1] and (
         all(name in (*_SOURCE_NAMES, *_TARGET_NAMES) for name in first)
@@ -450,7 +448,7 @@ def _wrong_columns(where: str, count: int) -> TransduceError:
 
 
 class _Keys(NamedTuple):
-    """The keys to read from the JSON objects of a corpus: of the texts, the weight and the document of each pair."""
+    """The keys of JSON objects that hold the texts, weight and document of a pair, and the keys to ignore."""
 
     languages: tuple[str, str] | None
     weight: str | None
@@ -459,7 +457,7 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The expected keys of JSON objects besides the texts': weight, document and ignored keys."""
+        """The keys that JSON objects may have besides those of the texts: weight, document and ignored keys."""
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 
@@ -511,15 +509,15 @@ def _field(record: dict[str, object], name: str, where: str) -> object:
 
 
 def parse_weight(value: object, name: str, where: str) -> float:
-    """Return the weight of a pair in the loss, which a file gives as a number or as text.
+    """Return the weight of a pair in the loss from a number or its text.
 
     Args:
-        value: the value that a file has for the pair.
+        value: the pair's value in the file.
         name: the name of the column or field, for messages.
         where: the file and line, for messages.
 
     Raises:
-        TransduceError: the value is no finite number of at least 0.
+        TransduceError: the value is not a number from 0 to 1,000,000.
     """
     try:
         weight = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
@@ -537,7 +535,7 @@ _MAX_WEIGHT = 1e6
 
 
 def _note_unused(record: dict[str, object], used: tuple[str, ...], where: str, notes: LineNotes) -> None:
-    """Record where each unused JSON field first occurs; refuse weights of pairs that the settings do not name."""
+    """Record where each unused JSON field first occurs; refuse a field of weights that the settings do not name."""
     if not record.keys() - used:
         return
     for name in record:
@@ -556,10 +554,10 @@ def _keys(record: dict[str, object]) -> str:
 
 
 def read_record(line: str, where: str) -> dict[str, object]:
-    """Return the JSON object of a line; `where` is its place for messages.
+    """Return the JSON object of a line; `where` is its file and line for error messages.
 
     Raises:
-        TransduceError: the line is no JSON object.
+        TransduceError: the line is not a JSON object.
     """
     try:
         return msgspec.json.decode(line, type=dict[str, object])

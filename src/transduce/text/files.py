@@ -41,14 +41,14 @@ COMPRESSED_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zst
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# With at least this many lines that are not UTF-8, and this share of all lines so far, a file is refused.
+# A file is refused if at least this many lines, and more than this share of those decoded so far, are not UTF-8.
 _MANY_LINES, _MANY_SHARE = 20, 0.05
 _CHUNK = 1 << 20
 
 
 @dataclass
 class LineNotes:
-    """Counts of what was removed from lines while they were read, for reports."""
+    """Counts of what was removed, replaced or skipped while lines were read, for reports."""
 
     carriage_returns: int = 0
     byte_order_marks: int = 0
@@ -57,7 +57,7 @@ class LineNotes:
     kept_line_feeds: int = 0
     """Texts of JSON lines whose line feeds were kept."""
     skipped_lines: int = 0
-    """Lines of tables that are no pairs: headers, and lines with other than two columns."""
+    """Lines of tables that are not pairs: headers, and lines without exactly two columns."""
     quoted_files: list[str] = field(default_factory=list)
     """Tables whose fields are quoted as in CSV."""
     space_marks: int = 0
@@ -65,7 +65,7 @@ class LineNotes:
     repeated_spaces: int = 0
     """Texts with leading, trailing or repeated spaces, which most vocabularies collapse."""
     unused_fields: dict[str, str] = field(default_factory=dict)
-    """Fields of JSON objects that are not used, each with the first place."""
+    """Fields of JSON objects that are not used, each with the file and line of its first occurrence."""
 
     def notices(self) -> list[str]:
         """Return messages about text that is not taken literally, such as CSV quotes, ▁ and unused JSON fields."""
@@ -96,7 +96,7 @@ class LineNotes:
 
 
 def is_decodable(text: str) -> bool:
-    """Return whether a line was UTF-8; lone surrogates represent bytes that were not, or lone JSON escapes."""
+    """Return whether a text has no lone surrogates, which represent invalid UTF-8 bytes or lone JSON escapes."""
     return _SURROGATE.search(text) is None
 
 
@@ -117,7 +117,7 @@ def read_lines(path: str | Path, notes: LineNotes | None = None, *, keep_undecod
 def decode_lines(
     raw_lines: Iterable[bytes], name: str, notes: LineNotes | None = None, *, keep_undecodable: bool = False
 ) -> Iterator[str]:
-    """Yield the text of lines of bytes, such as a binary stream yields; ``name`` identifies the file in errors."""
+    """Decode lines of UTF-8 bytes as ``read_lines`` does, and yield the texts; errors call the file ``name``."""
     decoder = _Decoder(name, notes if notes is not None else LineNotes(), keep_undecodable=keep_undecodable)
     for raw in raw_lines:
         yield decoder.decode_line(raw)
@@ -152,7 +152,7 @@ class LineBlocks:
         self._exit.close()
 
     def read(self, max_lines: int) -> list[str]:
-        """Return the next ``most`` lines of the file, or all that are left."""
+        """Return the next ``max_lines`` lines of the file, or all that are left."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, max_lines))
@@ -160,7 +160,7 @@ class LineBlocks:
         return self._decoder.decode_block(raw_lines)
 
     def skip(self, max_lines: int) -> int:
-        """Skip up to ``most`` lines of the file without decoding them, and return their number."""
+        """Skip up to ``max_lines`` lines of the file without decoding them, and return their number."""
         raw_lines: list[bytes] = []
         with _explained(self._path, self._decoder, raw_lines):
             raw_lines.extend(islice(self._stream, max_lines))
@@ -179,7 +179,7 @@ class _Decoder:
         self._name, self._notes = name, notes
         self._keep_undecodable, self._undecodable_lines = keep_undecodable, 0
         self.lines = 0
-        self.skipped = 0  # among `lines`; their content is unknown
+        self.skipped = 0  # those of `lines` that were not decoded
         self._offset = 0  # offset of the next line's first byte in the (uncompressed) file
 
     def decode_line(self, raw: bytes) -> str:
@@ -194,7 +194,8 @@ class _Decoder:
             self._count_undecodable()
             text = line.decode("utf-8", "surrogateescape")
         self._refuse_other_ends(text)
-        self.pass_over(raw)
+        self.lines += 1
+        self._offset += len(raw)
         if text.endswith("\r\n"):
             self._notes.carriage_returns += 1
             text = text[:-2]
@@ -227,15 +228,10 @@ class _Decoder:
         return text.removesuffix("\n").split("\n")
 
     def skip(self, raw_lines: Sequence[bytes]) -> None:
-        """Count lines without decoding them, and move the file offset past them."""
+        """Count lines without decoding them, and advance the file offset."""
         self.skipped += len(raw_lines)
         self.lines += len(raw_lines)
         self._offset += sum(map(len, raw_lines))
-
-    def pass_over(self, raw: bytes) -> None:
-        """Count a line that has already been decoded, and move the file offset past it."""
-        self.lines += 1
-        self._offset += len(raw)
 
     def _refuse_other_ends(self, text: str) -> None:
         """Refuse a file that has carriage returns but no line feeds, and so would be read as a single line."""
@@ -245,7 +241,7 @@ class _Decoder:
             )
 
     def _without_mark(self, content: bytes) -> bytes:
-        """Remove and count a byte order mark at the start of the file."""
+        """Return a file's content without a byte order mark at its start, which is counted."""
         if self.lines or not content.startswith(_BYTE_ORDER_MARK):
             return content
         self._notes.byte_order_marks += 1
@@ -262,7 +258,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
-    """Convert errors of reading a file into messages; ``taken`` are lines that the decoder has not counted yet."""
+    """Convert errors raised while reading a file to TransduceErrors; ``taken`` are lines read but not yet counted."""
     try:
         yield
     except FileNotFoundError:

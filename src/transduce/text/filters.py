@@ -42,19 +42,19 @@ _CONTROL_BUT_LINE_FEEDS = re.compile(_CONTROL.pattern.replace("\n", ""))
 # Names that version 0.1 wrote into prepared corpora.
 _OLD_TOO_LONG, _OLD_MAX_TOKENS = "too many pieces", b'"max_pieces":'
 
-# Tokens by which short sentences may exceed the ratio: one token may face nine.
+# Tokens by which short sentences may exceed the length ratio: at a ratio of 4, one token may face nine.
 _RATIO_SLACK_TOKENS = 5
 # If a greater share of pairs is dropped because of a held-out source, the report suggests a remedy.
 _MANY_HELD_OUT = 0.05
 
 
 def with_current_names(content: bytes) -> bytes:
-    """Return the JSON of a prepared corpus with the setting that version 0.1 called `max_pieces` as `max_tokens`."""
+    """Rename the setting `max_pieces` of version 0.1 to `max_tokens` in the JSON of a prepared corpus."""
     return content.replace(_OLD_MAX_TOKENS, b'"max_tokens":')
 
 
 class FilterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of which pairs are dropped. Pairs with control characters or invalid UTF-8 always are."""
+    """Settings of the filters of training pairs. Pairs with control characters or invalid UTF-8 are always dropped."""
 
     max_tokens: int = 256
     """Maximum length of each side in tokens, without the end symbol. The trained model splits longer sources."""
@@ -84,7 +84,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     held_out: int = 0
     """Pairs held out of training for validation if there is no dev set."""
     dropped: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
-    """The number of dropped pairs by reason; all reasons in a fixed order."""
+    """The number of dropped pairs by reason, with an entry for every reason, in a fixed order."""
     examples: dict[str, str] = msgspec.field(default_factory=dict)
     """"file:line" of the first pair dropped for each reason."""
     carriage_returns: int = 0
@@ -102,7 +102,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             }
 
     def lines(self, noun: str = "pair") -> list[str]:
-        """Return the report as lines of text; `noun` is the word for what was counted."""
+        """Return the report as lines of text; `noun` names what was counted, in the singular."""
         held_out = f", {self.held_out:,} held out" if self.held_out else ""
         lines = [f"{count_noun(self.read, noun)} read, {self.kept:,} kept{held_out}"]
         lines += [
@@ -120,7 +120,7 @@ class FilterReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairFilter:
-    """A filter that decides from a single pair whether it is dropped; duplicates are found by `pair_digest`."""
+    """A filter that decides for each pair alone whether to drop it; `pair_digest` finds duplicates."""
 
     def __init__(self, settings: FilterSettings, *, line_feeds: bool = False) -> None:
         """Create a filter; with `line_feeds`, texts may have line feeds, for which the vocabulary has a token."""
@@ -128,7 +128,7 @@ class PairFilter:
         self._control = _CONTROL_BUT_LINE_FEEDS if line_feeds else _CONTROL
 
     def text_reason(self, source: str, target: str) -> str | None:
-        """Return the reason to drop a pair because of its text, or None."""
+        """Return the reason to drop a pair because of its texts, such as an empty side; None to keep the pair."""
         settings = self.settings
         if source in (MALFORMED, HEADER):
             return NO_PAIR if source == MALFORMED else HEADER_LINE
@@ -144,7 +144,7 @@ class PairFilter:
         return reason not in (IDENTICAL, NO_PAIR, HEADER_LINE) and self.text_reason(source, "-") in (None, IDENTICAL)
 
     def length_reason(self, source_tokens: int, target_tokens: int) -> str | None:
-        """Return the reason to drop a pair because of its numbers of tokens without the end symbol, or None."""
+        """Return the reason to drop a pair because of its numbers of tokens without end symbols; None to keep it."""
         shorter, longer = sorted((source_tokens, target_tokens))
         if longer > self.settings.max_tokens:
             return TOO_LONG

@@ -12,7 +12,7 @@ from transduce.text.files import count_noun, read_lines
 from transduce.text.languages import is_word_character, unspaced_characters
 
 # --- phrases in a text ---
-# Whole words in scripts with spaces, any position in others.
+# Phrases match whole words in scripts with spaces, and at any position in others.
 
 
 def normalize_for_comparison(text: str) -> str:
@@ -58,9 +58,7 @@ class Term(msgspec.Struct, frozen=True):
     """A glossary term: a source phrase and its permitted translations."""
 
     source: str
-    """A term in lower case matches in any case, as at the start of a sentence; one with a capital matches as written.
-
-    """
+    """The source phrase. In lower case it matches any case, as at a sentence start; with a capital, only as written."""
     targets: tuple[str, ...]
     """The permitted translations, such as forms of a word."""
     location: str = ""
@@ -184,7 +182,7 @@ def _read_terms(path: Path) -> Iterator[Term]:
 
 
 class TermTally:
-    """A count of how many glossary terms are translated as the glossary requires."""
+    """A count of the glossary terms in source lines, and of those that are not translated as required."""
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary
@@ -194,7 +192,7 @@ class TermTally:
         """The terms that are missing from a line's translation, with the line number."""
 
     def add(self, number: int, source: str, translation: str) -> None:
-        """Count the glossary terms in one source line, and record those that its translation lacks."""
+        """Count the glossary terms in the source line with this number, and record those missing in its translation."""
         self.terms += len(self.glossary.find(source))
         self.missing += [(number, term) for term in self.glossary.missing(source, translation)]
 

@@ -64,7 +64,7 @@ def script_of(language: str) -> str:
 
 _LETTERS_OUTWEIGHED = 4  # Latin letters that one Chinese or Japanese character outweighs
 _LATIN_WORD = re.compile(rf"[{_RANGES['Latin']}]+")
-_NAME_WEIGHT = 0.5  # of a word with a capital letter, which may be a name in a text of another script
+_NAME_WEIGHT = 0.5  # weight of a word with a capital letter, which may be a name in a text of another script
 
 
 def sentence_script(text: str) -> str | None:
@@ -168,6 +168,12 @@ def is_unspaced(character: str) -> bool:
     return _LARGE_SCRIPT.match(character) is not None and not _HANGUL.match(character)
 
 
+def is_unspaced_or_punctuation(character: str) -> bool:
+    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
+    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
+    return is_mark or is_unspaced(character)
+
+
 def is_word_character(character: str) -> bool:
     """Return whether a character is a letter, a digit or a combining mark, such as the vowel signs of Hindi."""
     return character.isalnum() or unicodedata.category(character).startswith("M")
@@ -196,7 +202,7 @@ _NOT_LETTERS = re.compile(r"[\W\d_]+")
 
 
 class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The frequencies of character n-grams in each language."""
+    """The frequencies of character n-grams in each language, by which the language of a text is identified."""
 
     format_version: int
     runs: dict[str, dict[str, int]]
@@ -206,7 +212,7 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def unknown_probability(self) -> float:
-        """The probability of an n-gram without a count, equal in all languages, however much text each was given."""
+        """The probability of an n-gram without a count: equal for all languages, whatever their amount of text."""
         return 0.5 / max(1, *self.totals.values())
 
     def probabilities(self, text: str, among: Collection[str] | None = None) -> dict[str, float]:
@@ -241,10 +247,10 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @classmethod
     def load(cls, folder: str | Path) -> "LanguageProfiles | None":
-        """Read the profiles of a model folder; None if it has none.
+        """Read the language profiles in a model folder; return None if the folder has none.
 
         Raises:
-            TransduceError: the file is something else, or of another version.
+            TransduceError: the file does not hold language profiles, or is of another version.
         """
         path = Path(folder) / FILE_NAME
         try:
@@ -268,7 +274,7 @@ def common_profiles() -> LanguageProfiles:
 
 
 def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRAMS) -> LanguageProfiles:
-    """Learn the profiles of some languages.
+    """Learn the n-gram profiles of languages from text.
 
     Args:
         texts: lines of text by language code; the first half million characters are used.
@@ -283,7 +289,7 @@ def learn_profiles(texts: Mapping[str, Iterable[str]], *, kept: int = _KEPT_NGRA
 
 
 def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
-    """Combine several profiles; for a language in more than one, the first is used."""
+    """Combine the languages of several profiles; for a language in more than one, the first is used."""
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
@@ -323,15 +329,14 @@ def _ngrams(text: str) -> Iterator[str]:
 # --- wrong language ---
 # Detection of texts that are clearly not in the language that a model reads, by script, frequent words and n-grams.
 # Only clear evidence counts: no letter of the expected script, or at least four words (six characters of a script
-# without spaces) of which nearly all letters are in another script, or
-# several frequent words of another language and hardly any of the expected one, or character n-grams that are far more
-# likely in another language (among those of `common_profiles`).
+# without spaces) of which nearly all letters are in another script, or several frequent words of another language and
+# hardly any of the expected one, or character n-grams that are far more likely in another language (among those of
+# `common_profiles`).
 
 
 MIN_WORDS, MIN_CHARACTERS = 4, 6
 # Maximum share of a text's letters in the expected script. A Chinese character counts as three letters.
 _MAX_EXPECTED_SHARE = 0.1
-_LETTERS_PER_CHARACTER = 3
 _MIN_KANA_SHARE = 0.2
 _MIN_FREQUENT, _MIN_FREQUENT_SHARE = 2, 0.25  # minimum number and share of a text's words frequent in another language
 _MIN_RATIO = 4  # minimum ratio to the number of frequent words of the expected language
@@ -434,8 +439,8 @@ def detect_other_language(text: str, language: str) -> str | None:
 
     Args:
         text: a line of text.
-        language: the code of the expected language. The result is None if the code is unknown, is written in several
-            scripts, or names the script Latn.
+        language: the code of the expected language. The result is None if the code is unknown, names a language with
+            several scripts, or names the script Latn.
 
     Returns:
         For example "English", "Cyrillic letters" or "another language".
@@ -461,7 +466,7 @@ def detect_other_language(text: str, language: str) -> str | None:
     if main_script == "Latin":
         other = _other_latin(words, code)
         return _other_profile(words, code) if other is None else NAMES[other]
-    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CHARACTER):
+    if code == "zh" and _kana(text) >= _MIN_KANA_SHARE * (counts[main_script] / _LETTERS_PER_CJK_CHARACTER):
         return "Japanese"
     return None
 
@@ -476,7 +481,7 @@ def is_long_enough(text: str) -> bool:
 def _count_letters(text: str) -> dict[str, int]:
     """Return the number of letters of each script; a Chinese character counts as three."""
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
-    counts["Han and kana"] *= _LETTERS_PER_CHARACTER
+    counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     return counts
 
 
@@ -488,20 +493,17 @@ def _words(text: str) -> list[str]:
 
 def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
     if script == "Han and kana":
-        return letters >= MIN_CHARACTERS * _LETTERS_PER_CHARACTER
+        return letters >= MIN_CHARACTERS * _LETTERS_PER_CJK_CHARACTER
     if script == "Thai":
         return letters >= 2 * MIN_CHARACTERS
     return len(words) >= MIN_WORDS
 
 
 def _is_clear_script(text: str, script: str) -> bool:
-    """Return whether a short text has enough letters of a script to rule out languages with other scripts.
-
-    For Latin, several words are needed, one of them in small letters: names in Latin letters occur in all languages.
-    """
+    """Return whether a short text has enough letters of a script to rule out languages with other scripts."""
     if script != "Latin":
         return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS
-    # Names in Latin letters occur in texts of all scripts, and have capital letters.
+    # Names in Latin letters occur in texts of all scripts, but have capital letters.
     words = [token.strip(_PUNCTUATION) for token in text.replace("’", "'").split()]
     words = [word for word in words if _WORD.fullmatch(word) and len(word) > 1]
     return len(words) >= _MIN_LATIN_WORDS and any(map(str.islower, words))
@@ -521,9 +523,9 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the language of a text in Latin script by its frequent words; None if it may be the expected language.
+    """Return the code of the language whose frequent words a Latin text has; None if it may be the expected language.
 
-    Words that both languages have do not count, and repeated words count once.
+    Words that are frequent in both languages do not count, and repeated words count once.
     """
     if expected and expected not in FREQUENT_WORDS:
         return None
@@ -551,21 +553,21 @@ def _other_profile(words: list[str], expected: str) -> str | None:
     _, expected_hits = _frequent_words(long_words, best, expected)
     if hits < _MIN_RATIO * expected_hits:
         return None
-    # N-grams show that it is not the expected language. Which other language it is, frequent words confirm.
+    # N-grams show that the language is not the expected one; frequent words confirm which other language it is.
     return NAMES[best] if hits else "another language"
 
 
 def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:
-    """Count the words that are frequent only in a language, and those that are frequent only in the expected one."""
+    """Return how many words are frequent in `language` but not in `expected`, and how many the other way around."""
     found, expected_found = (words & FREQUENT_WORDS.get(code, frozenset()) for code in (language, expected))
     return len(found - expected_found), len(expected_found - found)
 
 
 @cache
 def _common_log_probabilities() -> tuple[list[str], dict[str, tuple[float, ...]]]:
-    """Return the languages of the common profiles, and each n-gram's log-probability in all of them.
+    """Return the languages of the common profiles, and a log-probability of each n-gram in each of these languages.
 
-    The log-probabilities are relative to that of an unknown n-gram, so unknown n-grams need not be added up.
+    The log-probabilities are relative to that of an unknown n-gram, so that unknown n-grams add nothing to a sum.
     """
     profiles = common_profiles()
     codes = list(profiles.runs)

@@ -31,10 +31,10 @@ _INLINE_CODES = ("bpt", "ept", "it", "ph", "ut")  # TMX: the content of these el
 
 
 class Columns(NamedTuple):
-    """The columns, keys or languages of a table of pairs that hold the source and target texts."""
+    """The columns, keys or languages of a table that hold the source and target texts, weights and document names."""
 
     names: tuple[str, str] | None = None
-    """The names, in the order source and target; None: found by the languages or usual names."""
+    """The columns of source and target; None: columns named by the languages, or with usual names such as `source`."""
     languages: tuple[str, str] | None = None
     """Source and target language, if they are known."""
     report: Callable[[tuple[str, str]], object] = tuple
@@ -45,10 +45,10 @@ class Columns(NamedTuple):
     """The name of the column that names the document of each pair; None: documents have no names."""
 
     def check_more(self, names: Sequence[str], where: str) -> None:
-        """Check that a table has the columns of weights and documents.
+        """Check that the names of a table's columns include those of weights and documents, if these are set.
 
         Raises:
-            TransduceError: it lacks one.
+            TransduceError: the table lacks one; the message begins with `where`.
         """
         for name, option in ((self.weight, "weight"), (self.document, "document")):
             if name is not None and name not in names:
@@ -58,10 +58,10 @@ class Columns(NamedTuple):
                 )
 
     def more(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return the weight and the document of a row, by the names of their columns.
+        """Return the values of a row's weight and document columns by column name, as far as these columns are set.
 
         Raises:
-            TransduceError: the weight is no number of at least 0, or a value is missing.
+            TransduceError: the weight is missing, or not a number of at least 0.
         """
         values: dict[str, Any] = {}
         if self.document is not None:
@@ -72,7 +72,7 @@ class Columns(NamedTuple):
 
 
 class PairRow(NamedTuple):
-    """A pair of texts, with the values of further columns by their names."""
+    """A pair of texts, with the values of other columns, such as its weight in the loss, by column name."""
 
     source: str
     target: str
@@ -80,7 +80,7 @@ class PairRow(NamedTuple):
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
-    """Return the format of a file of pairs that must be converted first; None for a file that is read as it is.
+    """Return the format of a file of pairs that must be converted to JSON lines; None for a file that is read as it is.
 
     Args:
         path: the file, or a folder of a dataset.
@@ -97,7 +97,7 @@ def table_format(path: str, format: Format = "auto", *, has_columns: bool = Fals
 
 
 def read_table(path: str, format: TableFormat, columns: Columns) -> Iterator[PairRow]:
-    """Yield the pairs of a file.
+    """Yield the sentence pairs of a file in a format such as CSV or TMX.
 
     Raises:
         TransduceError: the file cannot be read, a package is missing, or no columns or languages fit.
@@ -140,7 +140,7 @@ def read_objects(pairs: Any, columns: Columns, name: str) -> Iterator[PairRow]:
 
 
 def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: str) -> Iterator[PairRow]:
-    """Yield the source and target text of each row, which is a mapping by column names or a sequence of two texts."""
+    """Yield the pair of each row, which is a mapping by column names or a sequence of two texts."""
     keys: tuple[str, str] | None = None
     number = 0
     for batch in batches:
@@ -172,7 +172,7 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
 
 
 def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
-    """Return which of a table's columns hold source and target.
+    """Return the names of the columns of a table that hold source and target.
 
     Raises:
         TransduceError: the specified columns do not exist, or none are specified and none of the known names fit.
@@ -292,7 +292,7 @@ def _import(name: str, path: str) -> Any:
 
 
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
-    """Yield the translation units that have both languages, each with the first text of its language."""
+    """Yield a pair for each TMX translation unit with both languages; of several texts in one language, the first."""
     with open_uncompressed(path) as stream:
         found, count, header_language, languages = set[str](), 0, None, columns.names or columns.languages
         parser = ElementTree.iterparse(stream, ("start", "end"))
@@ -350,7 +350,7 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text of a language; if its code is missing, of any code with the same language: de for de-DE."""
+    """Return the text with a language code, or else one with a code of the same language, such as de-DE for de."""
     code = language.casefold().replace("_", "-")
     if code in texts:
         return texts[code]

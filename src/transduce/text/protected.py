@@ -23,7 +23,7 @@ _LATER_SCRIPTS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\uffff\U0001000
 _NO_LATER_SCRIPT = rf"(?![{_LATER_SCRIPTS}])"
 _LATER_WORD = rf"(?:(?=\w)[{_LATER_SCRIPTS}]){{1,40}}+"
 _URL_PART = rf"(?:{_NO_LATER_SCRIPT}{_URL_CHARACTERS})"
-# Such letters belong to a URL after `=`, and after `/`, `_`, `(` and the like in a path that has a part without them:
+# Letters of such scripts belong to a URL after `=`, and after `/`, `_`, `(` and the like in a path with ASCII parts:
 # https://zh.wikipedia.org/wiki/北京, but not https://example.com/看看.
 _LATER_PART = rf"{_LATER_WORD}{_URL_PART}*+"
 _ADDRESS = (
@@ -98,9 +98,9 @@ _KINDS = {
     r"(?![A-Za-z0-9_²³°(]|/[^\W\d_])",
     "number": r"(?<![A-Za-z0-9_])\+?+\d++(?:[.,:/-]\d++)*+(?![A-Za-z0-9_])",
 }
-# The digits of a number that a model would change; shorter numbers stay words of the sentence.
+# Numbers of at least this many digits are protected, as models alter them; shorter ones stay words of the sentence.
 _MANY_DIGITS = 5
-# Versions, network addresses and dates have fewer digits, and must not change either.
+# Versions, network addresses and dates are protected even with fewer digits.
 _DOTTED = re.compile(r"\d++(?:\.\d++){2,}+")
 # Texts without any of these characters have no protected span, so that most sentences are not searched.
 _TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U0001faff]|[./:][A-Za-z]|\w\(")
@@ -108,7 +108,7 @@ _TRIGGER = re.compile(r"[{}<%$\\@#`&_\d~\u2049-\u3299\u203c\ufe0f\U0001f000-\U00
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Compile the regular expression of all kinds of protected spans on first use, because this takes 30 ms."""
+    """Return the regular expression of all kinds of protected spans, compiled on first use, which takes 30 ms."""
     return re.compile("|".join(f"(?:{pattern})" for pattern in _KINDS.values()))
 
 
@@ -130,7 +130,7 @@ _BEFORE_BRACES = "$#%@"
 
 
 def _brace_spans(text: str) -> Iterator[Span]:
-    """Yield the outermost braces of placeholders, templates and ICU messages, with a sign such as $ before them."""
+    """Yield the spans of placeholders, templates and ICU messages in braces, with a sign such as $ before them."""
     opened: list[int] = []
     balanced: list[Span] = []
     for match in _BRACE.finditer(text):
@@ -162,13 +162,13 @@ _CALL = re.compile(
     r"(?<![A-Za-z0-9_.$@#%/\\-])(?P<name>[A-Za-z_][A-Za-z0-9_]{0,40}+(?:\.[A-Za-z_][A-Za-z0-9_]{0,40}+){0,4}+)"
     r"\((?P<arguments>(?:[!-'*-~]|(?<=,) |\([!-'*-~]{0,60}+\)){1,100}+)\)(?![A-Za-z0-9_])"
 )
-# Signs of code in a name or in arguments. Without them, texts in scripts with spaces have friend(s) and Schüler(innen).
+# Signs of code in a name or arguments. They are required in scripts with spaces, because of words such as friend(s).
 _CODE_SIGN = re.compile(r"""[_=\[{&("]|'[^']*'|\w\.\w""")
 _HAS_CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
 
 
 def _call_spans(text: str) -> Iterator[Span]:
-    """Yield the calls of functions; in a text of a script with spaces only those that have a sign of code."""
+    """Yield the spans of function calls such as `foo(bar)`; without CJK letters, only calls with a sign of code."""
     is_cjk = _HAS_CJK.search(text) is not None
     for match in _CALL.finditer(text):
         if is_cjk or _CODE_SIGN.search(match["name"]) or _CODE_SIGN.search(match["arguments"]):
@@ -179,7 +179,7 @@ def _call_spans(text: str) -> Iterator[Span]:
 
 
 def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Return a user's regular expressions, compiled.
+    """Compile a user's regular expressions for protected spans.
 
     Raises:
         TransduceError: an expression is invalid, or matches an empty text.
@@ -224,7 +224,7 @@ def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
 
 
 def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
-    """Return protected spans that a caller passed for a text.
+    """Check the protected spans that a caller passed for a text, and return them.
 
     Raises:
         TransduceError: a span is empty or outside the text, or the spans are not in order and disjoint.
@@ -242,7 +242,7 @@ def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
 
 
 def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Merge spans in order: all of `first`, which are disjoint, and those of `others` that overlap none of them."""
+    """Return, in order, all spans of `first`, which are disjoint, and those of `others` that overlap none of these."""
     kept, free = list(first), disjoint(others)
     if not kept:
         return free
@@ -257,7 +257,7 @@ def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order without those that begin inside an earlier one; at one offset, the longest span stays."""
+    """Return spans in order without any that begins in an earlier one; of spans at one offset, the longest is kept."""
     kept: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not kept or span.start >= kept[-1].end:
@@ -276,7 +276,7 @@ def _matches(text: str) -> Iterator[Span]:
 
 
 def _is_trailing(text: str, start: int, end: int) -> bool:
-    """Return whether the last character of a match is punctuation of the sentence around it."""
+    """Return whether the last character of `text[start:end]`, a protected match, belongs to the sentence around it."""
     last = text[end - 1]
     if last in _BRACKETS:
         return text.count(last, start, end) > text.count(_BRACKETS[last], start, end)

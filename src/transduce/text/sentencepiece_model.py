@@ -15,9 +15,9 @@ from transduce.errors import TransduceError
 from transduce.text.languages import is_in_large_script
 
 # --- model files ---
-# Read and edited without the protobuf library. A message is a sequence of fields: a key (field number and wire type),
-# then a varint, a fixed number of bytes, or a length and as many bytes. The numbers are those of sentencepiece's
-# published ``sentencepiece_model.proto``.
+# Models are read and edited without the protobuf library. A message is a sequence of fields: a key (field number and
+# wire type), then a varint, a fixed number of bytes, or a length and as many bytes. The numbers are those of
+# sentencepiece's published ``sentencepiece_model.proto``.
 
 
 _VARINT, _FIXED_64, _LENGTH_DELIMITED, _FIXED_32 = 0, 1, 2, 5
@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 
 class _Field(NamedTuple):
-    """A field of a protobuf message: its number and the range of its value in the file."""
+    """A field of a protobuf message: its number, and the byte range of its value in the file."""
 
     number: int
     start: int
@@ -62,7 +62,7 @@ LINE_FEED_PIECE = Piece("\n", 0.0, PieceType.USER_DEFINED)
 
 
 def read_pieces(model_bytes: bytes) -> list[Piece]:
-    """Return all pieces in the order of their ids."""
+    """Return all pieces of a sentencepiece model in the order of their ids."""
     return [_piece(model_bytes, field) for field in _piece_fields(model_bytes)]
 
 
@@ -77,7 +77,7 @@ def is_by_character(model_bytes: bytes) -> bool:
 
 
 def puts_space_first(model_bytes: bytes) -> bool:
-    """Return whether a sentencepiece model inserts a space before a text, so that its first word is like others."""
+    """Return whether a sentencepiece model inserts a space before a text, so that the first word is like others."""
     return _part(model_bytes, _MODEL_NORMALIZER).get(_DUMMY_PREFIX) != _NO
 
 
@@ -91,7 +91,7 @@ def _model_type(model_bytes: bytes) -> bytes | None:
 
 
 def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
-    """Return the raw values of the fields in a submessage of the sentencepiece model; empty if it is missing."""
+    """Return the raw field values of the submessage in field `number` of a sentencepiece model; empty if missing."""
     for field in _fields(model_bytes, 0, len(model_bytes)):
         if field.number == number:
             return _values(model_bytes, field)
@@ -104,7 +104,7 @@ def replaces_characters(model_bytes: bytes) -> bool:
 
 
 def is_plain(model_bytes: bytes) -> bool:
-    """Return whether a model rewrites no characters, puts ▁ before words, and is not a list of whole words.
+    """Return whether a sentencepiece model rewrites no characters, puts ▁ before words, and is not a word model.
 
     The models that this package trains are plain in this sense.
     """
@@ -118,12 +118,12 @@ def is_plain(model_bytes: bytes) -> bool:
 
 
 def padding_name(model_bytes: bytes) -> str:
-    """Return the name of the padding token, which the model need not have."""
+    """Return the name that a sentencepiece model sets for the padding token, even if it has no such token."""
     return _part(model_bytes, _MODEL_TRAINER).get(_PAD_NAME, b"<pad>").decode()
 
 
 def with_pieces(model_bytes: bytes, added: Sequence[Piece] = (), replaced: Mapping[int, Piece] | None = None) -> bytes:
-    """Return a model with other pieces at some ids, and with further pieces at the end."""
+    """Return a sentencepiece model with the pieces at some ids replaced, and with pieces added at the end."""
     result, position = bytearray(), 0
     for id, field in enumerate(_piece_fields(model_bytes)):
         if replaced is None or id not in replaced:
@@ -160,7 +160,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
-    """Return the model with each score rounded to a multiple of 2 ** -fraction_bits."""
+    """Return a sentencepiece model with each score rounded to a multiple of 2 ** -fraction_bits."""
     rounded = bytearray(model_bytes)
     for piece in _piece_fields(model_bytes):
         for field in _fields(model_bytes, piece.start, piece.stop):
@@ -227,19 +227,19 @@ _SCORE_BITS = 10
 _LARGE_SCRIPT_COVERAGE = 0.9995
 _MIN_COVERAGE = 0.98  # the lowest value that the trainer accepts
 _NUM_BYTES = 256
-# The trainer's names of the kinds.
+# The trainer's name for each kind of tokenizer.
 _MODEL_TYPES = {"bpe": "bpe", "unigram": "unigram", "character": "char"}
 
 
 class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of how sentences are tokenized."""
+    """Settings of the tokenizer and its vocabularies."""
 
     kind: Literal["bpe", "unigram", "character", "word"] = "bpe"
     """`bpe`: merge pairs by frequency (section 5.1); `unigram`: a unigram language model over tokens; `character`:
     every character is a token; `word`: every frequent word and punctuation mark is a token, and others are unknown.
     """
     vocabulary_size: int = 8_000
-    """Total number of tokens; per side if the sides have separate vocabularies."""
+    """The number of tokens, including special ones; per side if the sides have separate vocabularies."""
     joint: bool = True
     """Use one vocabulary for both sides."""
     byte_fallback: bool = True
@@ -247,7 +247,7 @@ class TokenizerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     character_coverage: float | None = None
     """Share of the characters (by occurrence) that get a token; None: chosen by the script and the vocabulary size."""
     nfc: bool = False
-    """Compose characters (Unicode NFC) before anything else; text is not altered otherwise."""
+    """Compose characters (Unicode NFC) before tokenization; text is not altered otherwise."""
     keep_spaces: bool = False
     """Keep every space, including outer ones and runs, which may be one token. If false, outer spaces are removed and
     runs collapsed. The kind `character` always keeps spaces.
@@ -297,8 +297,8 @@ _MAX_SIZES = 3  # a size that fits the characters may be too large for a small t
 def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, adjust: bool = False) -> bytes:
     """Train a sentencepiece model on lines and return its bytes.
 
-    ``read_lines`` is called several times, for the characters and for the pieces. Special ids are pad 0, eos 1, unk
-    2. With ``adjust``, another vocabulary size is used if the configured one does not fit.
+    ``read_lines`` is called several times and must return the same lines. Special ids are pad 0, eos 1, unk 2. With
+    ``adjust``, another vocabulary size is used if the configured one does not fit.
 
     Raises:
         TransduceError: the text is too small for the vocabulary, or the vocabulary for the text's characters.
@@ -326,7 +326,7 @@ def _train(lines: Iterable[str], settings: TokenizerSettings, size: int, coverag
     model = io.BytesIO()
     by_character = settings.kind == "character"
     keep_spaces = by_character or settings.keep_spaces
-    # Indentation then takes few pieces. The option is omitted otherwise, since passing it changes the model's bytes.
+    # Runs of spaces, such as indentation, become few pieces. Passing the option always would change the model's bytes.
     more: dict[str, Any] = {"allow_whitespace_only_pieces": True} if settings.keep_spaces and not by_character else {}
     SentencePieceTrainer.train(
         sentence_iterator=_bounded_lines(lines),
@@ -367,9 +367,10 @@ def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
-    """Return the character coverage: all characters, or nearly all of a large script.
+    """Return the share of the lines' characters that get pieces: 1, or nearly 1 for scripts with many characters.
 
-    Characters take at most half of the vocabulary, or all of it if every character is a token.
+    Characters take at most half of the vocabulary, or all of it if every character is a token. The share is lower if
+    they do not fit.
     """
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from transduce.text.files import read_lines
-from transduce.text.languages import is_unspaced, is_word_character
+from transduce.text.languages import is_unspaced, is_unspaced_or_punctuation, is_word_character
 from transduce.text.word_spans import Span
 
 # --- punctuation ---
@@ -53,7 +53,7 @@ def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False)
     Args:
         text: a text of any length.
         fits: returns whether a part is short enough; a single character is assumed to fit.
-        gathers: whether consecutive sentences form one part as far as they fit; otherwise each sentence is a part.
+        gathers: True to join consecutive sentences as far as they fit; otherwise each sentence is a part of its own.
     """
     if fits(text):
         return [text]
@@ -64,7 +64,7 @@ def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False)
 
 
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield the smallest number of parts that splitting a span of a text at its best points permits."""
+    """Yield the parts of a span, each as long as fits, split at the points of `_SPLIT_POINTS` from `level` on."""
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
         yield span
@@ -84,7 +84,7 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> It
 
 
 def _cut(text: str, span: Span, points: re.Pattern[str]) -> list[Span]:
-    """Split a span of a text after each match of `points`."""
+    """Split a span of a text after each match of `points`, and return the resulting spans."""
     ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
     edges = [span.start, *ends, span.end]
     return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
@@ -142,7 +142,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def _wrapped_sentences(first: Sequence[str], lines: Iterable[str]) -> list[str]:
-    """Return the sentences of a hard-wrapped text; its first lines determine the width."""
+    """Return the sentences of a hard-wrapped text, whose line width is determined from its `first` lines."""
     paragraphs = join_lines(lines, _width(_consecutive_lines(first)))
     return [sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)]
 
@@ -183,12 +183,16 @@ def _consecutive_lines(lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _width(followed: Sequence[tuple[str, str]]) -> int:
-    """Return the line width that most lines of a hard-wrapped text keep to; some lines may be slightly longer."""
+    """Return the upper quartile of the line lengths, the approximate width at which a text was wrapped.
+
+    Args:
+        followed: pairs of consecutive lines; the first of each is measured.
+    """
     return sorted(len(line) for line, _ in followed)[(len(followed) - 1) * 3 // 4]
 
 
 def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether sentences continue across lines: more of them end within lines than at line ends."""
+    """Return whether more sentences end within lines than at line ends; `followed` are pairs of consecutive lines."""
     within = at_end = large = 0
     for line, after in followed:
         ends = list(_find_ends(f"{line} ", before_small=True))
@@ -202,7 +206,7 @@ def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
 
 
 def _first_word(line: str) -> int:
-    """Return the length of the unbreakable start of a line; 0 in a script without spaces."""
+    """Return the length of a line's first word; 0 in a script without spaces, which wraps at any character."""
     word = line.split(maxsplit=1)[0]
     return 0 if is_unspaced(word[0]) else len(word)
 
@@ -234,19 +238,13 @@ def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
 
 def line_separator(before: str, after: str) -> str:
     """Return the text that replaces the end of a line when it is joined with the next one: a space, or nothing."""
-    joins_directly = before.endswith(("-", "—")) or (_is_unspaced(before[-1]) and _is_unspaced(after[0]))
-    return "" if joins_directly else " "
+    is_unspaced_text = is_unspaced_or_punctuation(before[-1]) and is_unspaced_or_punctuation(after[0])
+    return "" if is_unspaced_text or before.endswith(("-", "—")) else " "
 
 
 def _ends_early(line: str, after: str, width: int) -> bool:
     fits = len(line) + 1 + _first_word(after) <= _SHORT_SHARE * width
     return fits and not after.lstrip(_OPENING)[:1].islower()
-
-
-def _is_unspaced(character: str) -> bool:
-    """Return whether a character is a letter of a script without spaces, or punctuation of such a script."""
-    is_mark = "\u3000" <= character <= "\u303f" or "\uff00" <= character <= "\uff65"
-    return is_mark or is_unspaced(character)
 
 
 def split_sentences(paragraph: str) -> list[str]:
@@ -261,12 +259,12 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def sentence_ends(text: str, *, before_small: bool = False) -> list[int]:
-    """Return the offsets at which the sentences of a text end; with `before_small` also before small letters."""
+    """Return the offsets after the sentences of a text; with `before_small`, also sentences before a small letter."""
     return list(_find_ends(text, before_small=before_small))
 
 
 def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
-    """Yield the positions at which sentences end; `before_small` includes those before small letters."""
+    """Yield the offsets after the sentences of a text; with `before_small`, also sentences before a small letter."""
     start = 0
     for match in _END.finditer(text):
         stop = match.end()
@@ -366,7 +364,7 @@ _NEXT_WORD = re.compile(r"[^\W\d_][\w’']*")
 _LETTERED_ITEM = re.compile(r"[(（]?[a-z][)）]\s")
 _BEFORE_LETTER = _words("buchst buchstabe lit lett let ziff abschn anm fall satz punkt option variante")
 _REACH = 60
-"""Number of characters inspected on each side of a mark."""
+"""Number of characters inspected on each side of a punctuation mark."""
 _ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _BEFORE_NUMBER
 _MIN_DOTS_WORD = 4
 _MIN_CJK_ELLIPSIS = 4
@@ -407,7 +405,7 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
 
 
 def _with_first_marks(text: str, spans: list[Span]) -> list[Span]:
-    """Return spans of which the first, if it has only punctuation, is merged with the second."""
+    """Return the spans of a text's sentences; a first one of punctuation only is merged with the second."""
     if len(spans) > 1 and not any(map(is_word_character, text[slice(*spans[0])])):
         return [Span(spans[0].start, spans[1].end), *spans[2:]]
     return spans
@@ -416,7 +414,8 @@ def _with_first_marks(text: str, spans: list[Span]) -> list[Span]:
 def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
     """Return the length of the quotation mark at the end of a match if it opens the next sentence, else 0.
 
-    A straight mark opens after an even number of them, and » after a space opens unless « is before it.
+    A straight mark opens if the sentence from `start` on has an even number of them before it. A mark after a space
+    opens unless it closes a « of the sentence.
     """
     closers = match["closers"]
     if closers[:1].isspace():
@@ -429,7 +428,7 @@ def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
 
 
 class _SentenceFinder:
-    """A judge of whether a mark in a text ends a sentence."""
+    """A classifier of a text's punctuation marks, which decides whether a mark ends a sentence."""
 
     def __init__(self, text: str, language: str | None) -> None:
         self.text = text
@@ -466,7 +465,14 @@ class _SentenceFinder:
         return min(_count_cjk(before), _count_cjk(after)) >= _MIN_CJK_ELLIPSIS
 
     def _ends_before_small(self, match: re.Match[str], start: int, before: str, following: str) -> bool:
-        """Return whether a mark before a small letter ends a sentence, as in texts without capital letters."""
+        """Return whether a mark before a small letter ends a sentence, as in texts without capital letters.
+
+        Args:
+            match: the mark, found by `_CANDIDATE`.
+            start: the offset where the sentence begins.
+            before: the end of the sentence, before the mark.
+            following: the text after the mark.
+        """
         if match["closers"] or match["spaced"].startswith(("..", "…")):
             return False
         is_item = _LETTERED_ITEM.match(self.text[match.end() : match.end() + _REACH].lstrip()) is not None
@@ -481,7 +487,14 @@ class _SentenceFinder:
         return is_long and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))
 
     def _stop_ends(self, before: str, start: int, following: str, *, is_starter: bool) -> bool:
-        """Return whether a full stop before a capital letter, a digit or a mark ends a sentence."""
+        """Return whether a full stop before a capital letter, a digit or a mark ends a sentence.
+
+        Args:
+            before: the end of the sentence, before the full stop.
+            start: the offset where the sentence begins.
+            following: the text after the full stop.
+            is_starter: True if the word after it often begins sentences.
+        """
         last = _LAST.search(f"{before}.")
         if last is None:
             return True
@@ -502,7 +515,7 @@ class _SentenceFinder:
         return True
 
     def _number_ends(self, number: str, start: int, before: str, following: str, *, is_starter: bool) -> bool:
-        """Return whether the full stop after a number ends a sentence, and marks no ordinal or list item."""
+        """Return whether the full stop after a number ends a sentence, and does not mark an ordinal or list item."""
         if len(number) > 3:
             return True
         is_first = self.text[start : start + _REACH].lstrip().startswith(f"{number}.") and not before.strip(

@@ -37,13 +37,13 @@ class Symbol(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     text: str
     spaces_before: bool = False
-    """Whether spaces before it in a text belong to it, as for RoBERTa's `<mask>`."""
+    """True if spaces before the token in a text belong to the token, as for RoBERTa's `<mask>`."""
     spaces_after: bool = False
-    """Whether spaces after it in a text belong to it."""
+    """True if spaces after the token in a text belong to the token."""
     whole_word: bool = False
-    """Whether it matches only if no letter or digit is adjacent."""
+    """True if the token matches only where no letter, digit or underscore is adjacent."""
     normalized: bool = False
-    """Whether the normalized symbol is matched in the normalized text."""
+    """True if the token is normalized and then matched in the normalized text."""
 
 
 class SymbolSplitter:
@@ -85,7 +85,7 @@ class _Pattern:
         position = 0
         for match in self._expression.finditer(text) if self.symbols else ():
             symbol, (start, end) = self.symbols[match.group()], match.span()
-            if start < position:  # it begins with spaces that belong to the symbol before
+            if start < position:  # its leading spaces belong to the symbol before
                 continue
             before = text[position:start]
             before = before.rstrip() if symbol.spaces_before else before
@@ -113,19 +113,19 @@ class SpecialTokens(NamedTuple):
     """The ids of an encoder's special tokens: [CLS], [SEP] and [MASK]."""
 
     cls: int
-    """Begins a text; its hidden state represents the whole text."""
+    """The id of [CLS], which begins a text; the hidden state at [CLS] represents the whole text."""
     sep: int
-    """Ends a text."""
+    """The id of [SEP], which ends a text."""
     mask: int
-    """Replaces a hidden token."""
+    """The id of [MASK], which replaces a token to predict."""
 
     def frame(self, ids: Sequence[int], length: int) -> list[int]:
-        """Return a text's tokens between [CLS] and [SEP], truncated at the end to `length` tokens in total."""
+        """Return a text's ids between those of [CLS] and [SEP], truncated at the end to `length` ids in total."""
         return [self.cls, *ids[: length - 2], self.sep]
 
 
 def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
-    """Return the special tokens of a vocabulary.
+    """Return the ids of an encoder's special tokens in a vocabulary.
 
     Raises:
         TransduceError: the vocabulary lacks one.
@@ -143,17 +143,17 @@ def special_tokens_of(vocabulary: Vocabulary) -> SpecialTokens:
 
 
 def find_special_tokens(vocabulary: Vocabulary) -> SpecialTokens | None:
-    """Return the special tokens of a vocabulary; None if it lacks one."""
+    """Return the ids of an encoder's special tokens in a vocabulary; None if the vocabulary lacks one."""
     if not all(map(vocabulary.has_special_token, vocabulary.special_token_names)):
         return None
     return SpecialTokens(*map(vocabulary.id, vocabulary.special_token_names))
 
 
 def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
-    """Return the tokens of a text that contains masks; a mask also replaces the space before it, if there is one.
+    """Return the token ids of a text with masks, in which each mask also replaces the space before it, if any.
 
-    Our own vocabularies encode that space as a separate token, which is removed here. Imported vocabularies define
-    whether a mask includes the space.
+    Vocabularies that this package trains encode that space as a separate token, which is removed here. Imported
+    vocabularies define whether a mask includes the space.
     """
     mask, space = vocabulary.id(vocabulary.special_token_names[2]), vocabulary.id("▁")
     ids = vocabulary.encode(text)
@@ -163,6 +163,6 @@ def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def text_token_ids(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids of all tokens that represent text, excluding special tokens, padding, end and unknown."""
+    """Return the ids of all tokens that represent text: not special, padding, end or unknown tokens."""
     marks = set(map(vocabulary.id, vocabulary.special_token_names))
     return [id for id in range(vocabulary.size) if id not in marks and vocabulary.is_text_token(id)]

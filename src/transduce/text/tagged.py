@@ -41,7 +41,7 @@ def is_tagged_file(path: str | Path) -> bool:
 def read_tagged(
     path: str | Path, columns: Sequence[str] | None = None, *, needs_tags: bool = True
 ) -> list[TaggedSentence]:
-    """Read the sentences of a file of columns (one word a line, an empty line after a sentence) or of JSON lines.
+    """Return the sentences of a file of columns (one word a line, an empty line after a sentence) or of JSON lines.
 
     Columns are separated by tabs if the file has any, otherwise by spaces. A line that starts with `#` is a comment,
     unless it has as many columns as the other lines and a tag that occurs on another line. Of CoNLL-U, only words
@@ -129,7 +129,7 @@ class _ColumnReader:
         return number - 1
 
     def sentences(self) -> list[TaggedSentence]:
-        """Return all sentences.
+        """Return all sentences of the file.
 
         Raises:
             TransduceError: a line has another number of columns than the first, or an empty word or tag.
@@ -181,7 +181,13 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 def _read_json_lines(path: str | Path, columns: Sequence[str] | None, *, needs_tags: bool) -> list[TaggedSentence]:
-    """Read objects with a list of words and a list of tags, such as those of Hugging Face's data sets."""
+    """Return the sentences of JSON lines whose objects have a list of words and one of tags, as in Hugging Face data.
+
+    Args:
+        path: the file.
+        columns: the fields of the words and the tags; None: usual names such as `words` and `tags`.
+        needs_tags: refuse objects without tags.
+    """
     sentences = []
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -213,7 +219,7 @@ def _texts_of(
 
 
 def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> TaggedSentence:
-    """Join the words and tags of a sentence to one object; an untagged sentence has no tags.
+    """Combine the words and tags of a sentence into one object; an untagged sentence has no tags.
 
     Raises:
         TransduceError: the numbers of words and tags differ; `location` names the sentence in the message.
@@ -227,7 +233,7 @@ def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> Tag
 
 # --- spans ---
 # Tags such as B-PER mark where a span begins (B), continues (I) and ends (E), or that a word is one alone (S). O is
-# outside. The last two may be written L and U (BILOU).
+# outside. E and S may be written L and U (BILOU).
 
 
 _SPAN_TAG = re.compile(r"[BIESLU]-.+")

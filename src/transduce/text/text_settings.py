@@ -15,11 +15,10 @@ Lines = Literal["separate", "join"]
 
 
 class TextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings by which a text is divided into sentences before translation, and spans of it stay unchanged."""
+    """Settings of how a text is divided into sentences for translation, and which spans of it stay unchanged."""
 
     split_sentences: SplitSentences = "auto"
-    """Choice of translating a text sentence by sentence. `auto`: unless the model was trained on lines with several
-    sentences.
+    """Translate a text sentence by sentence. `auto`: yes, unless the model was trained on lines with several sentences.
     """
     protect: tuple[str, ...] = ()
     """Regular expressions; what matches them is copied unchanged, as are placeholders, URLs and the like."""
@@ -65,7 +64,7 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def has_documents(self) -> bool:
-        """True if the model translates lines with several sentences whole."""
+        """True if enough training lines had several sentences that the model translates such lines whole."""
         return self.multi_sentence_share >= MIN_MULTI_SENTENCE_SHARE
 
     @property

@@ -34,7 +34,7 @@ _SEPARATE_NAMES = ("source.spm", "target.spm")
 
 
 class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The tokenizer settings that sentencepiece models do not store."""
+    """The settings of a tokenizer that its sentencepiece models do not store, as a file beside them."""
 
     format_version: int
     joint: bool
@@ -42,7 +42,7 @@ class _Card(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Tokenizer:
-    """A tokenizer of both sides; ``source`` and ``target`` are one object if the vocabulary is joint."""
+    """The vocabularies of the source and target side; both are one object if the vocabulary is joint."""
 
     def __init__(self, source: Vocabulary, target: Vocabulary | None = None) -> None:
         """Create a tokenizer; without a target vocabulary, the source's serves both sides."""
@@ -266,14 +266,19 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, object]:
 
 
 def _word_cutter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Return the pre-tokenizer, which splits around user symbols, longest first, and before each ▁ or run of ▁."""
+    """Return the entry `pre_tokenizer`, which splits around user symbols and before each ▁ or run of ▁.
+
+    Args:
+        pieces: the pieces of the vocabulary.
+        merging: True for BPE; otherwise, names of special tokens in a text are split so that they match no token.
+    """
     cutters = []
     symbols = _texts(pieces, PieceType.USER_DEFINED)
     if symbols:
         longest_first = sorted(symbols, key=len, reverse=True)
         cutters.append(_split({"Regex": "|".join(map(re.escape, longest_first))}, "Isolated"))
     if _texts(pieces, PieceType.BYTE) and (symbols or not merging):
-        # If whole words are looked up, the six characters "<0x41>" in a text must not match the byte token.
+        # Where whole words are looked up, the six characters "<0x41>" in a text must not match the byte token.
         cutters.append(_split({"Regex": "<(?=0x[0-9A-F]{2}>)"}, "Isolated"))
     if symbols or not merging:
         # Nor may "</s>" match the end symbol. If "<" and "/" have no tokens, they are one unknown token together.
@@ -331,10 +336,10 @@ def _bpe(pieces: list[Piece]) -> dict[str, object]:
 
 
 def _merges(pieces: list[Piece]) -> list[list[str]]:
-    """Return all pairs of pieces that form a learned piece, ordered by the piece's score.
+    """Return the BPE merges: all pairs of pieces that form a learned piece, ordered by the score of that piece.
 
-    sentencepiece joins any two neighbors whose union is a piece, the highest score first; merges in the order of the
-    scores do the same.
+    sentencepiece joins any two neighbors whose union is a piece, the highest score first. Merges in the order of the
+    scores give the same result.
     """
     ranks = {piece.text: -piece.score for piece in pieces if piece.type is PieceType.NORMAL}
     merges = []

@@ -30,7 +30,7 @@ class Tree(NamedTuple):
     word: str | None = None
 
     def leaves(self) -> "Iterator[Tree]":
-        """Yield the words of the tree with their tags, from left to right."""
+        """Yield the leaves of the tree from left to right, each a tag with its word."""
         if self.word is not None:
             yield self
         for child in self.children:
@@ -58,7 +58,7 @@ def unescape_word(word: str) -> str:
 
 
 def read_trees(path: str | Path) -> Iterator[Tree]:
-    """Yield the trees of a treebank as they are, plain or compressed; a tree may span several lines.
+    """Yield the uncleaned trees of a treebank file, plain or compressed; a tree may span several lines.
 
     Raises:
         TransduceError: something is not a tree; the message names the file and the line.
@@ -98,7 +98,7 @@ def _take(reader: "_Reader", token: str, where: str) -> Tree | None:
 
 
 class _Open(NamedTuple):
-    """An open bracket: its label and words, and its children so far."""
+    """An open bracket, with the label, words and children that have been read so far."""
 
     tokens: list[str]
     children: list[Tree]

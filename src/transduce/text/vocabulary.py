@@ -26,11 +26,11 @@ _NO = b"\x00"
 def tokenizes_words_independently(model_bytes: bytes) -> bool:
     """Return whether a sentence's tokens are the concatenated tokens of its words, which spaces (U+0020) separate.
 
-    This holds if several conditions are met: tokens are merged by rank alone (BPE), tokens have a space only at their
-    start, and no character is rewritten. Spaces must be trimmed, collapsed and put before each word, including the
-    first. The space must be a token itself, which separates unknown characters of neighboring words. A unigram model
-    adds up probabilities over the whole sentence, where rounding may decide ties. Texts that contain "▁" are
-    excluded, as sentencepiece takes that character for a space.
+    Several conditions must be met: tokens are merged by rank alone (BPE), tokens have a space only at their start, and
+    no character is rewritten. Spaces must be trimmed, collapsed and put before each word, including the first. The
+    space must be a token itself, which separates unknown characters of neighboring words. A unigram model does not
+    qualify: it adds up probabilities over the whole sentence, where rounding may decide ties. Texts that contain "▁"
+    are excluded, as sentencepiece takes that character for a space.
     """
     pieces = {piece.text for piece in read_pieces(model_bytes)}
     if not is_bpe(model_bytes) or _SPACE not in pieces or any(_SPACE in piece[1:] for piece in pieces):
@@ -102,7 +102,7 @@ class Vocabulary:
         self.after: tuple[int, ...] = (self.eos_id,)
         self.forced: tuple[int, ...] = ()  # tokens that start every translation
         self.ends: tuple[int, ...] = (self.eos_id,)  # tokens that end a text; imported models may have several
-        self.keeps_line_feeds = False  # whether line feeds are tokens; otherwise each becomes an end symbol
+        self.keeps_line_feeds = False  # whether generated text has line feeds as tokens; otherwise an end symbol
         self.special_token_names: tuple[str, str, str] = (
             SPECIAL_TOKENS  # names of an encoder's special tokens, present or not
         )
@@ -110,10 +110,10 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, *, nfc: bool = False) -> "Vocabulary":
-        """Read a sentencepiece model.
+        """Read a vocabulary from a file of a sentencepiece model.
 
         Raises:
-            TransduceError: the file is missing or something else.
+            TransduceError: the file is missing or not a sentencepiece model.
         """
         try:
             content = path.read_bytes()
@@ -122,7 +122,7 @@ class Vocabulary:
         return cls(content, nfc=nfc, name=str(path))
 
     def for_target(self, language: str) -> "Vocabulary":
-        """Return a copy whose sentences start with the token of a target language.
+        """Return a copy of the vocabulary whose sentences start with the token of a target language.
 
         Raises:
             TransduceError: the vocabulary has no token for the language.
@@ -137,7 +137,7 @@ class Vocabulary:
         return vocabulary
 
     def for_tag(self, tag: str) -> "Vocabulary":
-        """Return a copy whose sentences start with the token of a tag, behind that of the target language.
+        """Return a copy of the vocabulary whose sentences start with a tag's token, after any target language's token.
 
         Raises:
             TransduceError: the vocabulary has no token for the tag.
@@ -176,7 +176,7 @@ class Vocabulary:
         return self.encode_batch([text])[0]
 
     def with_special_tokens(self, ids: Iterable[int]) -> list[int]:
-        """Return a sentence's ids as a model's input: with the end symbol and other special tokens around them."""
+        """Return a sentence's ids as model input, with language and tag tokens before and the end symbol after them."""
         return [*self.before, *ids, *self.after]
 
     def closed(self, ids: Iterable[int]) -> list[int]:
@@ -199,7 +199,7 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Iterable[int], *, line_feeds: bool = False) -> str:
-        """Return the text of ids without padding and end symbol.
+        """Return the text of token ids, omitting padding and end symbols.
 
         Line feeds become spaces, unless `line_feeds` is set or the vocabulary has a token for them.
         """
@@ -220,7 +220,7 @@ class Vocabulary:
     piece = renamed_attribute("piece", "token")
 
     def has_special_token(self, mark: str) -> bool:
-        """Return whether the vocabulary has a special token, whatever name the vocabulary gives it."""
+        """Return whether the vocabulary has a special token such as [MASK], under this name or its own name for it."""
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.token(self.id(name)) == name
 
@@ -229,7 +229,7 @@ class Vocabulary:
         return id not in self._special and id != self.unk_id
 
     def normalize(self, text: str) -> str:
-        """Return the text as it is tokenized, composed (NFC) if the vocabulary requires that."""
+        """Return the text that is tokenized for a text: composed (NFC) if the vocabulary requires it, else the same."""
         return unicodedata.normalize("NFC", text) if self.nfc else text
 
     def unknown_characters(self, text: str) -> str:
@@ -237,8 +237,8 @@ class Vocabulary:
         if self.unk_id not in self.encode(text):
             return ""
         clean = replace_lone_surrogates(self.normalize(text))
-        name: list[str] = self._processor.encode(clean, out_type=str)  # unknown characters are returned as they are
-        unknown = (token for token in name if self._processor.piece_to_id(token) == self.unk_id)
+        tokens: list[str] = self._processor.encode(clean, out_type=str)  # unknown characters are returned as they are
+        unknown = (token for token in tokens if self._processor.piece_to_id(token) == self.unk_id)
         return "".join(unknown).replace("▁", "")
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
@@ -246,7 +246,7 @@ class Vocabulary:
         return self.tokens(ids)
 
     def surface(self, id: int) -> bytes:
-        """Return the UTF-8 bytes a token adds to a text, possibly part of a character, with the space before a word."""
+        """Return the UTF-8 bytes that a token adds to a text: with a space for ▁, and possibly part of a character."""
         token = self.token(id)
         byte = byte_of(token)
         return token.replace("▁", " ").encode() if byte is None else bytes([byte])

@@ -96,7 +96,10 @@ def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
 
 
 def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
-    """Return the bytes of the character that the byte tokens from `first` on form, and the number of these tokens."""
+    """Return the bytes of the character that the byte tokens from index `first` on form, and how many tokens these are.
+
+    If these tokens form no complete character, their bytes are returned all the same.
+    """
     group = b""
     for count, number in enumerate(range(first, len(tokens)), 1):
         piece = tokens[number]
@@ -120,7 +123,7 @@ def _is_complete(content: bytes) -> bool:
 
 
 def _take(text: str, position: int, token_text: str) -> tuple[int, int]:
-    """Return the span of a token's text, from a position of the sentence on; empty for a token of spaces only."""
+    """Return start and end of a token in a text, searched from a position on; empty for a token of spaces only."""
     start = _skip_spaces(text, position) if token_text else position
     end = start
     for character in token_text:
@@ -138,7 +141,13 @@ def _skip_spaces(text: str, position: int) -> int:
 
 
 def _next_known(following: Sequence[str], text: str, start: int) -> int:
-    """Return the start of the token that follows an unknown token; the unknown token covers at least a character."""
+    """Return the offset in a text where an unknown token that begins at `start` ends, at least a character later.
+
+    Args:
+        following: the tokens after the unknown token.
+        text: the tokenized text.
+        start: the offset of the unknown token.
+    """
     if not following or following[0] == _END:
         return len(text.rstrip())
     token = following[0].removeprefix("▁")
@@ -158,7 +167,7 @@ def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> "npt.NDArray[np.fl
 
 
 def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
-    """Return the ids of a text such that no token crosses from one word into the next.
+    """Return token ids of a text such that no token crosses from one of the words into the next.
 
     A vocabulary of a script without spaces has tokens of several words; such a token is replaced by the tokens of its
     parts.
@@ -180,7 +189,13 @@ def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]
 
 
 def _spell_part(vocabulary: Vocabulary, part: str, *, spaced: bool) -> list[int]:
-    """Return a part of a text as a single token if there is one, otherwise as the vocabulary tokenizes it."""
+    """Return the ids of a part of a text: a single token if there is one, otherwise as the vocabulary tokenizes it.
+
+    Args:
+        vocabulary: the vocabulary.
+        part: the part, without outer spaces.
+        spaced: True if the first token begins with ▁, for a space before the part.
+    """
     if not part:
         return []
     single = vocabulary.id(("▁" if spaced else "") + part)

@@ -57,8 +57,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 class Callback:
     """A base class of objects that follow a run; a subclass overrides the methods of the events that it needs.
 
-    A method that returns True stops the run after the current step, as if it had finished: it is saved and scored. With
-    several processes only the first one calls them. An exception in a method ends the run.
+    A method that returns True stops the run after the current step, as if the run had finished: it is saved and scored.
+    With several processes, only the first process calls the methods. An exception in a method ends the run.
     """
 
     def on_start(self, event: RunStart) -> bool | None:

@@ -220,9 +220,9 @@ def save_checkpoint(
         return final
     partial = folder / f"{_PARTIAL}{final.name}"
     try:
-        _do_together(lambda: _begin(partial), together, alone=True)
+        _do_together(lambda: _create_partial(partial), together, alone=True)
         _do_together(lambda: _write_tensors(partial, checkpoint, together), together)
-        _do_together(lambda: _complete(partial, final, checkpoint.state), together, alone=True)
+        _do_together(lambda: _finish(partial, final, checkpoint.state), together, alone=True)
     except (OSError, SafetensorError) as error:
         if together.is_first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -259,7 +259,7 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
         raise failure or OSError("another process could not write its part")
 
 
-def _begin(partial: Path) -> None:
+def _create_partial(partial: Path) -> None:
     """Create an empty partial folder for a checkpoint, in place of one that an interrupted save left."""
     _remove_leftovers(partial.parent)
     partial.mkdir(parents=True)
@@ -297,7 +297,7 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint, processes: Processes) -
         sync_file(path)
 
 
-def _complete(folder: Path, final: Path, state: RunState) -> None:
+def _finish(folder: Path, final: Path, state: RunState) -> None:
     """Write a checkpoint's state and the digests of its files, flush them, and rename `folder` to `final`."""
     path = folder / "state.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(state)))

@@ -115,8 +115,8 @@ def choose_preset_in_time(
     """Choose the largest preset, up to the one that suits the corpus, that can be trained in the time budget.
 
     A preset qualifies if training reads at least three target tokens per parameter: with less time, a smaller model
-    that reads more is better (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", by whose third
-    law neighboring presets are equal at that point).
+    that reads more is better (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", by whose fitted
+    loss function, approach 3, neighboring presets are equal at that point).
 
     A step computes 6 operations per token and parameter, forward and backward. The operations per second are a round
     number for the kind of machine, not a measurement, so that the same command always chooses the same model.
@@ -137,7 +137,7 @@ def choose_preset_in_time(
 
 
 def tokens_in_time(parameters: int, *, minutes: float, operations_per_second: float) -> float:
-    """Return the number of target tokens that training reads, at 6 operations per token and parameter."""
+    """Return how many target tokens training reads in a time budget, at 6 operations per token and parameter."""
     return operations_per_second * minutes * 60.0 / (6 * parameters)
 
 
@@ -396,8 +396,8 @@ def choose_kernels(device: str, threads: int, *, compiled: bool = False) -> Choi
 def choose_record(device: str, kernels: Kernels, processes: int) -> Choice[bool]:
     """Choose whether training steps are recorded as CUDA graphs: on a GPU with our own kernels and a single process.
 
-    A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes exchange
-    gradients while operations are launched, which is faster over slow connections.
+    A step of the paper's base model then takes 23 ms instead of 42 (docs/results.md). Several processes do not record:
+    they exchange gradients during the backward pass, which is faster over slow connections.
     """
     if device == "cpu":
         return Choice(value=False, reason="there is no GPU")

@@ -26,7 +26,7 @@ _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
-    """The data-parallel processes of a run, as one of them sees them."""
+    """A group of data-parallel processes that train one model, from the point of view of one of them."""
 
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank

@@ -243,7 +243,10 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     standard_error: float | None = None
     """Standard error, on the dev set, of the score that selects the best model; None if it is not known."""
     contributions: list[float] = []
-    """The contribution of each dev sentence to that score, whose mean is the score. Logs leave it out."""
+    """The contribution of each dev sentence to the score that selects the best model; their mean is the score.
+
+    Logs leave the contributions out.
+    """
 
 
 Event = TrainEvent | ValidationEvent

@@ -28,12 +28,12 @@ _SHARES = (0.06, 0.7)
 FEWEST_STEPS, LEAST_SHARE = 150, 0.25
 """The first step, and the least share of a run, from which a score is forecast; earlier forecasts were far off."""
 _FIRST_EXAMPLE = 90
-# The examples nearest to a forecast, by their BLEU so far and the steps to come, from which its interval follows.
+# How many examples, the nearest by BLEU so far and steps to come, determine the interval of a forecast.
 _NEIGHBORS = 20
 _COVERAGE = 0.85
 _RIDGE = 0.05
-_OFFSET = 2.0  # BLEU; scores near 0 differ by less than their noise
-_LEAST_ERROR = 1.5  # BLEU; a score on some hundred sentences is no more certain
+_OFFSET = 2.0  # added to BLEU before its logit, as differences near 0 are noise
+_LEAST_ERROR = 1.5  # minimum error in BLEU: a score on a few hundred sentences is no more certain
 
 
 class CurvePoint(NamedTuple):
@@ -109,7 +109,7 @@ def forecast_score(
 
 
 class _LearningCurves:
-    """A regression of the final BLEU on two validations before the end, and the errors that it made."""
+    """A regression of the final BLEU on two earlier validations, with its errors on the recorded runs."""
 
     def __init__(self, records: Sequence[RecordedRun]) -> None:
         self.examples = [each for run in records if not run.held_out for each in _examples(run)]

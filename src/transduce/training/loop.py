@@ -144,11 +144,12 @@ class TimeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHECKPOINTS = "checkpoints"
-_VALIDATIONS = 12  # per run by default
-_STEPS_BETWEEN_SHARING = 10  # processes exchange the clock's decisions
+_VALIDATIONS = 12  # default number per run
+_STEPS_BETWEEN_SHARING = 10  # after so many steps, processes exchange the clock's decisions
 _NO_DECISION = Decision(0, 0, 0)
-_FEWEST_PROBED = 3
-_SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0  # so many later steps, or so much time, show the duration of a step
+_FEWEST_PROBED = 3  # minimum number of steps that a probe measures
+# The mean duration of a step is known after this many steps, or this time, without the first step.
+_SETTLED_STEPS, _SETTLED_SECONDS = 10, 5.0
 
 
 class Validator(Protocol):
@@ -162,9 +163,9 @@ class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
     """The step, the best score and the reason with which a training run ended."""
 
     step: int
-    """Number of parameter updates taken."""
+    """Number of steps taken, including skipped ones."""
     steps: int | None
-    """Number of parameter updates planned; None: limited by time."""
+    """Number of steps planned; None: limited by time."""
     best_step: int | None
     """The step of the best validation, whose weights are kept; None without one."""
     best_value: float | None
@@ -571,7 +572,10 @@ class Trainer:
             )
 
     def _decide_steps(self, step_seconds: float) -> None:
-        """Plan the number of steps that fit into the time budget `minutes`, and store the plan."""
+        """Set how many steps a run with a time budget takes: by its `time_plan`, or by the clock, whose plan is stored.
+
+        `step_seconds` is the duration of the last step.
+        """
         if self.settings.time_plan:
             self.steps = next((each.steps for each in reversed(self._plan) if each.step <= self.step), None)
         if self._clock is None:

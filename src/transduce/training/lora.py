@@ -163,7 +163,7 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of only the low-rank updates, which are small enough to keep one set per use of a model."""
+    """Return copies of only the low-rank updates, which are small enough to store a set for each use of a model."""
     return {
         name.replace(_ADAPTED, ""): tensor.detach().clone()
         for name, tensor in model.state_dict().items()

@@ -91,8 +91,8 @@ def row_cross_entropy(
 ) -> Loss:
     """Compute the cross-entropy of hidden states (N, D) and labels (N,) without padding, with smoothed labels.
 
-    If `present` (N,) is set, only those rows count, but all are computed, so that a GPU need not report their number;
-    `tokens` then counts all rows. Rows that are not present must be finite, with valid token ids as labels.
+    If the mask `present` (N,) is set, only its rows count. All rows are computed, as selecting some would synchronize
+    with the GPU, so other rows must be finite, with valid token ids as labels; `Loss.tokens` then counts all rows.
     `factors` (N,), float32, multiply the rows' losses and are the tokens' weights; not together with `present`.
     """
     if present is not None:

@@ -25,8 +25,8 @@ from transduce.training.prefetch import recording_disabled
 #
 # * A step is skipped if the loss of a micro-batch is not finite.
 # * A step is also skipped if its mean loss, over all micro-batches and processes, exceeds that of the last 128 steps by
-#   more than six standard deviations (the limit of OLMo-core's optimizer that skips steps), by more than the mean
-#   itself, and by more than 3 nats. The second limit is not lower because batches are grouped by length: once a model
+#   more than six standard deviations (the limit of OLMo-core's optimizer that skips steps), by more than twice the
+#   mean, and by more than 3 nats. The second limit is not lower because batches are grouped by length: once a model
 #   has learned short sentences, the longest may have more than twice the mean (the limit of llm-foundry's
 #   KillLossSpike) and must still be trained on.
 # * At most 4 steps in a row are skipped for a high loss (KillLossSpike also waits for the fifth). The following losses
@@ -63,7 +63,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     lowest_mean: float | None = None
     """The lowest mean of 64 consecutive losses in the run; None if there are fewer losses."""
     lowest_step: int = 0
-    """The last of those 64 steps."""
+    """The last of the 64 steps with the lowest mean loss."""
 
     def limit(self) -> float:
         """Return the highest loss that is accepted; infinity while the window is too short."""
@@ -84,7 +84,7 @@ class LossWindow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             self.lowest_mean, self.lowest_step = level, step
 
     def skipped(self, *, high: bool) -> None:
-        """Record a skipped step, whose loss was too high or whose loss or gradient was not finite."""
+        """Record a skipped step: its loss was too high (`high`), or its loss or gradient was not finite."""
         self.skipped_in_a_row += 1
         self.refused_in_a_row += high
 

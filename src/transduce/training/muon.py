@@ -36,7 +36,7 @@ Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
 class Weight(NamedTuple):
-    """A parameter that Muon updates: one or several matrices, stacked by rows."""
+    """The shape of a parameter that Muon updates: one or several matrices, stacked by rows."""
 
     local_shape: torch.Size
     """The shape of the part that this process holds."""
@@ -78,7 +78,7 @@ def _replace(matrices: Sequence[Tensor], scale: float, dtype: torch.dtype) -> No
 
 
 def _one_by_one(x: Tensor, gram: Tensor, scale: float) -> Tensor:
-    """Apply Muon's polynomials to matrices (N, R, C) one after another, given the Gram matrices x xᵀ."""
+    """Apply Muon's polynomials, one after another, to matrices x (N, R, C), given their Gram matrices x xᵀ."""
     for number, (a, b, c) in enumerate(_POLYNOMIALS):
         if number:
             gram = x @ x.mT

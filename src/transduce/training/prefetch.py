@@ -108,7 +108,7 @@ class PackedSize(NamedTuple):
     max_lengths: tuple[int, int]
     """The length of the longest source and of the longest target, in tokens."""
     counted: bool = False
-    """Whether the batch stores its number of target tokens, since the buffers are larger."""
+    """Whether the batch's array also stores the number of real target tokens, because the sizes include padding."""
 
 
 class PackedArrays(NamedTuple):
@@ -121,7 +121,7 @@ class PackedArrays(NamedTuple):
 def pack_arrays(
     source: Ids, target: Ids, *, pad_id: int, start_id: int, capacity_for: int | None = None
 ) -> PackedArrays | None:
-    """Return a batch without its padding.
+    """Concatenate the sentences of a batch without their padding.
 
     Args:
         source: (B, S), padded at the right.
@@ -157,7 +157,7 @@ def pack_arrays(
 
 
 def unpack(numbers: Tensor, size: PackedSize) -> PackedBatch:
-    """Split the array of a packed batch (without padding) into its tensors, on its device, without GPU waits."""
+    """Split the vector of a packed batch (without padding) into tensors on its device, without synchronization."""
     source, target, labels, *rest = numbers.split(_lengths(size))
     packings = [
         Packing(starts.to(torch.int32), counts.to(torch.int32), positions, longest)
@@ -338,7 +338,7 @@ def token_weights(batch: Batch, device: torch.device, pad_id: int) -> Tensor | N
 
 
 def _packed_attention(model: Transformer, batch: Batch) -> PackedAttention | None:
-    """Return the kernels for packed batches (without padding); None if the batch must not be packed."""
+    """Return kernels that compute the model on a batch without padding; None if they do not support model or batch."""
     kernels = backend_in_use()
     packed = None if kernels is None else kernels.packed
     max_length = max(batch.source.shape[1], batch.target.shape[1])

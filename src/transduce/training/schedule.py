@@ -16,7 +16,7 @@ class Decision(NamedTuple):
     """A decision of `StepClock`, taken during a run with a time budget, about how many steps the run will take."""
 
     step: int
-    """The step after which it was taken."""
+    """The step after which the decision was taken."""
     steps: int
     """The step at which the run will end."""
     validations: int
@@ -31,7 +31,7 @@ class Position(NamedTuple):
     steps: int
     """The length of the schedule."""
     speed: float
-    """How far each step moves the position: 1.0, or less if the run takes more steps than planned at first."""
+    """How far each step moves the position: 1.0, less if the run takes more steps than first planned, or more."""
 
 
 def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
@@ -58,16 +58,15 @@ def validations_until(step: int, plan: Sequence[Decision]) -> int:
     return int(in_effect[-1].validations * position.step / position.steps + 1e-9)
 
 
-_FIRST_STEPS = 10
-_FIRST_SHARE = 0.04  # the share of the time whose steps give the first estimate of the speed,
-_LATEST_SHARE = 0.2  # or after this share of the time, however few steps were taken
-_DECISIONS = 50  # at most, evenly over the time
-_RECENT_SHARE = 0.05  # the share of the time whose steps give the current speed
-_VALIDATIONS = 12  # of a run, at most,
-_MIN_STEPS = 50  # at least so many steps apart,
-_VALIDATION_SHARE = 0.1  # in at most this share of the time
-_EXPECTED_SHARE = 0.08 / _VALIDATIONS  # of the time, for a validation before the first one was measured
-_MAX_END_SHARE = 0.3  # the largest share of the time that is kept for the final evaluation
+# All shares are of the time budget. The first decision needs this many steps and this share of the time, but is not
+# later than the latest share.
+_FIRST_STEPS, _FIRST_SHARE, _LATEST_SHARE = 10, 0.04, 0.2
+_DECISIONS = 50  # maximum number of decisions, evenly spread over the time
+_RECENT_SHARE = 0.05  # the steps in this latest part of the time determine the current speed
+# Validations: their maximum number, the minimum of steps between them, and the maximum of their time.
+_VALIDATIONS, _MIN_STEPS, _VALIDATION_SHARE = 12, 50, 0.1
+_EXPECTED_SHARE = 0.08 / _VALIDATIONS  # assumed for a validation until one is measured
+_MAX_END_SHARE = 0.3  # maximum that is reserved for the final evaluation
 
 
 class StepClock:
@@ -170,7 +169,7 @@ ScheduleName = Literal["inverse-sqrt", "linear", "cosine", "constant"]
 
 
 def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_steps: int, steps: int | None) -> float:
-    """Return the learning rate of a step.
+    """Return the learning rate of a step in a schedule.
 
     All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
     and "cosine" fall to 0 at the last step, and "constant" stays.
@@ -206,10 +205,10 @@ def paper_peak(d_model: int, warmup_steps: int) -> float:
 
 # --- weight decay ---
 
-# With Muon, learning rate × weight decay adds up to this over a run,
 TOTAL_DECAY = 1.3
-# but to at most this in a single step, which limits it in runs of few steps.
+"""The sum of learning rate × weight decay over a run with Muon."""
 MAX_DECAY = 0.1
+"""The largest learning rate × weight decay of a single step, which lowers the sum in runs of few steps."""
 _MAX_ADDED = 1_000_000
 
 

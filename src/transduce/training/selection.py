@@ -38,8 +38,8 @@ class Best(msgspec.Struct, frozen=True):
 class Selection:
     """A record of a run's best validation, which decides when training stops early.
 
-    A value replaces the best one if the difference is larger than its standard error on the dev set. A smaller
-    difference may be noise, and the lower dev loss decides.
+    A metric that differs from the best by more than the standard error of the difference decides. A smaller difference
+    may be noise: then the lower dev loss decides, unless the metric is significantly below its highest value so far.
     """
 
     def __init__(self, settings: ResolvedTraining) -> None:
@@ -50,8 +50,9 @@ class Selection:
     def is_better(self, event: ValidationEvent) -> bool:
         """Return whether a validation is better than the best one so far.
 
-        A metric that differs by more than its noise decides; otherwise the lower dev loss does. With `best_by` = last,
-        every validation is better. One whose loss is not finite is never better.
+        A metric that differs from the best by more than its noise decides. Otherwise the lower dev loss decides, unless
+        the metric is below its highest value so far by more than the noise. With `best_by` = last, every validation is
+        better. A validation whose loss is not finite is never better.
         """
         if not math.isfinite(event.loss):
             return False

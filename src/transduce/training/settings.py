@@ -96,8 +96,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     0: no such mean.
     """
     adapt_dropout: bool | None = None
-    """Disable dropout at a validation if the last step's batches have a higher loss with it than without: models that
-    sort or count may come to depend on the noise.
+    """Disable dropout at a validation if the last step's batches have a higher loss without dropout than with it: a
+    model that sorts or counts may come to depend on the noise.
     """
     report_every: int = 50
     """Steps between reports."""

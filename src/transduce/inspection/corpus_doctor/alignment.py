@@ -41,17 +41,17 @@ class SideFeatures(NamedTuple):
     """The features of all lines of one side."""
 
     length: Floats
-    """Characters, (N,)."""
+    """Number of characters of each line, (lines,)."""
     ending: Ints
-    """0 no mark, 1 question mark, 2 exclamation mark, 3 both, (N,)."""
+    """Mark at the end of each line: 0 none, 1 question mark, 2 exclamation mark, 3 both, (lines,)."""
     commas: Ints
-    """0, 1, or 2 for two or more, (N,)."""
+    """Number of commas of each line: 0, 1, or 2 for two or more, (lines,)."""
     digits: NDArray[np.int64]
-    """A hash of the numbers in each line, or 0 if it has none, (N,)."""
+    """A hash of the numbers in each line, or 0 if it has none, (lines,)."""
     codes: NDArray[np.int64]
-    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (N, C)."""
+    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, most words)."""
     words: Ints
-    """The rarest words of each line as numbers by frequency from 1; padded with 0, (N, W)."""
+    """The rarest words of each line as numbers by frequency from 1; padded with 0, (lines, words)."""
 
 
 def side_features(lines: Sequence[str]) -> SideFeatures:
@@ -135,7 +135,7 @@ class Evidence:
         self._learn_weights(sources, targets)
 
     def score(self, sources: Indices, targets: Indices) -> Floats:
-        """Return the evidence, in nats, that each pair of lines consists of translations, (M,)."""
+        """Return the evidence, in nats, that the lines of each pair are translations of each other, (pairs,)."""
         parts = [
             self._score_chunk(sources[start : start + _CHUNK], targets[start : start + _CHUNK])
             for start in range(0, len(sources), _CHUNK)
@@ -199,9 +199,9 @@ class Evidence:
         return (total / np.maximum(1, counts)).astype(np.float32), have_words
 
     def _learn_words(self, sources: Indices, targets: Indices, fold: int) -> Floats:
-        """Return the association of each word pair, (source vocabulary, target vocabulary).
+        """Return the association of each word pair, (source vocabulary, target vocabulary), in one half of the lines.
 
-        It is the log of the ratio of joint occurrences, minus one, to those expected by chance.
+        The association is the log of the ratio of joint occurrences, minus one, to those expected by chance.
         """
         in_fold = (sources // _FOLD_LINES) % 2 == fold
         left, right = self._source.words[sources[in_fold]], self._target.words[targets[in_fold]]  # (M, W)
@@ -242,7 +242,7 @@ class Evidence:
 
 
 def _have_one_in_common(one: Indices, other: Indices) -> NDArray[np.bool_]:
-    """Return whether each pair of rows of codes, (M, C), shares a code."""
+    """Return whether each pair of rows of codes, (pairs, codes), shares a code, (pairs,)."""
     same = (one[:, :, None] == other[:, None, :]) & (one[:, :, None] != 0)  # (M, C, C)
     return np.asarray(same.any(axis=(1, 2)))
 
@@ -277,7 +277,7 @@ class Stretch(msgspec.Struct, frozen=True):
     first_line: int
     last_line: int
     lag: int | None
-    """Lines by which the translations come later in the target; None if no line nearby corresponds."""
+    """Number of lines by which the translations come later in the target; None if no line nearby corresponds."""
 
 
 class Alignment(msgspec.Struct, frozen=True):
@@ -299,9 +299,9 @@ class Alignment(msgspec.Struct, frozen=True):
 
 class _Path(NamedTuple):
     lags: Indices
-    """Lag of each line, (N,); NO_LAG if no line corresponds."""
+    """Lag of each line, (lines,); NO_LAG if no line corresponds."""
     nats: Floats
-    """Evidence for each line's lag, (N,)."""
+    """Evidence for each line's lag, (lines,)."""
 
 
 def align(source: SideFeatures, target: SideFeatures) -> Alignment:
@@ -342,7 +342,7 @@ def _propose(source: SideFeatures, target: SideFeatures) -> tuple[Indices, list[
 
 
 def _signals(side: SideFeatures) -> NDArray[np.float64]:
-    """Return five signals of each line: length, question, exclamation, comma and number signs, normalized, (5, N)."""
+    """Return normalized signals, (5, lines): length, question mark, exclamation mark, commas and numbers."""
     rows = [
         np.log(side.length + 1.0),
         side.ending % 2,
@@ -362,7 +362,10 @@ def _standard(row: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: int) -> tuple[int, float]:
-    """Return the lag at which a block of the source fits the target best, and the peak in standard deviations."""
+    """Return the lag at which a block of the source fits the target best, and the peak in standard deviations.
+
+    `start` is the index of the block's first line.
+    """
     low = max(0, start - _MAX_LAG)
     high = min(target.shape[1], start + block.shape[1] + _MAX_LAG)
     if high - low < 2:
@@ -375,7 +378,7 @@ def _correlate(block: NDArray[np.float64], target: NDArray[np.float64], start: i
 
 
 def _best_path(evidence: Evidence, lags: list[int], size: int, target_size: int) -> _Path:
-    """Return the path of lags with the most evidence, less the cost of changing the lag (Viterbi)."""
+    """Return the lag of each line that maximizes the evidence less the cost of changes of the lag (Viterbi)."""
     nats = np.zeros((size, len(lags) + 1), dtype=np.float32)  # the last column: no corresponding line
     for column, lag in enumerate(lags):
         sources = np.arange(max(0, -lag), max(0, -lag, min(size, target_size - lag)))

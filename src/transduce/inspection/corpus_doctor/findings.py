@@ -149,9 +149,10 @@ def _punctuation(text: CorpusText) -> Finding:
 
 
 def _odd_punctuation(lines: list[str]) -> list[int]:
-    """Return the lines with a side's rarer kind of punctuation.
+    """Return the indices of the lines with a side's rarer kind of punctuation.
 
-    On a Chinese side, that is full-width marks or ASCII marks after characters. On other sides, it is full-width marks.
+    On a Chinese side, the rarer kind is full-width marks or ASCII marks after characters. On other sides, it is
+    full-width marks.
     """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]
@@ -337,7 +338,7 @@ def _unequal_lengths(
 
 
 def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_trained_here: bool) -> Finding:
-    """Report byte and unknown tokens; never as a problem if training would learn the same vocabulary."""
+    """Report byte and unknown tokens, but not as a problem if the tokenizer was trained on the corpus itself."""
     source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
     tokens, odd = (
         sum(sum(numbers) for numbers in each) for each in ([s.counts for s in sides], [s.odd for s in sides])

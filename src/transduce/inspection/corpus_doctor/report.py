@@ -36,15 +36,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check of the corpus."""
 
     name: str
-    """Identifies the check in scripts."""
+    """Identifier of the check, for scripts."""
     severity: Severity
-    """fine: nothing found; look: it may be intended; problem: training on it would be wasted."""
+    """`fine` (nothing found), `look` (it may be intended) or `problem` (training on the text would be wasted)."""
     count: int
     """Number of affected lines or pairs."""
     share: float
     """Share of affected lines or pairs, from 0 to 1."""
     message: str
-    """What was found and what to do."""
+    """Message that says what was found, and what to do."""
     examples: tuple[Example, ...] = ()
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     source_lines: int
     target_lines: int
     stretches: tuple[Stretch, ...]
-    """How the lines correspond; empty if there are too few lines."""
+    """Ranges of lines that correspond with the same lag; empty if there are too few lines."""
     findings: tuple[Finding, ...]
     elapsed_seconds: float
 
@@ -91,7 +91,7 @@ def shortened(text: str) -> str:
 
 
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
-    """Return the severity of a finding that affects `count` of `total` lines, by the share of these lines."""
+    """Return the severity of a finding that affects `count` of `total` lines: a problem from `problem_share` on."""
     if not count:
         return "fine"
     return "problem" if count >= problem_share * total else "look"

@@ -37,19 +37,19 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check of the model doctor, with its message."""
 
     name: str
-    """Identifies the check in scripts and tests."""
+    """Identifier of the check, for scripts and tests."""
     tested: str
-    """What was changed in the model or its input, and what the figure measures."""
+    """Description of what was changed in the model or its input, and what the figure measures."""
     figure: float | None
     """The measured value; None if the check was skipped or the model raised an error."""
     bar: str
     """The bound that the figure must meet."""
     passed: bool | None
-    """None if the check was skipped."""
+    """True if the figure meets the bound; None if the check was skipped."""
     meaning: str
-    """What the result means for the model."""
+    """Message on what the result means for the model."""
     follows_from: str = ""
-    """The failed check or the known mistake that this failure probably follows from; empty for a cause."""
+    """The failed check or known mistake from which a failure probably follows; empty if it has its own cause."""
 
     def __str__(self) -> str:
         verdict = {True: "pass", False: "FAIL", None: "  - "}[self.passed]
@@ -105,7 +105,7 @@ _FOLLOWERS = {
     "source padding": ("batch-mates", "cache"),
     "target padding": ("batch-mates", "cache"),
 }
-"""Checks that fail because another one does, most basic cause first."""
+"""For each check, the checks that fail because it fails; the most basic check is first."""
 
 # Exceptions that a wrongly wired model may raise, mostly because shapes do not match.
 _MODEL_ERRORS = (RuntimeError, ValueError, IndexError, KeyError, TypeError, AssertionError)

@@ -285,8 +285,9 @@ def _check_residual(subject: Subject) -> Measurement | None:
 def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
     """Return how much a layer with zeroed sub-layers deviates from the function that its norm order implies.
 
-    A pre-norm layer must then return its input. A post-norm layer must return the normalized input: doubling the input
-    changes nothing, while a different input changes the output.
+    `like` is a tensor with the dtype and device of the layer's input. A pre-norm layer must return its input. A
+    post-norm layer must return the normalized input: doubling the input changes nothing, while a different input
+    changes the output.
     """
     generator = torch.Generator().manual_seed(1)
     x, other = (3.0 * torch.randn(2, 5, layer.d_model, generator=generator).to(like) + 1.0 for _ in range(2))

@@ -22,7 +22,7 @@ from transduce.inspection.doctor.subject import RandomTokens, Subject
 _BATCH, _SOURCE, _TARGET = 3, 7, 9
 _PADDING = 2
 _LOW = -50.0
-"""A score below this is masked: e to this power is nothing beside other scores."""
+"""Threshold below which an attention score counts as masked, since its exponential is negligible."""
 _LEAKS = ("future", "target padding", "batch-mates", "cache")
 _PADDING_CHECKS = ("source padding", "batch-mates")
 _SOFTMAXES = {torch.softmax, F.softmax, Tensor.softmax}
@@ -43,7 +43,7 @@ class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """A few words that identify the mistake."""
     message: str
-    """What the model does, what is right, and how to repair it."""
+    """Message on what the model does, what is right, and how to repair the model."""
     explains: tuple[str, ...]
     """Names of the checks that fail because of the mistake; empty for one that makes learning harder only."""
 
@@ -102,14 +102,17 @@ _MASK_MISTAKES = (
 
 
 def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
-    """Return the name of the mistake behind scores that must be hidden, or an empty string if they are."""
+    """Return the name of the mistake in a mask, or an empty string.
+
+    `hidden` are the scores that the mask must hide; `unmasked` is the name of the mistake if none of them is hidden.
+    """
     if not hidden.numel() or float(hidden.max()) <= _LOW:
         return ""
     return "mask multiplied" if bool((hidden == 0.0).all()) else unmasked if float(hidden.min()) > _LOW else ""
 
 
 class _Watch(TorchFunctionMode):
-    """Records softmaxes of attention, the products and scalings before them, and dropout, while it is active."""
+    """A context that records softmaxes of attention, the products and scalings before them, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,7 +226,7 @@ class _Watch(TorchFunctionMode):
                 )
 
     def _scale_of(self, scores: Tensor) -> tuple[float, int, int] | None:
-        """Return what the product of queries and keys was multiplied by, the width of a head, and the heads."""
+        """Return the factor on the product of queries and keys, the head width and the number of heads, or None."""
         visible = scores > _LOW
         for product, width, before in reversed(self.products):
             if product.shape != scores.shape or not bool(visible.any()):
@@ -246,7 +249,7 @@ def _sides(scores: Tensor) -> tuple[int, int] | None:
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Disables dropout while it is active, also dropout that ignores evaluation mode."""
+    """A context that disables dropout, also dropout that ignores evaluation mode."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in _DROPOUTS and args else func(*args, **(kwargs or {}))
@@ -257,7 +260,7 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tensor]]) -> Iterator[None]:
-    """Record the first input (B, T, D) of each module that is named a norm while the context runs."""
+    """Append the first input, (B, T, D), of each norm module to `records`, within a `with` block."""
 
     def keep(name: str) -> Callable[..., None]:
         def hook(norm: nn.Module, args: tuple[Any, ...]) -> None:

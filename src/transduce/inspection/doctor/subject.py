@@ -19,11 +19,11 @@ class ResidualLayer:
 
     name: str
     run: Callable[[Tensor], Tensor]
-    """The whole layer, (B, T, D) to (B, T, D), without masks; a decoder layer may use any memory."""
+    """The whole layer as a function without masks, (B, T, D) to (B, T, D); a decoder layer may use any memory."""
     sublayers: tuple[nn.Module, ...]
     """Modules whose outputs are added to the residual stream: each attention, and the feed-forward network."""
     norm_order: Literal["pre", "post"]
-    """pre: x + f(norm(x)); post: norm(x + f(x))."""
+    """Order of norm and residual connection; pre: x + f(norm(x)), post: norm(x + f(x))."""
     d_model: int
 
 
@@ -32,9 +32,9 @@ class SplitModel:
     """A model's encoder and decoder as separate functions."""
 
     encode: Callable[[Tensor], Tensor]
-    """Maps source ids (B, S) to the memory (B, S, D)."""
+    """Function from source ids (B, S) to the memory (B, S, D)."""
     decode: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Maps target input ids (B, T), the memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
+    """Function from target input ids (B, T), memory (B, S, D) and a boolean mask of valid memory (B, S) to logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class Subject:
 
     name: str
     module: nn.Module
-    """The module with the parameters. It is examined in evaluation mode."""
+    """The module with the parameters, which is examined in evaluation mode."""
     logits: Callable[[Tensor, Tensor], Tensor]
-    """Maps source ids (B, S) and target input ids (B, T), both padded on the right, to logits (B, T, V).
+    """Function from source ids (B, S) and target input ids (B, T), both padded on the right, to logits (B, T, V).
 
     The target input is the start symbol, then the target's tokens.
     """
@@ -67,17 +67,17 @@ class Subject:
     reserved_ids: tuple[int, ...] = ()
     """Further special ids that no sentence contains."""
     decode_steps: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Computes the same as `logits`, but position by position with the cache that decoding uses."""
+    """Function that computes the results of `logits` position by position, with the cache that decoding uses."""
     split: SplitModel | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Maps source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per target token in nats."""
+    """Function from source ids (B, S) and target ids with the end symbol (B, T) to the mean loss per token in nats."""
     label_smoothing: float = 0.0
     """The label smoothing ε of `loss`, which gives ε / V to every token."""
     position_table: Callable[[int], Tensor] | None = None
-    """Maps a length to the sinusoids (length, D) that the model adds; None if it adds none."""
+    """Function from a length to the sinusoids (length, D) that the model adds; None if the model adds none."""
     layers: tuple[ResidualLayer, ...] = ()
     fresh: Callable[[], "Subject"] | None = None
-    """Returns the same model, newly initialized, in float32."""
+    """Function that returns the same model, newly initialized, in float32."""
     look_for_mistakes: bool = True
     """False to leave out the search for mistakes of tutorials, for a model whose parts are tested."""
     learning_rate: float = 1e-3
@@ -117,15 +117,15 @@ class Check(NamedTuple):
     """A check of the doctor, with the messages for its two outcomes."""
 
     name: str
-    """Identifies the check in scripts and tests."""
+    """Identifier of the check, for scripts and tests."""
     tested: str
-    """What is changed in the model or its input, and what the figure measures."""
+    """Description of what is changed in the model or its input, and what the figure measures."""
     if_passed: str
-    """What it means if the check passes."""
+    """Message on what a passed check means."""
     if_failed: str
-    """What it means if the check fails, and where to look for the fault."""
+    """Message on what a failed check means, and where to look for the fault."""
     measure: Callable[[Subject], Measurement | None]
-    """Runs the check; returns None if the subject lacks the part to test."""
+    """Function that runs the check on a subject; it returns None if the subject lacks the part to test."""
 
 
 class RandomTokens:

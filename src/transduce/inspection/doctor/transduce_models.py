@@ -41,8 +41,8 @@ def subject_from_transformer(model: Transformer, *, name: str, label_smoothing: 
 
     Args:
         model: the model with its weights and configuration.
-        name: its name in the report.
-        label_smoothing: the label smoothing of its training loss.
+        name: the model's name in the report.
+        label_smoothing: the label smoothing of the training loss.
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     examined = copy.deepcopy(model)

@@ -1,7 +1,7 @@
 """Build HTML pages: self-contained ones about translations and about other models' texts, and the server's page.
 
-Their parts are files in this folder. `views.js` and `tree.js` draw data, `sections.js` puts the drawings under
-headings, and `words.js` has their texts in English and Chinese. `page.js` is the page of translations, with
+The parts of the pages are files in this folder. `views.js` and `tree.js` draw data, `sections.js` puts the drawings
+under headings, and `words.js` has their texts in English and Chinese. `page.js` is the page of translations, with
 `coreference.js` for a pronoun in it, and `text_page.js` that of models of other kinds. `live.js` is the server's page,
 with `answers.js` (requests), `changes.js` (interventions) and `live_words.js` (texts).
 """

@@ -17,9 +17,10 @@ import msgspec
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.interop.components import MAXIMUM_POSITIONS, Ids
+from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, ExportedModel, Ids
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_names import Family as StoredNames
 from transduce.interop.hugging_face.import_names import Names, find_names
@@ -37,8 +38,8 @@ class StoredParameter(NamedTuple):
 
     names: tuple[str, ...]
     layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
-    """`rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs, outputs); `reversed`: rows in
-    reverse order; `flat`: a vector (V,) stored as (1, V).
+    """How the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: stored as (inputs,
+    outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) stored as (1, rows).
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -65,13 +66,13 @@ class StoredParameter(NamedTuple):
 
 
 def class_for(config: ModelConfig) -> str | None:
-    """Return the name of the Hugging Face class that computes this model, or None."""
+    """Return the name of the Hugging Face class that computes a model with this configuration, or None."""
     family = family_for(config)
     return None if family is None else family.architecture
 
 
 def automatic_class_for(config: ModelConfig) -> str | None:
-    """Return the name of Hugging Face's automatic class that opens this model, or None."""
+    """Return the name of Hugging Face's automatic class that opens a model with this configuration, or None."""
     family = family_for(config)
     return None if family is None else family.automatic
 
@@ -274,7 +275,7 @@ class _OpenedModel:
             )
 
     def use_greedy_search(self, unk_id: int, forced: Sequence[int]) -> None:
-        """Make `generate` search as this package's greedy search does, whatever the folder's generation config says.
+        """Make `generate` search as this package's greedy search does, regardless of the folder's generation config.
 
         Args:
             unk_id: id of the target vocabulary's unknown token.
@@ -316,7 +317,7 @@ class _OpenedModel:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' report of unused tensors, which `_OpenedModel` checks itself."""
+    """Suppress transformers' report of unused tensors in a `with` block, since `_OpenedModel` checks them."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -325,11 +326,11 @@ def _quiet(transformers: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
-class HuggingFaceModel(_OpenedModel):
-    """Implements `ExportedModel` for an encoder–decoder run by transformers."""
+class HuggingFaceModel(_OpenedModel, ExportedModel):
+    """An encoder–decoder that transformers runs."""
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         inputs = self._rows([[self.config.start_id, *row] for row in targets])["input_ids"]
         with torch.inference_mode():
             logits = self.model(**self._sources(sources), decoder_input_ids=inputs).logits  # (B, T, V)
@@ -337,11 +338,8 @@ class HuggingFaceModel(_OpenedModel):
         log_probs = logits.log_softmax(dim=-1).gather(-1, expected[..., None])[..., 0]
         return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of each source's translation, at most `max_tokens` of them.
-
-        `generate` searches with one beam.
-        """
         with torch.inference_mode():
             written = self.model.generate(
                 **self._sources(sources), num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
@@ -352,14 +350,11 @@ class HuggingFaceModel(_OpenedModel):
         return self._rows(sources)
 
 
-class HuggingFaceLanguageModel(_OpenedModel):
-    """Implements `ExportedModel` for a decoder-only language model run by transformers."""
+class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
+    """A decoder-only language model that transformers runs."""
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
-
-        Each target continues the prompt with the same index in `sources`.
-        """
         prompts = [[self.config.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
         with torch.inference_mode():
@@ -370,8 +365,8 @@ class HuggingFaceLanguageModel(_OpenedModel):
             for number, (prompt, row, ids) in enumerate(zip(prompts, rows, labels, strict=True))
         ]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids with which `generate` greedily continues each prompt, at most `max_tokens` of them."""
         rows = self._rows([[self.config.start_id, *row] for row in sources], pad_left=True)
         with torch.inference_mode():
             written = self.model.generate(
@@ -380,11 +375,11 @@ class HuggingFaceLanguageModel(_OpenedModel):
         return self._until_end(written[:, rows["input_ids"].shape[1] :])
 
 
-class HuggingFaceEncoder(_OpenedModel):
-    """Implements `ExportedEncoder` for an encoder run by transformers."""
+class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
+    """An encoder that transformers runs."""
 
+    @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Return the encoder's outputs for each row, by the names that `ExportedEncoder` uses."""
         inputs = self._rows(rows)
         width = inputs["input_ids"].shape[1]
         types = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
@@ -404,7 +399,7 @@ class HuggingFaceEncoder(_OpenedModel):
 
 
 def _split_rows(tensor: Tensor, rows: Ids) -> list[NDArray[Any]]:
-    """Split a batch into rows and remove their padding: (B, L, …) to arrays (tokens, …), (B, …) to arrays (…)."""
+    """Split (batch, length, …) or (batch, …) into one array per row, (tokens, …) without padding or (…)."""
     if tensor.dim() == 2:
         return list(tensor.numpy())
     return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]

@@ -24,20 +24,20 @@ class Family(NamedTuple):
     model_type: str
     kind: Kind
     wanted: Mapping[str, object]
-    """Settings that must have these values."""
+    """The values that some settings must have, by name."""
     free: frozenset[str]
-    """Settings that may have any value. All others must have their default value."""
+    """Names of settings that may have any value; all others must have their default values."""
     activations: Mapping[str, str]
     """Hugging Face's names of the activation functions that the class supports."""
     content: Callable[[ModelConfig], dict[str, Any]]
-    """Returns the class-specific keys of config.json."""
+    """Function that returns the class-specific keys of config.json."""
     unless: Callable[[ModelConfig], list[str]] = lambda _: []
-    """Returns the settings whose combination the class does not support."""
+    """Function that returns the settings whose combination the class does not support."""
     automatic: str = "AutoModelForSeq2SeqLM"
-    """The automatic class that opens the model."""
+    """Name of transformers' automatic class that opens the model."""
     stores_sinusoids: bool = False
     stores_output_bias: bool = True
-    """The class always stores a bias on the logits, even if it is zero."""
+    """True if the class always stores a bias on the logits, even if it is zero."""
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
@@ -240,7 +240,7 @@ def _required(config: ModelConfig, family: Family) -> dict[str, object]:
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:
-    """Return the settings that keep a model from being of this class, in the order of the configuration."""
+    """Return the names of settings that this Hugging Face class does not support, in the order of the configuration."""
     effective, required = effective_settings(config), _required(config, family)
     differing = {name for name, value in required.items() if name not in family.free and effective[name] != value}
     if config.activation not in family.activations:
@@ -250,7 +250,7 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
 
 
 def _default_values(config: ModelConfig) -> dict[str, object]:
-    """Return the values that settings must have unless a class requires other values."""
+    """Return the values that settings must have for classes that neither require other values nor allow any."""
     fields = msgspec.structs.fields(ModelConfig)
     defaults = {field.name: field.default for field in fields if field.name not in _ALWAYS_FREE}
     width = config.d_model // config.num_heads

@@ -1,7 +1,7 @@
 """Tables that map this package's parameter names to the names in Hugging Face's model classes, one table per family.
 
-`{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form one of this package's,
-their rows are concatenated.
+`{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form one matrix of this
+package, their rows are concatenated.
 """
 
 import re
@@ -17,7 +17,7 @@ class Names(NamedTuple):
     theirs: tuple[str, ...]
     """Names of the stored tensors, whose rows are concatenated."""
     transposed: bool = False
-    """The tensor is stored as (inputs, outputs)."""
+    """True if the tensor is stored as (inputs, outputs)."""
 
 
 class Family(NamedTuple):
@@ -25,13 +25,13 @@ class Family(NamedTuple):
 
     names: tuple[Names, ...]
     shared: str
-    """The embeddings that both sides share, or the embeddings of a model with one side."""
+    """Name of the embeddings that both sides share, or of the embeddings of a model with one side."""
     source: str | None = None
-    """The source's separate embeddings, if the family can have them."""
+    """Name of the source's separate embeddings, if the family can have them."""
     target: str | None = None
-    """The target's separate embeddings, if the family can have them."""
+    """Name of the target's separate embeddings, if the family can have them."""
     output: str | None = None
-    """The output projection, if the family can store it separately from the embeddings."""
+    """Name of the output projection, if the family can store it separately from the embeddings."""
     output_bias: tuple[str, ...] = ()
     """Names of the bias on the logits; if several are stored, the last one is used."""
     prefix: str = ""
@@ -221,8 +221,7 @@ GPT2 = Family(
 def variant(family: Family, present: Collection[str]) -> Family:
     """Return the table of tensor names that fits a checkpoint.
 
-    The table is the family's own, or that of gated T5, or of a RoBERTa classifier or tagger if the stored names
-    show one.
+    The table is the family's, unless `present` has the names of gated T5, or of a RoBERTa classifier or tagger.
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5

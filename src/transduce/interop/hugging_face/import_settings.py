@@ -63,19 +63,19 @@ class ConfigReader:
     """A typed reader of a `config.json`, which raises an error for missing, mistyped or unsupported values."""
 
     def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Read settings from `content`, that of a config.json; `location` names the file in error messages."""
+        """Read settings from `content`, the object in a config.json; `location` names the file in error messages."""
         self.content = content
         self.location = location
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return the integer under a key of config.json."""
+        """Return the integer under a key of config.json; a key without a `default` must be present."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(name, "must be a whole number")
         return value
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return the positive integer under a key of config.json."""
+        """Return the positive integer under a key of config.json; a key without a `default` must be present."""
         value = self.whole(name, default)
         if value < 1:
             self.refuse(name, "must be at least 1")
@@ -96,7 +96,7 @@ class ConfigReader:
         return value
 
     def optional_id(self, name: str) -> int | None:
-        """Return the token id under a key of config.json, the first one of a list, or None."""
+        """Return the token id under a key of config.json (the first one of a list), or None if the key is unset."""
         value = self.content.get(name)
         if isinstance(value, list) and value:
             value = value[0]
@@ -416,23 +416,23 @@ class ImportFamily(NamedTuple):
 
     kind: Kind
     settings: Callable[[ConfigReader], Settings]
-    """Converts the family's `config.json` to this package's model settings."""
+    """Function that converts the family's `config.json` to this package's model settings."""
     names: names.Family
-    """The family's names of weights."""
+    """Table of the names that the family's weights have in files."""
     begins_with_end: bool = False
-    """By default, an encoder–decoder's decoder starts with the end symbol; otherwise with padding."""
+    """True if the decoder of an encoder–decoder starts with the end symbol by default; if false, with padding."""
     stores_output: bool = False
-    """The output projection is stored separately, unless `tie_word_embeddings` is true."""
+    """True if the output projection is stored separately unless `tie_word_embeddings` is true."""
     begins_text: bool = False
-    """By default, the tokenizer puts a start symbol before a text."""
+    """True if the tokenizer puts a start symbol before a text by default."""
     end_is_separator: bool = False
-    """A text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
+    """True if a text ends with the tokenizer's separator, regardless of the configuration's end symbol."""
     spaced: bool = False
-    """The family's sentencepiece models tokenize differently from the sentencepiece library."""
+    """True if the family's tokenizers split text differently from the sentencepiece library with the same model."""
     tagged: bool = False
-    """Languages are selected by tags."""
+    """True if languages are selected by tags."""
     fairseq: bool = False
-    """Token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
+    """True if token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
 
 
 FAMILIES: Mapping[str, ImportFamily] = {
@@ -494,7 +494,7 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
 
 
 def names_of(model_type: str, present: Collection[str]) -> names.Family:
-    """Return the table of weight names of a `model_type`, in the variant that these stored names belong to."""
+    """Return the table of weight names of a `model_type`, in the variant to which the stored names `present` belong."""
     return names.variant(FAMILIES[model_type].names, present)
 
 

@@ -49,7 +49,7 @@ class TokenizerFiles:
         """Return the JSON object in a file, or an empty one if there is no such file.
 
         Raises:
-            TransduceError: the file contains something else.
+            TransduceError: the file does not contain a JSON object.
         """
         content = self.read(name)
         if content is None:
@@ -78,7 +78,7 @@ class TokenizerFiles:
         """Return the table of token ids by token from a JSON file.
 
         Raises:
-            TransduceError: the file is missing, or contains something else.
+            TransduceError: the file is missing, or does not contain such a table.
         """
         try:
             return msgspec.json.decode(self.needed(name), type=dict[str, int])
@@ -127,7 +127,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
     Args:
         files: the files of the tokenizer.
         model_type: the model's family.
-        pieces: the pieces of the sentencepiece model, in its order.
+        pieces: the pieces of the sentencepiece model, in the model's order.
 
     Raises:
         TransduceError: the family's numbering is unknown.
@@ -164,7 +164,7 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Return the ids of M2M100's vocab.json, followed by those of the language tags if the files do not list them."""
+    """Return the ids of M2M100's vocab.json, and ids after them for language tags if the files do not list the tags."""
     ids = files.table("vocab.json")
     if any(LANGUAGE_TAG.fullmatch(text) for text in (*files.extra_tokens(), *files.json("added_tokens.json"))):
         return ids
@@ -184,7 +184,7 @@ class AddedToken(NamedTuple):
     symbol: Symbol
     id: int
     special: bool = False
-    """The token does not belong to the text, and decoding omits it."""
+    """True if the token does not belong to the text, so that decoding omits it."""
 
     @property
     def text(self) -> str:
@@ -351,7 +351,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _marks(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
-    """Return the spelling of an encoder's special tokens: start of text, end of text, and mask."""
+    """Return an encoder's special tokens as strings: start of text, end of text, and mask."""
     tokens = {id: text for text, id in parts.ids.items()}
     start = tokens[parts.before[0]] if parts.before else SPECIAL_TOKENS[0]
     mask = _token_id(files, parts.ids, "mask_token")

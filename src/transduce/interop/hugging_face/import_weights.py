@@ -22,7 +22,7 @@ from transduce.model.positions import sinusoids
 
 
 class StoredTensors:
-    """The tensors of a folder by name, each read when it is needed."""
+    """A reader of a folder's tensors by name, which reads each of them when it is needed."""
 
     def __init__(self, names: Mapping[str, Callable[[], Tensor]], location: str) -> None:
         """Store the functions that read the tensors by name; `location` is the folder's name in error messages."""
@@ -40,8 +40,8 @@ class StoredTensors:
     def with_prefix(self, prefix: str) -> "StoredTensors":
         """Return the tensors with the names that current versions of transformers give them.
 
-        Names without the prefix of models with heads get the prefix, and norms' `gamma` and `beta` become `weight` and
-        `bias`.
+        If no name has `prefix`, as in the folder of a model without a head, all names get it. The `gamma` and `beta` of
+        norms become `weight` and `bias`.
         """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}
@@ -52,14 +52,14 @@ class StoredTensors:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """Tensors by name, each computed whenever it is asked for, so that not all are in memory at once."""
+    """A mapping of names to tensors, each computed at every access, so that not all are in memory at once."""
 
     def __init__(self, functions: Mapping[str, Callable[[], Tensor]], outline: Mapping[str, Tensor]) -> None:
         """Store the functions that compute the tensors.
 
         Args:
             functions: a function for each name.
-            outline: a tensor on the meta device for each name, with the shape and dtype of the computed one.
+            outline: a tensor on the meta device for each name, with the shape and dtype of the computed tensor.
         """
         self._functions = functions
         self.outline = outline
@@ -85,7 +85,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     """Convert the model of a folder to a configuration and weights.
 
     Args:
-        content: the content of its `config.json`.
+        content: the content of the folder's `config.json`.
         stored: the tensors of the folder.
         special_ids: `eos_id` and `start_id`, as far as files other than the configuration specify them.
 
@@ -130,11 +130,11 @@ class _Source(NamedTuple):
     is_transposed: bool = False
     """True if matrices are stored as (inputs, outputs)."""
     is_flat: bool = False
-    """True if a vector (V,) may be stored as (1, V)."""
+    """True if a vector (rows,) may be stored as (1, rows)."""
 
 
 def _read_source(stored: StoredTensors, name: str, source: _Source) -> Tensor:
-    """Read a parameter in float32.
+    """Read and return a parameter in float32.
 
     Raises:
         TransduceError: a value is not finite.
@@ -155,7 +155,7 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 class _Tables(NamedTuple):
-    """The stored names of the embedding tables: source embeddings, target embeddings and output projection, (V, D)."""
+    """The stored names of the embedding tables: source embeddings, target embeddings and output projection."""
 
     source: str
     target: str
@@ -228,7 +228,10 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
 
 
 def _output_bias(family: Family, stored: StoredTensors, *, masked: bool) -> str | None:
-    """Return the stored name of the bias on the logits, (V,), or None if none is stored or all values are zero."""
+    """Return the stored name of the bias on the logits; None if there is none, or if its values are all zero.
+
+    Without a masked language model's head (`masked` is false), a model has no logits and no such bias.
+    """
     present = [name for name in family.output_bias if name in stored.names]
     if not present or not masked:
         return None
@@ -299,7 +302,7 @@ def _wrong_tensors(stored: StoredTensors, *, missing: list[str], unexpected: lis
 
 
 def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
-    """Check that a stored table of sinusoids equals the computed one."""
+    """Raise a TransduceError unless a stored table of sinusoids equals the computed table."""
     names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     for name in (name for name in names if config.positions == "sinusoidal" and name in stored.names):
         table = stored.read(name)

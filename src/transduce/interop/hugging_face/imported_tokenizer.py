@@ -1,8 +1,8 @@
 """Tokenizers imported from other toolkits, and the loader of a model folder's tokenizer, native or imported.
 
 An imported tokenizer segments text as its toolkit does, and maps tokens to the toolkit's ids. An encoded sentence
-consists of leading special tokens (a language tag, a start symbol), its own tokens, and trailing special tokens (mostly
-the end symbol).
+consists of leading special tokens (a language tag, a start symbol), the tokens of its text, and trailing special tokens
+(mostly the end symbol).
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     cutting: TokenizationRecord
     """The algorithm that splits text into tokens."""
     ids: dict[str, int]
-    """The id of each token. No two tokens share an id."""
+    """The id of each token; no two tokens share an id."""
     size: int
     """Number of ids in the model's embedding table, which may exceed the number of tokens."""
     pad_id: int
@@ -54,9 +54,9 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     other_ends: tuple[int, ...] = ()
     """Ids other than the end symbol at which a language model may end a text."""
     keeps_line_feeds: bool = False
-    """Line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
+    """True if line feeds are encoded as ordinary tokens; otherwise the end symbol replaces each line feed."""
     marks: tuple[str, str, str] = SPECIAL_TOKENS
-    """An encoder's tokens for the start of a text, its end, and a masked token."""
+    """An encoder's tokens for the start of a text, the end of a text, and a masked token."""
 
     def __post_init__(self) -> None:
         symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
@@ -187,7 +187,7 @@ class ImportedTokenizerRecord(msgspec.Struct, frozen=True, forbid_unknown_fields
     format_version: int = _FORMAT_VERSION
     source: ImportedVocabularyRecord
     target: ImportedVocabularyRecord | None = None
-    """None if source and target share one vocabulary."""
+    """The target vocabulary; None if source and target share one vocabulary."""
     languages: Languages | None = None
 
 

@@ -40,7 +40,7 @@ _UNKNOWN = "\0unknown\0"
 
 
 class TokenSplitter(Protocol):
-    """A protocol for tokenizers between text and token strings."""
+    """A protocol for converters between text and token strings."""
 
     def split(self, text: str) -> list[str]:
         """Return the tokens of a text, in which added tokens such as `<mask>` are recognized.
@@ -64,7 +64,7 @@ class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     model: bytes
     """The content of the sentencepiece model's file."""
     spaces: Literal["model", "all"] = "model"
-    """`all`: each run of white space is replaced by one space before tokenization."""
+    """Treatment of spaces; `all`: each run of white space is replaced by one space before tokenization."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
         """Build the tokenizer of this sentencepiece model, which recognizes the added tokens `symbols` in a text."""
@@ -83,18 +83,18 @@ class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="byte-level"):
-    """The settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
+    """A record of the settings of byte-level BPE, as in GPT-2, RoBERTa, Llama 3 and Qwen2 (Radford et al. 2019)."""
 
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
     pattern: PatternName = "gpt2"
     """The regular expression that splits text into words; `none`: words are not split."""
     space_first: bool = False
-    """A space is prepended to a text that does not begin with one."""
+    """True if a space is prepended to a text that does not begin with one."""
     whole_words: bool = False
-    """A word in the vocabulary is one token, without merging."""
+    """True if a word in the vocabulary is one token, without merging."""
     composed: bool = False
-    """A text is first normalized to Unicode NFC."""
+    """True if a text is first normalized to Unicode NFC."""
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:
         """Build the byte-level BPE tokenizer of these ids, which recognizes the added tokens `symbols` in a text."""
@@ -113,20 +113,20 @@ class ByteLevelBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="wordpiece"):
-    """The settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
+    """A record of the settings of WordPiece tokenization, as in BERT (Devlin et al. 2019)."""
 
     unknown: str = "[UNK]"
     """The token of a word that cannot be split into known tokens."""
     continuing: str = "##"
     """The prefix of a token that does not begin a word."""
     clean: bool = True
-    """Control characters are removed, and all white space becomes spaces."""
+    """True if control characters are removed and all white space becomes spaces."""
     lowercase: bool = True
-    """A text is lowercased."""
+    """True if a text is lowercased."""
     strip_accents: bool = True
-    """Accents are removed."""
+    """True if accents are removed."""
     chinese: bool = True
-    """Each Chinese character is treated as a word."""
+    """True if each Chinese character is treated as a word."""
     longest_word: int = 100
     """Maximum number of characters of a word; a longer word is unknown."""
 
@@ -154,7 +154,7 @@ class WordPieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="spaced-pairs"):
-    """The settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models.
+    """A record of the settings of character BPE with ▁ for spaces, as in NLLB and the first Llama models.
 
     Earlier versions of this package stored these settings.
     """
@@ -162,13 +162,13 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     merges: tuple[tuple[str, str], ...]
     """Pairs of tokens that become one, in the order in which they were learned."""
     space_first: bool = True
-    """A space is prepended to a text that does not begin with one."""
+    """True if a space is prepended to a text that does not begin with one."""
     split: bool = True
-    """No token extends across a space."""
+    """True if no token extends across a space."""
     collapse: bool = True
-    """Runs of spaces become one space."""
+    """True if runs of spaces become one space."""
     byte_fallback: bool = False
-    """Characters without a token become byte tokens; otherwise a run of them becomes one unknown token."""
+    """True if characters without a token become byte tokens; otherwise a run of them becomes one unknown token."""
     rules: bytes = b""
     """The character map of sentencepiece's normalizer; empty: no normalization."""
 
@@ -203,11 +203,11 @@ class CharacterBpeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class WordListRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="words"):
-    """A list of whole words; all others are unknown."""
+    """A record of a tokenizer whose vocabulary is a list of whole words; all other words are unknown."""
 
     marked: bool = False
-    """Punctuation marks and characters of scripts without spaces are tokens of their own, and ▁ starts a token that
-    follows a space, so that decoding restores the text. If false, spaces separate the tokens.
+    """If true, punctuation marks and characters of scripts without spaces are tokens of their own, and ▁ starts a token
+    that follows a space, so that decoding restores the text. If false, spaces separate the tokens.
     """
 
     def build_splitter(self, ids: Mapping[str, int], symbols: Sequence[Symbol]) -> TokenSplitter:  # noqa: ARG002
@@ -261,7 +261,7 @@ def has_pipeline_step(content: Mapping[str, Any], part: str, kind: str) -> bool:
 
 
 class PipelineTokenSplitter(TokenSplitter):
-    """Implements `TokenSplitter` for the pipeline of a tokenizer.json."""
+    """A converter between text and token strings that runs the pipeline of a tokenizer.json."""
 
     def __init__(self, content: Mapping[str, Any], symbols: Sequence[Symbol]) -> None:
         """Build the tokenizer of a tokenizer.json, which recognizes the added tokens `symbols` in a text.
@@ -367,7 +367,7 @@ def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of the byte-level alphabet: itself if it is printable, else U+0100 and up."""
+    """Return the byte for each character of the byte-level alphabet, in which unprintable bytes are U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -380,7 +380,7 @@ _BYTES = _byte_alphabet()
 
 
 class _SentencePieceSplitter(TokenSplitter):
-    """Implements `TokenSplitter` for a sentencepiece model."""
+    """A converter between text and token strings that uses a sentencepiece model."""
 
     def __init__(self, settings: SentencePieceRecord, symbols: Sequence[Symbol]) -> None:
         """Load the sentencepiece model.
@@ -443,7 +443,7 @@ def _split_word(word: str) -> tuple[str, ...]:
 
 
 class WordSplitter(TokenSplitter):
-    """Implements `TokenSplitter` for lists of whole words."""
+    """A converter between text and token strings for vocabularies of whole words."""
 
     def __init__(self, symbols: Sequence[Symbol], *, marked: bool) -> None:
         self._finder, self._marked = SymbolSplitter(symbols, str), marked

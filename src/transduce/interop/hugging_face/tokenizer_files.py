@@ -70,7 +70,7 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
 def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the contents of the files of a tokenizer that was read from a tokenizer.json of the user's own, by name.
 
-    The result is empty for other tokenizers. An export with these files must be compared with the tokenizer.
+    The result is empty for other tokenizers. The caller must check that the files tokenize like the tokenizer.
     """
     if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.target is not None:
         return {}
@@ -111,10 +111,10 @@ def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequenc
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the tokenizer.json of a vocabulary with tokens of target languages or tags; nothing for other ones.
+    """Return the tokenizer.json, by file name, of a vocabulary with language tokens or tags; else an empty dict.
 
-    A vocabulary that is directed to a language adds its token to each text. With another one, a text may start with
-    `>>cs<< `, which is then the token, whose following space is not part of the text.
+    If the vocabulary has a selected target language, the tokenizer puts the language's token before each text.
+    Otherwise a text may start with a token such as `>>cs<<`; the space after this token is not part of the text.
     """
     if vocabulary.before:
         before = [vocabulary.token(id) for id in vocabulary.before]

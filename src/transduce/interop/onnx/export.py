@@ -18,11 +18,14 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from transduce.errors import import_extra
 from transduce.interop.components import (
     EXPORTABLE,
     MAXIMUM_POSITIONS,
+    ExportedEncoder,
+    ExportedModel,
     Ids,
     check_components,
     decoder_layers_of,
@@ -102,7 +105,7 @@ def build_language_model(model: Decoder) -> Graph:
 def build_encoder_only(model: Encoder) -> Graph:
     """Build the graph of `Encoder.encode` and all heads: `logits` per token, the `pooled` first state, `classes`.
 
-    The classes are those of the text, or labels of each token.
+    `classes` are logits of the text's classes or, in a tagger, of each token's labels.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
@@ -274,17 +277,17 @@ class _Session:
         return dict(zip(self.outputs, self._session.run(None, given), strict=True))
 
     def empty_cache(self, rows: int, given: Mapping[str, Any]) -> Arrays:
-        """Return caches of length 0 for the graph's `past_` inputs that are not in `given`."""
+        """Return KV caches of length 0 for the graph's `past_` inputs that are not in `given`, for a number of rows."""
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
     def padded(self, rows: Ids) -> NDArray[np.int64]:
-        """Return the rows as one array, padded at the right."""
+        """Return the rows of token ids as one array, (rows, longest row), padded at the right."""
         width = max(map(len, rows))
         return np.array([[*row, *[self.pad_id] * (width - len(row))] for row in rows], dtype=np.int64)
 
     def best(self, logits: NDArray[Any], *forbidden: int) -> NDArray[np.int64]:
-        """Return the most probable allowed token of each row, (B, V) to (B, 1); padding and `never` are excluded."""
+        """Return the best token of each row, (rows, vocabulary) to (rows, 1), except padding and `forbidden` ones."""
         allowed = logits.copy()
         allowed[:, sorted({self.pad_id, *forbidden} - {self.eos_id})] = -np.inf
         token: NDArray[np.int64] = allowed.argmax(axis=-1)[:, None]
@@ -307,8 +310,8 @@ def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
     return normalized
 
 
-class OnnxModel:
-    """Implements `ExportedModel` for an encoder–decoder model in ONNX, a Transformer or a recurrent network."""
+class OnnxModel(ExportedModel):
+    """An encoder–decoder in ONNX (a Transformer or a recurrent network), which onnxruntime runs."""
 
     def __init__(self, folder: Path, *, threads: int, forced: Sequence[int] = ()) -> None:
         """Open both graphs of a folder; `forced` are the ids with which every translation begins."""
@@ -325,9 +328,10 @@ class OnnxModel:
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 
     def decode(self, target_ids: NDArray[np.int64], memory: Arrays, known: Arrays) -> tuple[NDArray[Any], Arrays]:
-        """Return the logits (B, T, V) after these tokens (B, T), and the extended cache.
+        """Return the logits after new target tokens, (B, T) to (B, T, vocabulary), and the extended KV cache.
 
-        A graph that accepts one token per call, such as a recurrent one, is called T times.
+        `memory` has the results of `encode`, and `known` has the cache of the previous tokens. A graph
+        that accepts one token per call, such as a recurrent model's, is called T times.
         """
         tokens_per_call = target_ids.shape[1] if self._decoder.inputs["target_ids"][1] != 1 else 1
         logits = []
@@ -339,16 +343,16 @@ class OnnxModel:
             logits.append(outputs["logits"])
         return np.concatenate(logits, axis=1), known
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol."""
         inputs = self._decoder.padded([[self._decoder.start_id, *row] for row in targets])
         logits, _ = self.decode(inputs, self.encode(sources), self.empty_caches(len(sources)))
         log_probs = _log_softmax(logits)
         labels = [[*target, self._decoder.eos_id] for target in targets]
         return [log_probs[row, range(len(ids)), ids].tolist() for row, ids in enumerate(labels)]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids of each source's translation by greedy search, at most `max_tokens` of them."""
         decoder, memory, cache = self._decoder, self.encode(sources), self.empty_caches(len(sources))
         newest = np.array([[decoder.start_id, *self._forced]] * len(sources), dtype=np.int64)
         written = newest[:, 1:]
@@ -359,8 +363,8 @@ class OnnxModel:
         return decoder.until_end(written)
 
 
-class OnnxLanguageModel:
-    """Implements `ExportedModel` for a decoder-only language model."""
+class OnnxLanguageModel(ExportedModel):
+    """A decoder-only language model in ONNX, which onnxruntime runs."""
 
     def __init__(self, folder: Path, *, threads: int, forbidden_tokens: int) -> None:
         """Open the graph of a folder.
@@ -373,18 +377,16 @@ class OnnxLanguageModel:
     def decode(
         self, ids: NDArray[np.int64], positions: NDArray[np.int64], known: Arrays
     ) -> tuple[NDArray[Any], Arrays]:
-        """Return the logits (B, T, V) after tokens (B, T), and the extended cache.
+        """Return the logits after new tokens, (B, T) to (B, T, vocabulary), and the extended KV cache.
 
-        `positions` (B, L) are those of all tokens so far, with -1 in padding.
+        `positions`, (B, L), are those of all L tokens so far, with -1 in padding; `known` is the cache of earlier
+        tokens.
         """
         outputs = self._graph.run({"ids": ids, "positions": positions, **known})
         return outputs["logits"], _cache_from(outputs)
 
+    @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        """Return the log-probabilities, in nats, of each target's tokens followed by the end symbol.
-
-        Each target continues the prompt with the same index in `sources`.
-        """
         prompts = [[self._graph.start_id, *row] for row in sources]
         rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
         logits, _ = self.decode(self._graph.padded(rows), _positions(rows), self._graph.empty_cache(len(rows), {}))
@@ -394,8 +396,8 @@ class OnnxLanguageModel:
             for number, (prompt, row, target) in enumerate(zip(prompts, rows, targets, strict=True))
         ]
 
+    @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        """Return the token ids with which greedy search continues each prompt, at most `max_tokens` of them."""
         graph = self._graph
         prompts = [[graph.start_id, *row] for row in sources]
         lengths, positions = np.array([[len(row)] for row in prompts]), _positions(prompts)
@@ -411,19 +413,19 @@ class OnnxLanguageModel:
 
 
 def _positions(rows: Ids) -> NDArray[np.int64]:
-    """Return the position of each token, and -1 in padding."""
+    """Return each token's position in its row, and -1 in padding, (rows, longest row)."""
     width = max(map(len, rows))
     return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)
 
 
-class OnnxEncoder:
-    """Implements `ExportedEncoder` for an ONNX graph."""
+class OnnxEncoder(ExportedEncoder):
+    """An encoder in ONNX, which onnxruntime runs."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
         self._graph = _Session(folder / MODEL, threads)
 
+    @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        """Compute the encoder's outputs and return them by name, one array per row without padding."""
         inputs = {"ids": self._graph.padded(rows)}
         if "token_types" in self._graph.inputs:
             width = inputs["ids"].shape[1]

@@ -194,15 +194,15 @@ class Context(NamedTuple):
     """Inputs that the self-attention of all layers of a stack shares, as in `model.layers.StackPositions`."""
 
     bias: str
-    """A bias on the attention scores, broadcastable to (B, H, T, L)."""
+    """A bias on the attention scores, broadcastable to (batch, heads, queries, keys)."""
     rotation: tuple[str, str] | None
-    """Cosines and sines, (B or 1, 1, T, K / 2) each."""
+    """Cosines and sines of rotary positions, (batch or 1, 1, positions, head width / 2) each."""
     interleaved: bool
-    """Rotated pairs are (2i, 2i + 1) instead of (i, i + K / 2)."""
+    """True if rotary positions rotate the pairs of dimensions (2i, 2i + 1) instead of (i, i + head width / 2)."""
 
 
 class KeysAndValues(NamedTuple):
-    """The names of an attention's keys (B, G, L, K) and values (B, G, L, V) in the graph."""
+    """The names of an attention's keys and values, (batch, key/value heads, positions, width) each, in the graph."""
 
     keys: str
     values: str
@@ -250,7 +250,7 @@ def build_activation(graph: Graph, x: str, name: str) -> str:
 
 
 def build_feed_forward(graph: Graph, x: str, layer: FeedForward | GatedFeedForward, config: ModelConfig) -> str:
-    """Add a plain or gated feed-forward network to the graph: (B, T, D) to (B, T, D)."""
+    """Add a plain or gated feed-forward network to the graph: (batch, tokens, d_model) to the same shape."""
     inner = build_linear(graph, x, linear_weights(layer.inner))
     if isinstance(layer, GatedFeedForward):
         gate, linear = graph.split(inner, [config.d_ff, config.d_ff])
@@ -270,12 +270,12 @@ def build_embedding(
     *,
     token_types: str | None = None,
 ) -> str:
-    """Add an embedding with its scale, positions, token types and norm: ids (B, T) to vectors (B, T, D).
+    """Add an embedding with its scale, positions, token types and norm: ids (B, T) to (B, T, d_model).
 
     Args:
         graph: the graph to extend.
-        ids: (B, T).
-        positions: (B or 1, T).
+        ids: token ids, (B, T).
+        positions: the position of each token, (B or 1, T).
         embedding: the module to convert.
         weight: the embedding matrix.
         config: the model's configuration.
@@ -314,7 +314,7 @@ def build_self_attention(
     """Add a self-attention over the cached and current positions.
 
     Returns:
-        The output (B, T, D), and all keys and values.
+        The output, (batch, tokens, d_model), and all keys and values.
     """
     query, key, value = graph.split(build_linear(graph, x, linear_weights(attention.projection)), attention.widths)
     query, key = _heads(graph, query, attention.d_k), _heads(graph, key, attention.d_k)
@@ -328,7 +328,7 @@ def build_self_attention(
 
 
 def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
-    """Add the projections of the encoder output, (B, S, D), to keys and values."""
+    """Add the projections of the encoder output, (batch, source length, d_model), to keys and values."""
     projections = attention_projections(attention)
     keys, values = (build_linear(graph, memory, part) for part in (projections.key, projections.value))
     return KeysAndValues(_heads(graph, keys, attention.d_k), _heads(graph, values, attention.d_v))
@@ -337,7 +337,7 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
 def build_memory_attention(
     graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
 ) -> str:
-    """Add the cross-attention to the encoder output to the graph: (B, T, D) to (B, T, D)."""
+    """Add the cross-attention to the encoder output to the graph: (batch, tokens, d_model) to the same shape."""
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
     return _attend(graph, query, memory, attention, bias)
 
@@ -347,7 +347,7 @@ def _heads(graph: Graph, x: str, width: int) -> str:
 
 
 def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
-    """Add rotary position encoding, as in `model.positions.Rotation.apply`: (B, H, T, K) to (B, H, T, K)."""
+    """Add rotary position encoding of queries or keys, (batch, heads, tokens, width), as `model.positions.Rotation`."""
     if context.rotation is None:
         return x
     cosine, sine = context.rotation
@@ -367,7 +367,7 @@ def _rotate(graph: Graph, x: str, context: Context, width: int) -> str:
 
 
 def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHeadAttention, bias: str) -> str:
-    """Add an attention with the concatenation and projection of its heads: (B, H, T, K) to (B, T, D)."""
+    """Add an attention and its output projection: queries (batch, heads, tokens, width) to (batch, tokens, d_model)."""
     shared = KeysAndValues(*(_share(graph, each, attention) for each in cache))
     heads = build_attention(graph, query, shared, attention.score, attention.d_k, bias)
     joined = graph.reshape(graph.transpose(heads, 0, 2, 1, 3), 0, 0, -1)  # (B, H, T, V) -> (B, T, H × V)
@@ -377,15 +377,15 @@ def _attend(graph: Graph, query: str, cache: KeysAndValues, attention: MultiHead
 def build_attention(
     graph: Graph, query: str, known: KeysAndValues, score: ScoredAttention | None, width: int, bias: str | None
 ) -> str:
-    """Add softmax(scores + bias) V: (B, H, T, K) to (B, H, T, V).
+    """Add softmax(scores + bias) × values to the graph, and return the name of the result, (B, H, T, value width).
 
     Args:
         graph: the graph to extend.
-        query: (B, H, T, K).
+        query: the queries of H heads at T positions, (B, H, T, width).
         known: keys and values with as many heads as the queries.
-        score: the score function; None: the scaled dot product of equation (1).
-        width: K.
-        bias: masks keys, broadcastable to (B, H, T, L); None: no key is masked.
+        score: the score function; None: the scaled dot product.
+        width: the number of dimensions of a query or key.
+        bias: masks keys, broadcastable to (B, H, T, number of keys); None: no key is masked.
     """
     scores = _scores(graph, query, known.keys, score, width)
     if bias is not None:
@@ -408,7 +408,7 @@ def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
 
 
 def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, width: int) -> str:
-    """Add the attention scores before the bias, (B, H, T, L), as in `model.attention.ScoredAttention`."""
+    """Add the attention scores before the bias, (batch, heads, queries, keys), as `model.attention.ScoredAttention`."""
     scale = width**-0.5
     if score is not None and score.vector is not None:
         pairs = graph.apply("Add", graph.unsqueeze(query, 3), graph.unsqueeze(keys, 2))  # (B, H, T, L, K)
@@ -478,7 +478,7 @@ def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
 
 
 def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
-    """Add the vocabulary projection to the graph: (B, T, D) to logits (B, T, V).
+    """Add the vocabulary projection to the graph: (batch, tokens, d_model) to logits (batch, tokens, vocabulary).
 
     A tied matrix is the embeddings' constant, transposed in the graph.
     """
@@ -500,14 +500,14 @@ def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
 
 
 def add_inputs(graph: Graph, names: tuple[str, str], number: int, shapes: Shapes) -> KeysAndValues:
-    """Add inputs for the keys and values of layer `number`, and return their names."""
+    """Add graph inputs for the keys and values of layer `number`; `names` are the inputs' names without a number."""
     return KeysAndValues(
         *(graph.add_input(f"{name}.{number}", np.float32, shape) for name, shape in zip(names, shapes, strict=True))
     )
 
 
 def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], number: int, shapes: Shapes) -> None:
-    """Add outputs for the keys and values of layer `number`."""
+    """Add graph outputs for the keys and values of layer `number`; `names` are their names without the number."""
     for value, name, shape in zip(values, names, shapes, strict=True):
         graph.add_output(value, f"{name}.{number}", np.float32, shape)
 
@@ -521,7 +521,7 @@ def build_bias(graph: Graph, allowed: str) -> str:
 
 
 def key_mask(graph: Graph, present: str) -> str:
-    """Add a reshape of a key mask (B, L) to (B, 1, 1, L), so that it broadcasts over heads and queries."""
+    """Add a reshape of a key mask, (batch, keys) to (batch, 1, 1, keys), which broadcasts over heads and queries."""
     return graph.unsqueeze(present, 1, 2)
 
 
@@ -534,9 +534,9 @@ def build_context(
         graph: the graph to extend.
         stack: the position modules of the encoder or decoder.
         config: the model's configuration.
-        queries: positions of the queries, (B or 1, T).
-        keys: positions of the keys, (B or 1, L).
-        present: a boolean mask of the keys that are not padding, (B, L); None: no key is padding.
+        queries: positions of the queries, (batch or 1, queries).
+        keys: positions of the keys, (batch or 1, keys).
+        present: a boolean mask of the keys that are not padding, (batch, keys); None: no key is padding.
     """
     distance = graph.apply("Sub", graph.unsqueeze(keys, 1, 2), graph.unsqueeze(queries, 1, 3))  # (B or 1, 1, T, L)
     masks = [] if present is None else [key_mask(graph, present)]
@@ -558,7 +558,7 @@ def build_context(
 
 
 def _relative_bias(graph: Graph, relative: RelativePositions, distance: str) -> str:
-    """Look up T5's bias for distances between keys and queries: (B or 1, 1, T, L) to (B or 1, H, T, L)."""
+    """Look up T5's bias for distances from queries to keys, (batch or 1, 1, queries, keys), for each head (axis 1)."""
     max_distance = relative.max_distance
     clipped = graph.apply("Clip", distance, graph.integer(-max_distance), graph.integer(max_distance))
     row = graph.apply("Add", clipped, graph.integer(max_distance))

@@ -36,12 +36,12 @@ _LSTM_ORDER, _GRU_ORDER = (0, 3, 1, 2), (1, 0, 2)
 
 
 class _State(NamedTuple):
-    """The recurrent state of one layer, as names of graph values of shape (B, D)."""
+    """The recurrent state of one layer, as names of graph values of shape (batch, width)."""
 
     hidden: str
     cell: str | None = None
     states: str | None = None
-    """All past hidden states, concatenated with the cells in an LSTM, (B, t, D or 2 D)."""
+    """All past hidden states, (batch, steps, width); with an LSTM's cells appended, (batch, steps, 2 × width)."""
     average: str | None = None
 
     def named(self) -> Iterator[tuple[str, str]]:
@@ -81,7 +81,7 @@ def build_recurrent_encoder(model: Recurrent) -> Graph:
 
 
 def _build_encoder_layer(graph: Graph, x: str, lengths: str, layer: RecurrentEncoderLayer) -> tuple[str, str]:
-    """Add an encoder layer; return its states (S, B, D), and each direction's last state, concatenated (B, D)."""
+    """Add an encoder layer; return its states, (length, batch, width), and the last states, (batch, width)."""
     directions = [_build_cells(graph, x, layer.ahead, lengths=lengths)]
     if layer.back is not None:
         directions.append(_build_cells(graph, x, layer.back, lengths=lengths, direction="reverse"))
@@ -92,7 +92,7 @@ def _build_encoder_layer(graph: Graph, x: str, lengths: str, layer: RecurrentEnc
 
 
 def _build_mean(graph: Graph, memory: str, present: str) -> str:
-    """Add the mean over positions that are not padding: (B, S, D) to (B, D)."""
+    """Add the mean over positions that are not padding: (batch, length, width) to (batch, width)."""
     weights = graph.cast(present, np.float32)  # (B, S)
     total = graph.apply("MatMul", graph.unsqueeze(weights, 1), memory)  # (B, 1, D)
     count = graph.apply("ReduceSum", weights, graph.integers(1))  # (B, 1)
@@ -169,7 +169,7 @@ class _MemoryAttention:
         self.known = KeysAndValues(graph.unsqueeze(keys, 1), graph.unsqueeze(memory, 1))  # (B, 1, S, D) each
 
     def build(self, state: str) -> str:
-        """Add the attention of the decoder's state to the encoder output: (B, D) to (B, D)."""
+        """Add the attention of the decoder's state to the encoder output: (batch, width) to the same shape."""
         query = self.attention.query
         query_state = build_linear(self.graph, state, linear_weights(query)) if isinstance(query, nn.Linear) else state
         query_state = self.graph.unsqueeze(query_state, 1, 2)  # (B, 1, 1, D)
@@ -191,7 +191,7 @@ def _add_state(graph: Graph, layer: RecurrentDecoderLayer, number: int, width: i
 
 
 def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _State) -> tuple[str, _State]:
-    """Add one step of a layer: (B, input width) to (B, D); return its output and the new state."""
+    """Add one step of a decoder layer: (batch, input width) to (batch, width); return its output and the new state."""
     if layer.past_attention is None or state.states is None or state.average is None:
         _, new_state = _build_cells(graph, graph.unsqueeze(x, 0), layer.cells, state=state)
         return new_state.hidden, new_state
@@ -208,7 +208,7 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
 
 
 def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State) -> str:
-    """Add `PastAttention`, the attention to past states: a weighted average of these states, (B, D or 2 D)."""
+    """Add `PastAttention`, the attention to past states: a weighted average of these states (batch, …)."""
     assert state.states is not None
     assert state.average is not None
     query = graph.apply(
@@ -240,14 +240,14 @@ def _build_cells(
 
     Args:
         graph: the graph to extend.
-        x: inputs, (S, B, input width).
+        x: inputs, (length, batch, input width).
         cells: PyTorch's LSTM or GRU.
-        lengths: lengths of the sentences, (B,), int32; empty: no sentence is padded.
+        lengths: lengths of the sentences, (batch,), int32; empty: no sentence is padded.
         direction: "forward", or "reverse" to run from each sentence's end.
         state: the initial state; None: zero.
 
     Returns:
-        All states, (S, B, H), and the last state.
+        All states, (length, batch, hidden size), and the last state.
     """
     has_cell = isinstance(cells, nn.LSTM)
     order = _LSTM_ORDER if has_cell else _GRU_ORDER
@@ -279,7 +279,7 @@ def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add one past state of a layer as a cache entry: (B, 1, D), or (B, 1, 2 D) with an LSTM's cell."""
+    """Add a layer's past state as a cache entry, (batch, 1, width), or with an LSTM's cell, (batch, 1, 2 × width)."""
     joined = hidden if cell is None else graph.apply("Concat", hidden, cell, attributes={"axis": -1})
     return graph.unsqueeze(joined, 1)
 

@@ -340,7 +340,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def reopen(self, settings: Settings, folder: Path) -> C:
-        """Open the corpus that `prepare` wrote to a run's folder; the settings are complete.
+        """Open the corpus that `prepare` wrote to a run's folder, for a run that resumes with complete settings.
 
         Raises:
             TransduceError: the corpus is damaged, or differs from the one that the run started with.
@@ -500,7 +500,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement, step: int | None) -> Outcome:
-        """Report the quality of the best model, once it is in the run's folder.
+        """Measure the best model, which is in the run's folder, and return its quality and final documents.
 
         Args:
             corpus: the run's corpus.

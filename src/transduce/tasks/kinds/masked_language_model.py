@@ -419,7 +419,7 @@ class MaskedLanguageModel(EncoderChoices, TextKind):
         return task
 
     def adapt_model(self, config: ModelConfig, corpus: TaskCorpus, task: TaskSettings) -> ModelConfig:  # noqa: ARG002
-        """Return the configuration unchanged, and check the base model's classes.
+        """Return the configuration unchanged, and check that it predicts next sentences exactly if the task does.
 
         Raises:
             TransduceError: the base model classifies texts, or contradicts `task.next_sentence`.

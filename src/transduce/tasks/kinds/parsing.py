@@ -101,7 +101,7 @@ class Parsing(Translation):
     unused_filters = ("max_length_ratio", "drop_identical")
 
     def check(self, settings: Settings) -> None:
-        """Refuse settings that parsing does not use, and the F1 of parses where no dev sentence is parsed.
+        """Refuse settings that parsing does not use, and selection by F1 if no dev sentence is parsed.
 
         Raises:
             TransduceError: a setting has no meaning for parsing, or contradicts another.

@@ -69,17 +69,19 @@ from transduce.training.settings import BestBy
 
 # If this many sentences are all translated exactly, at most 3 % of all sentences are wrong (95 % confidence).
 _MANY_SENTENCES = 100
-_BEAM_TIME = 1.1  # beam search and loading, in the time of a validation of as many sentences, which decodes greedily
-# The time of a token's loss and of a token's greedy search, in that of a token in training.
+# The time of loading a model and of beam search, relative to a validation of as many sentences with greedy search.
+_BEAM_TIME = 1.1
+# The time of computing a token's loss, and of its greedy search, relative to training on it.
 _LOSS_COST, _SEARCH_COST = 0.35, 1.5
-_SHORT = 0.7  # the length of translations, in that of their references
-# Models of so few pairs often leave words out. Then a coverage penalty is tried, Wu et al.'s 0.2, which takes more time
-# than the usual search. These pairs and dev sentences are of each direction, and brevity is BLEU's penalty.
+# If translations are shorter than this, relative to their references, the time of a validation says little.
+_SHORT = 0.7
+# Models of so few pairs, in each direction, often leave words out. If there are enough dev sentences and BLEU's brevity
+# penalty is below the limit, a coverage penalty is tried (Wu et al. 2016), whose search takes more time.
 _FEW_PAIRS, _MIN_CHOOSING_SENTENCES, _FULL_LENGTH = 20_000, 100, 0.95
 _COVERAGE_PENALTY, _COVERAGE_TIME = 0.2, 12.0
 _MIN_CHRF_GAIN, _MAX_BLEU_LOSS = 0.5, 0.5
 _PROFILE_PAIRS = 10_000  # half a million characters suffice to distinguish languages
-_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # runs of lines, spread over the corpus, and lines in each
+_MEASURED_RUNS, _MEASURED_LINES = 100, 100  # number of samples, spread over the corpus, and lines in each
 
 
 def target_input(target: Tensor, start_id: int) -> Tensor:

@@ -336,7 +336,7 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
 
 
 def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
-    """Log the languages of translations, by which BLEU tokenizes.
+    """Log the source and target language; the target language selects BLEU's tokenizer.
 
     Args:
         settings: the user's settings.
@@ -552,7 +552,7 @@ def _resolve_kernels(training: TrainingSettings, machine: Machine, choice_log: C
 
 
 def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the log of choices which backend will decode the model, and why no faster one does."""
+    """Add to the choice log which backend will decode with the model, and why no faster one does."""
     if config.kind not in ("transformer", "decoder"):
         return
     with torch.device("meta"):
@@ -606,7 +606,7 @@ _PLACEHOLDER_SIZE = 1 << 15  # placeholder vocabulary size
 def preflight(
     kind: TaskKind[C], settings: Settings, machine: Machine, choice_log: ChoiceLog
 ) -> tuple[Settings, ModelFolder[Model] | None]:
-    """Check settings that no corpus could make valid, and complete them from the base model.
+    """Check settings up front, as far as that is possible without text, and complete them from the base model.
 
     Args:
         kind: the task.

@@ -94,7 +94,7 @@ from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 from transduce.ui_language import column, localized
 
-# --- detection of trouble ---
+# --- safeguards ---
 # Largest batches, readable batches, and the run's environment.
 
 
@@ -500,7 +500,7 @@ def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> TrainResult:
-    """Train to the end, and print a forecast after the first steps."""
+    """Train a run to its end, with a forecast printed after the first steps, and return how it ended."""
     trainer = _open_trainer(run, resolved, corpus)
 
     def say_forecast(step_seconds: float) -> None:

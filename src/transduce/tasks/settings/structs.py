@@ -170,7 +170,7 @@ class DirectionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def schedule(self) -> Schedule | None:
-        """The points of the corpus's share over the run; None: a part of the rest."""
+        """The corpus's share over the run as points (fraction of the run, share); None: the corpus has no share."""
         return ((0.0, self.share),) if isinstance(self.share, float | int) else self.share
 
     @property
