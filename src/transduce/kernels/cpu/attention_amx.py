@@ -191,9 +191,7 @@ class AmxHead(HeadAddresses):
             square += [ir.Constant(k.ints, None)] * (k.lanes - count)
             for n, vector in enumerate(transpose(k, square)):
                 if count < k.lanes:
-                    vector = k.build.shuffle_vector(
-                        vector, vector, ir.Constant(ir.VectorType(I32, count), list(range(count)))
-                    )
+                    vector = k.shuffle(vector, vector, range(count))
                 k.store(vector, k.element_pointer(scratch.transposed, k.add(k.mul(row, n), start), I32))
 
         with k.loop(0, whole_pairs, k.lanes) as start:
@@ -391,7 +389,7 @@ class _Contexts(AmxHead):
         for half in range(2):
             start = half * k.lanes // 2
             order = [n // 2 + start + n % 2 * k.lanes for n in range(k.lanes)]
-            values = k.build.shuffle_vector(greatest, inverse, ir.Constant(k.ints, order))
+            values = k.shuffle(greatest, inverse, order)
             offset = k.mul(k.add(first, start), 2)
             inside = self.fewer_than(k.mul(k.add(count, -start), 2))
             k.store_float32_as(values, self.start_of_sums(), offset, F32, mask=inside)
@@ -473,8 +471,7 @@ class _Gradients(AmxHead):
                 self.fewer_than(k.mul(k.add(remaining, -start), 2)),
             )
             halves.append(k.load_as_float32(self.start_of_sums(), offset, F32, mask=inside))
-        orders = (ir.Constant(k.ints, [2 * n + which for n in range(k.lanes)]) for which in range(2))
-        greatest, inverse = (k.build.shuffle_vector(*halves, order) for order in orders)
+        greatest, inverse = (k.shuffle(*halves, range(which, 2 * k.lanes, 2)) for which in range(2))
         return greatest, inverse
 
     def _store_score_gradients(self, limit: Value, column: Value, mean: Value) -> None:

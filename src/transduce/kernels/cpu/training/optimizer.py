@@ -637,7 +637,6 @@ class OrthogonalizeEmitter:
         """
         k = self.k
         block_rows, kind = 2 * k.lanes, ir.VectorType(I16, k.lanes)
-        order = ir.Constant(ir.VectorType(I32, block_rows), list(range(block_rows)))
         with k.function("transposed", *[I64] * 6) as (matrix, out, rows, columns, thread, threads):
             first, last = k.thread_range(k.build.sdiv(rows, k.int64(block_rows)), thread, threads)
             each_row = k.loop(k.mul(first, block_rows), k.mul(last, block_rows), block_rows)
@@ -649,7 +648,7 @@ class OrthogonalizeEmitter:
                 for n, pair in enumerate(zip(*halves, strict=True)):
                     low, high = (k.build.trunc(vector, kind) for vector in pair)
                     target = k.element_pointer(k.pointer(out), k.add(k.mul(k.add(column, n), rows), row), I16)
-                    k.store(k.build.shuffle_vector(low, high, order), target)
+                    k.store(k.shuffle(low, high, range(block_rows)), target)
             k.barrier(threads)
 
 
