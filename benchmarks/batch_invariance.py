@@ -27,8 +27,8 @@ from emulated_bf16 import Emulation
 from report import Row, machine, parser, report
 
 from transduce.demonstration.run import demo
-from transduce.inference.batch_invariance import padded_length
 from transduce.inference.load import open_translator
+from transduce.inference.scorers import padded_length
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Hypothesis
 from transduce.search.settings import SearchSettings

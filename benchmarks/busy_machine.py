@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from transduce.kernels.cpu.decoding.search import NativeSearch
-from transduce.kernels.cpu.jit import threads as threads_module
+from transduce.kernels.cpu.jit import compiler as threads_module
 from transduce.kernels.select import quantize, start_fast
 from transduce.model.backend import SearchBounds
 from transduce.model.config import ModelConfig

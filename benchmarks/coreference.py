@@ -20,7 +20,7 @@ from report import Row, machine, mean, parser, report
 from transduce.inference.load import load
 from transduce.inference.translator import Translator
 from transduce.inspection.coreference import pronoun_attention
-from transduce.inspection.pronouns import PronounPair
+from transduce.inspection.sentence_view import PronounPair
 
 
 class Side(NamedTuple):

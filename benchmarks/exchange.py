@@ -55,9 +55,7 @@ from transduce.interop.hugging_face.export import (
 )
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, write_onnx
 from transduce.model.build import Model
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings

@@ -20,9 +20,7 @@ from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
 from transduce.model.build import AnyModel, build_any_model
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.process_environment import keep_freed_memory
 from transduce.tasks.kinds.language_model import LanguageModelTask

@@ -20,8 +20,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
 )
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
 from transduce.kernels.select import has_kernels
-from transduce.model.decoder import Decoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 from transduce.model_folder.load import load_model_at
 from transduce.model_folder.read import read_any_model_folder
 from transduce.model_folder.tensor_files import MappedTensors

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from transduce.model.build import Model, build_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Decoder, Encoder
 from transduce.search.greedy import greedy_search
 from transduce.training.events import ProgressDisplay
 from transduce.training.loop import Trainer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transduce.model.build import Model
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 
 
 class Variant(NamedTuple):

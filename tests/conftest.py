@@ -188,7 +188,7 @@ def threads(request: pytest.FixtureRequest) -> None:
 def every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the kernels divide even the smallest decoding step among all threads, even if other processes use cores."""
     threads_module = pytest.importorskip(
-        "transduce.kernels.cpu.jit.threads", reason="llvmlite is not installed", exc_type=ImportError
+        "transduce.kernels.cpu.jit.compiler", reason="llvmlite is not installed", exc_type=ImportError
     )
     monkeypatch.setattr(threads_module, "_THREAD_WORK", 1)
     monkeypatch.setattr(threads_module, "_MIN_SHARE", 0.0)

@@ -50,11 +50,17 @@ if TYPE_CHECKING:
     from transduce.inspection.installation import InstallReport, check_install
     from transduce.inspection.interventions import Head, Intervention, intervene, replace_word
     from transduce.inspection.probing import Probing, probe
-    from transduce.inspection.pronouns import PronounAttention, PronounPair
     from transduce.inspection.recorder import HookPoint, Recording, hook_points, record_activations
     from transduce.inspection.sentence import inspect_sentence as inspect
     from transduce.inspection.sentence import inspect_text
-    from transduce.inspection.sentence_view import Inspection, InspectionPage, TextInspection, TextInspectionPage
+    from transduce.inspection.sentence_view import (
+        Inspection,
+        InspectionPage,
+        PronounAttention,
+        PronounPair,
+        TextInspection,
+        TextInspectionPage,
+    )
     from transduce.interop.tutorials import TutorialNames, import_tutorial
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
@@ -277,8 +283,8 @@ _DEFINED_IN = {
     "Parse": "transduce.inference.parser",
     "Parser": "transduce.inference.parser",
     "PreparationReport": "transduce.tasks.preparing",
-    "PronounAttention": "transduce.inspection.pronouns",
-    "PronounPair": "transduce.inspection.pronouns",
+    "PronounAttention": "transduce.inspection.sentence_view",
+    "PronounPair": "transduce.inspection.sentence_view",
     "QualityWarning": "transduce.inference.quality_estimation",
     "QuantizeReport": "transduce.model_folder.upkeep",
     "Int8Comparison": "transduce.model_folder.weight_cache",

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from transduce.errors import TransduceError
 from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
-from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import DecodingState
+from transduce.model.transformer import Decoder, DecodingState, Encoder
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.state import NativeState

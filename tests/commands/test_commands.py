@@ -331,7 +331,7 @@ def test_memory_that_runs_out_is_one_sentence(capsys: Capture, monkeypatch: pyte
         torch.empty(1 << 60, dtype=torch.uint8)
         return 0
 
-    monkeypatch.setattr("transduce.commands.doctor.run", exhausted)
+    monkeypatch.setattr("transduce.commands.checks.run_doctor", exhausted)
     assert main(["doctor", "models/large"]) == 2
     assert capsys.readouterr().err.startswith("transduce: Memory ran out: use a smaller model, ")
 

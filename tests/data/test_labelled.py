@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from transduce.data.labelled import LabeledPlan, LabeledTexts
-from transduce.text.special_tokens import SpecialTokens
+from transduce.data.batches import LabeledPlan, LabeledTexts
+from transduce.text.vocabulary import SpecialTokens
 
 MARKS = SpecialTokens(cls=3, sep=4, mask=5)
 TEXTS = 100

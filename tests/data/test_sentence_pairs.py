@@ -13,7 +13,7 @@ from transduce.data.sentence_pairs import (
     SentenceStore,
 )
 from transduce.errors import TransduceError
-from transduce.text.special_tokens import SpecialTokens
+from transduce.text.vocabulary import SpecialTokens
 
 MARKS = SpecialTokens(cls=3, sep=4, mask=5)
 EOS, FIRST = 1, 10

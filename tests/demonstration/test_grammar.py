@@ -14,7 +14,27 @@ import msgspec
 import pytest
 
 from transduce.demonstration import clauses, lexicon
-from transduce.demonstration.clauses import Action, declarative, whether
+from transduce.demonstration.clauses import (
+    NOTHING,
+    NOUNS,
+    PRONOMINALS,
+    Action,
+    Nominal,
+    Phrase,
+    a_subject,
+    article,
+    bare,
+    counted,
+    declarative,
+    demonstrative,
+    how_many,
+    many,
+    owned,
+    phrase,
+    somebody,
+    swap,
+    whether,
+)
 from transduce.demonstration.grammar import (
     MAX_CHARACTERS,
     MIN_COOCCURRENCES,
@@ -28,24 +48,6 @@ from transduce.demonstration.grammar import (
     generate,
     greeting,
     pair_of,
-)
-from transduce.demonstration.nominals import (
-    NOTHING,
-    NOUNS,
-    PRONOMINALS,
-    Nominal,
-    Phrase,
-    a_subject,
-    article,
-    bare,
-    counted,
-    demonstrative,
-    how_many,
-    many,
-    owned,
-    phrase,
-    somebody,
-    swap,
 )
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

@@ -9,7 +9,7 @@ from transduce.inference.generator import ContinuousGeneration, Generation, Gene
 from transduce.inference.scorers import ContinuingScorer
 from transduce.kernels.select import decoded_model, make_inference_copy
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
+from transduce.model.transformer import Decoder
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.corpus import Pair

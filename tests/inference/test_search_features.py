@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import BatchInvariantScorer, padded_length
 from transduce.inference.batching import pad
 from transduce.inference.load import open_translator
 from transduce.inference.phrases import ForbiddenTexts, tokenize_phrase
-from transduce.inference.scorers import TransformerScorer
+from transduce.inference.scorers import BatchInvariantScorer, TransformerScorer, padded_length
 from transduce.inference.translation import GrowingText, Translation
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder

@@ -27,8 +27,8 @@ from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.special_tokens import SPECIAL_TOKENS
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SPECIAL_TOKENS
 from transduce.ui_language_choice import use_ui_language
 
 LINES = ["the cat sat on the mat.", "the dog ran to the bank.", "a cat saw a dog.", "the river has a bank."]

@@ -13,15 +13,14 @@ from transduce.inference.translator import Translator
 from transduce.inspection import coreference
 from transduce.inspection.attention import attention_maps
 from transduce.inspection.coreference import pronoun_attention
-from transduce.inspection.pronouns import PronounAttention, PronounPair
+from transduce.inspection.sentence_view import PronounAttention, PronounPair
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Decoder, Encoder
 from transduce.text.corpus import Pair
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.special_tokens import SPECIAL_TOKENS
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SPECIAL_TOKENS
 
 WORDS = ("The", "animal", "didn't", "cross", "the", "street", "because", "it", "was", "tired", ".")
 SENTENCE = "The animal didn't cross the street because it was tired."

@@ -11,9 +11,8 @@ from transduce.inspection.recorder import hook_points, record_activations
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.series import SeriesTransformer
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 
 SIZES: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 3}
 IDS: dict[str, Any] = {"source_vocabulary_size": 30, "target_vocabulary_size": 30}

@@ -23,8 +23,8 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.write import write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.special_tokens import SPECIAL_TOKENS
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SPECIAL_TOKENS
 
 MakeModel = Callable[..., Model]
 MakeTranslator = Callable[..., Translator]

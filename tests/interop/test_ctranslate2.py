@@ -20,7 +20,7 @@ from transduce.interop.ctranslate2 import (
 )
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
-from transduce.model.decoder import Decoder
+from transduce.model.transformer import Decoder
 from transduce.text.tokenizer import Tokenizer
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install 'transduce[export]'")

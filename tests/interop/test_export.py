@@ -19,7 +19,6 @@ from transduce.exchange.comparison import Agreement, Original
 from transduce.exchange.export import export
 from transduce.inference.translator import Translator
 from transduce.interop import ctranslate2
-from transduce.interop.hugging_face import tokenizer_files
 from transduce.interop.onnx import export as onnx
 from transduce.model.build import Model
 from transduce.model_folder import write
@@ -224,7 +223,7 @@ def corrupt_quantization(patch: pytest.MonkeyPatch) -> None:
 
 
 def corrupt_hugging_face(patch: pytest.MonkeyPatch) -> None:
-    right = tokenizer_files.tokenizer_files
+    right = write.tokenizer_files
 
     def wrong(tokenizer: Tokenizer, *arguments: Any) -> dict[str, Any]:
         text = json.dumps(tokenizer_json(tokenizer.source), ensure_ascii=False)

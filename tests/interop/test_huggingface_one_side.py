@@ -25,19 +25,17 @@ from transduce.interop.hugging_face.export import (
     automatic_class_for,
     class_for,
     config_json,
+    has_tokenizer,
     ignored_names,
 )
 from transduce.interop.hugging_face.families import huggingface_obstacles
-from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig, RotaryScaling
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.model_folder.read import read_any_model_folder
-from transduce.text.special_tokens import SpecialTokens, encode_masked, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SpecialTokens, encode_masked, special_tokens_of
 
 MakeModel = Callable[..., Model]
 WriteFolder = Callable[..., Path]

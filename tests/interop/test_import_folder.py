@@ -22,7 +22,7 @@ from transduce.inspection.attention import attention_maps
 from transduce.inspection.interventions import Intervention, intervene
 from transduce.inspection.sentence import inspect_sentence
 from transduce.interop.hugging_face.import_settings import import_generation
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.hugging_face import hugging_face_search_settings
 from transduce.model_folder.read import read_any_model_folder
 from transduce.search.rules import GenerateSettings

@@ -17,9 +17,7 @@ from transduce.inference.decoding import Batch, CompiledSearch, find_compiled_se
 from transduce.inference.scorers import ContinuingScorer
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
 from transduce.model.build import build_model
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.search.beam import Beam
 from transduce.search.rules import GenerateSettings, RepetitionPenalty
 from transduce.search.scorer import Bounds, run

@@ -17,7 +17,7 @@ from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerF
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, ImportedVocabulary
 from transduce.tasks.kinds.masked_language_model import read_store
 from transduce.text import CorpusFiles, FilterSettings
-from transduce.text.special_tokens import special_tokens_of
+from transduce.text.vocabulary import special_tokens_of
 
 BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
 

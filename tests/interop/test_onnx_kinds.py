@@ -20,9 +20,8 @@ from transduce.interop.components import ExportedModel
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.build import Model
 from transduce.model.config import RotaryScaling
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Decoder, Encoder
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 'transduce[export]'")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'transduce[export]'")

@@ -21,7 +21,7 @@ from transduce.kernels.cpu.gemm import decode
 from transduce.kernels.cpu.gemm.decode import amx_matches_vectors, make_int8_linear
 from transduce.kernels.cpu.gemm.train_calls import bfloat16_tile
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit import threads as threads_module
+from transduce.kernels.cpu.jit import compiler as threads_module
 from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_tile
 
 HERE = Path(__file__)

@@ -16,8 +16,7 @@ from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_til
 from transduce.kernels.select import decoded_model, make_inference_copy, quantize, start_prompts
 from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder, PromptState
-from transduce.model.transformer import DecodingState
+from transduce.model.transformer import Decoder, DecodingState, PromptState
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import ExtraEndTokens, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule

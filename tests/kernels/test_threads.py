@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no kernels to test")
 
 from transduce.kernels.cpu.jit import compiler
-from transduce.kernels.cpu.jit import threads as threads_module
+from transduce.kernels.cpu.jit import compiler as threads_module
 
 
 class Clock:
@@ -102,7 +102,7 @@ PROGRAM = """
     import torch
     from transduce.model.config import ModelConfig
     from transduce.kernels.select import make_inference_copy, start_fast
-    from transduce.kernels.cpu.jit import threads as threads_module
+    from transduce.kernels.cpu.jit import compiler as threads_module
     from transduce.model.transformer import Transformer
 
     torch.set_num_threads(8)

@@ -31,10 +31,8 @@ from transduce.kernels.select import (
 from transduce.model import layer_graph
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig, RotaryScaling
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import Unsupported, graph_of
-from transduce.model.transformer import DecodingState, Transformer
+from transduce.model.transformer import Decoder, DecodingState, Encoder, Transformer
 from transduce.search.beam import Beam, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import Bounds, Search, run

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.masks import look_ahead_mask
+from transduce.model.transformer import Decoder
 
 PAD, EOS, V = 0, 1, 17
 PROMPTS = torch.tensor(

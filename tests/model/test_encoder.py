@@ -11,8 +11,7 @@ from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Encoder, Transformer
 from transduce.training.loss import projected_cross_entropy
 
 PAD, V = 0, 13

@@ -23,13 +23,12 @@ from transduce.kernels.select import (
 )
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.feed_forward import ACTIVATIONS, FeedForward
 from transduce.model.layer_graph import LayerGraph, Unsupported, graph_of
 from transduce.model.layers import DecoderLayer, StackPositions
 from transduce.model.masks import BiasedMask
 from transduce.model.norms import LayerNorm
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 from transduce.training.lora import LowRankSettings, adapt
 
 SOURCES = torch.tensor([[5, 6, 7, 8, 1], [9, 3, 1, 0, 0]])

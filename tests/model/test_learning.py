@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Decoder, Encoder
 
 PAD, EOS, SYMBOLS, LENGTH = 0, 1, 6, 4
 GUESSING = 1.43  # nats per token: ln 6 for four symbols, and 0 for the end symbol

@@ -11,9 +11,8 @@ from transduce.kernels.select import has_kernels, kernels_for_training, start_fa
 from transduce.model.backend import using_backend
 from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import DecodingState, Transformer
+from transduce.model.transformer import Decoder, DecodingState, Transformer
 
 PAD, EOS, V = 0, 1, 17
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])

@@ -15,10 +15,9 @@ from transduce.model.attention import (
 )
 from transduce.model.build import build_model
 from transduce.model.config import AttentionScore, ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.masks import AttentionMask, BiasedMask, look_ahead_mask, window_mask
 from transduce.model.positions import RelativePositions
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 
 H, K = 2, 4
 

@@ -13,10 +13,8 @@ from transduce.errors import TransduceError
 from transduce.inference.translator import Translator
 from transduce.model.build import build_any_model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},

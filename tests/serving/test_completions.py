@@ -13,7 +13,7 @@ from transduce.errors import TransduceError
 from transduce.inference.generator import Generator
 from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
+from transduce.model.transformer import Decoder
 from transduce.search.settings import SearchSettings
 from transduce.serving.batching import Batcher, Workers
 from transduce.serving.completions import CompletionRequest, GenerationJob, _safe_length

@@ -11,7 +11,7 @@ import torch
 
 import transduce
 from transduce.commands.main import main
-from transduce.data.labelled import LabeledBatch
+from transduce.data.batches import LabeledBatch
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.inference.classifier import Classifier

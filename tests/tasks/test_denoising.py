@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from transduce.data.batches import Batch
+from transduce.data.text_noise import NoiseSettings
 from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
 from transduce.model_folder.read import read_encoder_decoder_folder
 from transduce.tasks.kinds.denoising import NoiseGenerator
-from transduce.tasks.noise import NoiseSettings
 from transduce.tasks.train import train
 
 

@@ -32,7 +32,7 @@ from transduce.tasks.experiments import (
     run_all,
 )
 from transduce.tasks.settings.reading import make_settings
-from transduce.tasks.text_file_states import store_text_file_states
+from transduce.tasks.text_files import store_text_file_states
 
 PLUGIN = """
 import torch

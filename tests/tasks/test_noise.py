@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transduce.data.text_noise import MASK, SPAN_MARKS, Noised, NoiseSettings, add_noise, noise_share, noise_tokens
 from transduce.errors import TransduceError
-from transduce.tasks.noise import MASK, SPAN_MARKS, Noised, NoiseSettings, add_noise, noise_share, noise_tokens
 
 MARKS = list(range(1000, 1100))
 KINDS = ["infilling", "spans", "masking", "deletion"]

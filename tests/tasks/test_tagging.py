@@ -12,7 +12,7 @@ import torch
 
 import transduce
 from transduce.commands.main import main
-from transduce.data.labelled import NO_LABEL, TaggedTexts
+from transduce.data.batches import NO_LABEL, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_tags
 from transduce.inference.tagger import Tagger, encode_words, load_tagger

@@ -6,14 +6,14 @@ from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, ImportedVocabularyRecord
 from transduce.interop.hugging_face.token_pipelines import WordPieceRecord
 from transduce.text.sentencepiece_model import TokenizerSettings, train_model
-from transduce.text.special_tokens import (
+from transduce.text.vocabulary import (
     SPECIAL_TOKENS,
     SpecialTokens,
+    Vocabulary,
     encode_masked,
     special_tokens_of,
     text_token_ids,
 )
-from transduce.text.vocabulary import Vocabulary
 
 LINES = ["the cat sat on the mat", "the dog sat on the cat", "a cat and a dog"] * 20
 

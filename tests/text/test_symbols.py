@@ -2,7 +2,7 @@
 
 import pytest
 
-from transduce.text.special_tokens import Symbol, SymbolSplitter
+from transduce.text.vocabulary import Symbol, SymbolSplitter
 
 FINDER = SymbolSplitter(
     [

@@ -22,10 +22,10 @@ from transduce.tasks.train import train
 from transduce.training.checkpoint import load_newest
 from transduce.training.distributed import Processes
 from transduce.training.engine import make_optimizer
+from transduce.training.interruption import try_batches
 from transduce.training.loop import Trainer
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.optimizer import FlatOptimizer
-from transduce.training.out_of_memory import try_batches
 from transduce.training.settings import ResolvedTraining
 
 Make = Callable[..., ResolvedTraining]

@@ -1,10 +1,23 @@
-"""Commands that check an installation, a model folder, and that runs resume exactly."""
+"""Commands that check an installation, a model, a corpus or a model folder, and that runs resume exactly."""
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transduce.commands.options import add_computing, check_writable, write_report
+import msgspec
+
+from transduce.atomic_io import write_file
+from transduce.commands.options import add_computing, add_device, check_writable, write_report
 from transduce.commands.train import add_run, run_request
+from transduce.errors import TransduceError
+from transduce.text.corpus import format_of
+from transduce.ui_language import localized
+
+if TYPE_CHECKING:
+    from transduce.inspection.corpus_doctor import CorpusReport
+    from transduce.inspection.doctor import DoctorReport
+    from transduce.text.tokenizer import Tokenizer
 
 
 def add_check_install_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,3 +68,110 @@ def run_verify_resume(options: argparse.Namespace) -> int:
     report = verify_resume(run_request(options, Path()))
     write_report(report, options.json)
     return 0 if report.equal else 1
+
+
+# --- doctor ---
+
+
+class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
+    """The reports on a model and on the corpus that it is to be trained on."""
+
+    model: "DoctorReport"
+    corpus: "CorpusReport"
+
+    def __str__(self) -> str:
+        return f"{self.model}\n\n{self.corpus}"
+
+
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce doctor`."""
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a model folder, or a settings file of `transduce train`")
+    add("--json", metavar="PATH", help="write the report as JSON; -: to standard output")
+    corpus = parser.add_argument_group("corpus")
+    corpus.add_argument(
+        "--source",
+        nargs="+",
+        metavar="FILE",
+        help="source text, one sentence per line, plain or compressed; or files of pairs",
+    )
+    corpus.add_argument("--target", nargs="+", metavar="FILE", help="target text, line by line")
+    corpus.add_argument(
+        "--test-source",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="test set, whose sentences are searched in the text",
+    )
+    corpus.add_argument("--test-target", nargs="+", default=[], metavar="FILE", help="target side of the test set")
+    corpus.add_argument(
+        "--languages", nargs=2, metavar=("SOURCE", "TARGET"), help="language codes, if JSON lines use them as keys"
+    )
+    corpus.add_argument("--html", metavar="PATH", help="write the report on the corpus as an HTML page")
+    add_device(parser)  # no --precision: the doctor computes in float64
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    """Print the report on a model and its corpus; return 0 if every check passed, otherwise 1."""
+    import torch
+
+    from transduce.inspection.corpus_doctor.report import html_page
+    from transduce.inspection.doctor import examine
+    from transduce.inspection.doctor.transduce_models import subject_from_path
+    from transduce.machine import detect_machine
+
+    _check_options(options)
+    read = [options.model, options.source, options.target, options.test_source, options.test_target]
+    check_writable(options.html, report=options.json, inputs=read)
+    machine = detect_machine(options.device, options.threads)
+    torch.set_num_threads(machine.threads)
+    model = examine(subject_from_path(Path(options.model), machine.device)) if options.model else None
+    corpus = _examine_corpus(options) if options.source else None
+    if corpus is not None and options.html:
+        write_file(Path(options.html), html_page(corpus).encode())
+    report: msgspec.Struct | None = _ModelAndCorpusReport(model, corpus) if model and corpus else model or corpus
+    assert report is not None
+    write_report(report, options.json)
+    return int(not all(part.passed for part in (model, corpus) if part is not None))
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    if not options.model and not options.source:
+        raise TransduceError(
+            "The doctor needs a model, a settings file, or text: name one, or pass --source and --target."
+        )
+    for one, other in (("source", "target"), ("test_source", "test_target")):
+        sources, targets = getattr(options, one), getattr(options, other)
+        are_pairs = bool(sources) and not targets and all(map(_holds_pairs, sources))
+        if bool(sources) != bool(targets) and not are_pairs:
+            names = [name.replace("_", "-") for name in (one, other)]
+            raise TransduceError(f"--{names[0]} and --{names[1]} belong together: pass both.")
+    if options.test_source and not options.source:
+        raise TransduceError("--test-source is searched in the training text: pass --source and --target too.")
+    if options.html and not options.source:
+        raise TransduceError("--html writes the report on a corpus: pass --source and --target too.")
+
+
+def _holds_pairs(path: str) -> bool:
+    return format_of(path, "auto") != "lines"
+
+
+def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
+    from transduce.inspection.corpus_doctor import examine_corpus
+
+    sys.stderr.write(localized("Examining the text; this takes about half a minute for 150,000 pairs.\n"))
+    return examine_corpus(
+        options.source,
+        options.target or (),
+        test_source=options.test_source,
+        test_target=options.test_target,
+        languages=None if options.languages is None else (options.languages[0], options.languages[1]),
+        tokenizer=_tokenizer(options.model),
+    )
+
+
+def _tokenizer(model: str | None) -> "Tokenizer | None":
+    """Return the tokenizer of a model folder; None if the model is not a folder."""
+    from transduce.model_folder.read import read_model_folder
+
+    return read_model_folder(Path(model)).tokenizer if model and Path(model).is_dir() else None

@@ -108,8 +108,7 @@ def run(options: argparse.Namespace) -> int:
 def _save(found: "ImportedModel", out: str, tokenizer: Tokenizer, languages: tuple[str | None, str | None]) -> int:
     """Save imported weights as a model folder, and return the number of parameters."""
     from transduce.model.build import build_model
-    from transduce.model.decoder import Decoder
-    from transduce.model.transformer import Transformer
+    from transduce.model.transformer import Decoder, Transformer
     from transduce.model_folder.write import save
 
     model = build_model(found.config)
@@ -352,4 +351,4 @@ _INNER: "dict[Style, str]" = {
     "separate": "pos_ffn.fc.0.weight",
     "blocks": "ffn.dense1.weight",
 }
-"""The end of the name of the first matrix of a feed-forward network, of which each layer has one."""
+"""For each style, the ending of the name of a feed-forward network's first matrix, by which layers are counted."""

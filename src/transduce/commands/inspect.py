@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.attention import WordAttention
     from transduce.inspection.plots import Chart
-    from transduce.inspection.pronouns import PronounAttention
     from transduce.inspection.reading import Reader
-    from transduce.inspection.sentence_view import Inspection, TextInspection, WordAlignment
+    from transduce.inspection.sentence_view import Inspection, PronounAttention, TextInspection, WordAlignment
 
 _TOOLS = ("pronoun", "ablate", "patch_from", "logit_lens", "probe")
 """Options that replace what is shown about a sentence; at most one applies."""

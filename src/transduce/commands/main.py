@@ -55,11 +55,12 @@ VERBS = {
 }
 
 _SHARED_MODULES = {
+    **dict.fromkeys(("demo", "train"), "train"),
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed"), "text_tasks"),
-    **dict.fromkeys(("evaluate", "compare", "score"), "evaluation"),
-    **dict.fromkeys(("export", "import"), "conversion"),
+    **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
+    **dict.fromkeys(("export", "import", "quantize"), "conversion"),
     **dict.fromkeys(("experiment", "paper"), "experiments"),
-    **dict.fromkeys(("check-install", "verify", "verify-resume"), "checks"),
+    **dict.fromkeys(("check-install", "doctor", "verify", "verify-resume"), "checks"),
 }
 """Modules of several commands, whose functions are named after the command: `add_tag_arguments` and `run_tag`."""
 
@@ -276,7 +277,7 @@ def _explained(arguments: list[str]) -> int:
         sys.stderr.write(localized(f"transduce: {invalid!a} is not UTF-8: convert it, or put it into a file.\n"))
         return 2
     except (MemoryError, RuntimeError) as error:
-        from transduce.training.out_of_memory import is_out_of_memory
+        from transduce.training.interruption import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

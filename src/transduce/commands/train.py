@@ -1,8 +1,12 @@
-"""`transduce train --source F… --target F… --out DIR`, or `transduce train settings.toml`: train a model."""
+"""Commands that train: `transduce train`, and `transduce demo`, which trains on the built-in corpus."""
 
 import argparse
 import os
 import re
+import shlex
+import shutil
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,7 @@ from typing_extensions import override
 
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import (
+    DEMO_STEPS,
     PRESETS,
     TASK_KINDS,
     add_columns,
@@ -18,10 +23,12 @@ from transduce.commands.options import (
     check_folder,
     check_writable,
     write_json,
+    write_report,
 )
 from transduce.errors import TransduceError
 from transduce.text.languages import language_of
 from transduce.training.callbacks import TRACKERS, Callback
+from transduce.ui_language import localized
 
 if TYPE_CHECKING:
     from transduce.tasks.run.run import RunRequest
@@ -55,7 +62,7 @@ _SETTINGS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce train`."""
     add = parser.add_argument
     add("--out", required=True, metavar="DIR", help="the run's folder, which becomes a model folder")
@@ -210,7 +217,7 @@ def _add_text(parser: argparse.ArgumentParser) -> None:
 _ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 
-def run(options: argparse.Namespace) -> int:
+def run_train(options: argparse.Namespace) -> int:
     """Train, and return 0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved."""
     from transduce.tasks.train import train_in_stages
 
@@ -304,3 +311,58 @@ def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, A
             f"--dev-corpus {' '.join(waiting[0][1])} belongs to no --corpus of the same languages: check the suffixes."
         )
     return tables
+
+
+# --- demo ---
+
+
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `transduce demo`."""
+    add = parser.add_argument
+    add("--out", default="models/demo", metavar="DIR", help="the run's folder")
+    add("--steps", type=int, default=DEMO_STEPS, metavar="N", help="training steps")
+    add("--seed", type=int, default=1, metavar="N", help="random seed of training")
+    add("--again", action="store_true", help="remove an earlier demonstration in DIR and train again")
+    add("--json", metavar="PATH", help="write the result as JSON; -: to standard output")
+    add_computing(parser, int8=False)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Train a translator; print samples and the share of held-out sentences that it translates exactly right."""
+    from transduce.demonstration.run import SENTENCES, demo
+
+    check_folder(options.out)
+    check_writable(report=options.json)
+    if options.again:
+        _remove_run(Path(options.out))
+    with redirect_stdout(sys.stderr) if options.json == "-" else nullcontext():
+        result = demo(
+            options.out,
+            seed=options.seed,
+            steps=options.steps,
+            device=options.device,
+            threads=options.threads,
+            precision=options.precision,
+        )
+        command = f'transduce inspect {shlex.quote(options.out)} "{SENTENCES[-1]}"'
+        sys.stdout.write(localized(f"\nNext: {_activation()}{command}\n"))
+        sys.stdout.flush()
+    write_report(result, options.json)
+    return 0
+
+
+def _activation() -> str:
+    """Return the command that activates `make demo`'s environment; empty if the environment is active or not in use."""
+    of_make = Path(sys.prefix).resolve() == Path(".venv").resolve() and "VIRTUAL_ENV" not in os.environ
+    return "source .venv/bin/activate, then: " if of_make else ""
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove the folder of an earlier demonstration; refuse any other folder."""
+    from transduce.demonstration.run import refuse_other_run
+    from transduce.tasks.run.run_folder import SETTINGS_FILE
+
+    if folder.exists() and not (folder / SETTINGS_FILE).exists():
+        raise TransduceError(f"`--again` removes a run, but {folder} holds none: choose another folder with --out.")
+    refuse_other_run(folder)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch, permutation
 from transduce.errors import TransduceError
-from transduce.text.special_tokens import SpecialTokens
+from transduce.text.vocabulary import SpecialTokens
 
 # --- random masking of tokens that a model learns to predict ---
 # All random numbers are a pure function of a key, so any batch of any epoch can be made without those before it.

@@ -4,7 +4,36 @@ from itertools import accumulate
 from random import Random
 
 from transduce.demonstration import clauses
-from transduce.demonstration.clauses import Action, Frame, Question, declarative, what, where, whether, why
+from transduce.demonstration.clauses import (
+    ME,
+    NOTHING,
+    NOUNS,
+    QUESTION_MARK,
+    WE,
+    WHAT,
+    WHO,
+    YOU,
+    Action,
+    Frame,
+    Nominal,
+    Phrase,
+    Question,
+    a_subject,
+    asked,
+    bare,
+    counted,
+    declarative,
+    definite,
+    how_many,
+    phrase,
+    some,
+    somebody,
+    swap,
+    what,
+    where,
+    whether,
+    why,
+)
 from transduce.demonstration.lexicon import (
     ANIMALS,
     BASE,
@@ -30,28 +59,6 @@ from transduce.demonstration.lexicon import (
     Noun,
     Place,
     Verb,
-)
-from transduce.demonstration.nominals import (
-    ME,
-    NOTHING,
-    NOUNS,
-    QUESTION_MARK,
-    WE,
-    WHAT,
-    WHO,
-    YOU,
-    Nominal,
-    Phrase,
-    a_subject,
-    asked,
-    bare,
-    counted,
-    definite,
-    how_many,
-    phrase,
-    some,
-    somebody,
-    swap,
 )
 
 # --- statements about actions ---

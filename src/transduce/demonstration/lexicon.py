@@ -39,7 +39,7 @@ class Verb(NamedTuple):
         return f"{forms.split()[index]} {particle}".rstrip()
 
 
-BASE, THIRD, PAST, PARTICIPLE, GERUND = range(5)
+BASE, THIRD_PERSON, PAST, PARTICIPLE, GERUND = range(5)
 
 
 class Adjective(NamedTuple):

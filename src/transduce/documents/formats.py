@@ -62,7 +62,7 @@ _OPEN = "application/vnd.oasis.opendocument"
 _TEXT_FORMATS = (
     Format("txt", "plain text", (".txt", ".text"), "text_formats:read_text", "text/plain"),
     Format("md", "Markdown", (".md", ".markdown"), "markdown:read_markdown", "text/markdown"),
-    Format("html", "HTML", (".html", ".htm", ".xhtml"), "web:read_html", "text/html"),
+    Format("html", "HTML", (".html", ".htm", ".xhtml"), "text_formats:read_html", "text/html"),
     Format("srt", "SubRip subtitles", (".srt",), "subtitles:read_srt", "application/x-subrip"),
     Format("vtt", "WebVTT subtitles", (".vtt",), "subtitles:read_vtt", "text/vtt"),
     Format("ass", "SubStation Alpha subtitles", (".ass", ".ssa"), "subtitles:read_ass", "text/x-ssa"),
@@ -80,7 +80,7 @@ _ARCHIVE_FORMATS = (
     Format("odt", "OpenDocument text", (".odt",), "office:read_opendocument", f"{_OPEN}.text"),
     Format("odp", "OpenDocument slides", (".odp",), "office:read_opendocument", f"{_OPEN}.presentation"),
     Format("ods", "OpenDocument table", (".ods",), "office:read_opendocument", f"{_OPEN}.spreadsheet"),
-    Format("epub", "e-book", (".epub",), "web:read_epub", "application/epub+zip"),
+    Format("epub", "e-book", (".epub",), "text_formats:read_epub", "application/epub+zip"),
 )
 FORMATS = {each.name: each for each in (*_TEXT_FORMATS, *_ARCHIVE_FORMATS)}
 """All formats, by name."""

@@ -27,14 +27,12 @@ from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.onnx.export import longest_sequence
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.read import ModelFolder
 from transduce.search.greedy import greedy_search
 from transduce.search.settings import SearchSettings
-from transduce.text.special_tokens import SpecialTokens, encode_masked, find_special_tokens, text_token_ids
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import SpecialTokens, Vocabulary, encode_masked, find_special_tokens, text_token_ids
 
 # --- models of this package that exports are compared with, in the interface of exports ---
 # Legend: B texts, T tokens of a text, L tokens of a row, V vocabulary size, D model width, C classes.
@@ -564,7 +562,7 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return texts as the exported tokenizer reads them: after the target language's token if there are several."""
+    """Return texts as input for the exported tokenizer; for several target languages, add a language token to each."""
     if len(original.source_vocabularies) == 1:
         return list(texts)
     tokens = ["".join(each.tokens(each.before)) for each in original.source_vocabularies]

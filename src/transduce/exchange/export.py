@@ -135,7 +135,7 @@ def export(
 def _select_directions(
     content: ModelFolder[Model], folder: Path, to: str, target_language: str | None
 ) -> ModelFolder[Model]:
-    """Return a model with the directions that its export has, and with a tokenizer for the only target language.
+    """Return a model with the language pairs of its export, and with a tokenizer for the only target language.
 
     The tokenizer is unchanged if the model has one pair of languages, or if all target languages are exported.
 

@@ -19,16 +19,20 @@ from transduce.interop.ctranslate2 import (
     ctranslate2_obstacles,
     write_ctranslate2,
 )
-from transduce.interop.hugging_face.export import HuggingFaceEncoder, HuggingFaceLanguageModel, HuggingFaceModel
+from transduce.interop.hugging_face.export import (
+    HuggingFaceEncoder,
+    HuggingFaceLanguageModel,
+    HuggingFaceModel,
+    has_tokenizer,
+    pipeline_files,
+)
 from transduce.interop.hugging_face.families import HUGGING_FACE, huggingface_obstacles, huggingface_remedy
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import WordListRecord
-from transduce.interop.hugging_face.tokenizer_files import has_tokenizer, pipeline_files
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, onnx_obstacles, write_onnx
 from transduce.model.config import Kind, ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
 from transduce.model_folder.read import CONTEXT, DIRECTIONS, VOCABULARIES, directions_text
 from transduce.model_folder.safety import file_inside

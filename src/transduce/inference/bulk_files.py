@@ -276,15 +276,15 @@ _FORMAT_VERSION = 1
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The progress of a file, as stored in FILE.progress."""
+    """The progress of writing a file, as stored in FILE.progress."""
 
     format_version: int = _FORMAT_VERSION
     lines: int = 0
     """Number of finished lines of the input."""
     size_bytes: int = 0
-    """Size in bytes of the output for these lines."""
+    """Size in bytes of the output for the finished lines."""
     input_sha256: str = ""
-    """SHA-256 digest of these input lines."""
+    """SHA-256 digest of the finished lines of the input."""
     options_sha256: str = ""
     """SHA-256 digest of everything that determines the output: models and settings."""
 

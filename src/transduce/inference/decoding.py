@@ -13,16 +13,17 @@ from torch import Tensor
 from transduce.acceleration import find_batch_search
 from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import (
-    MAX_SENTENCES,
-    BatchInvariantScorer,
-    batch_invariant_scorer,
-    common_padded_length,
-)
 from transduce.inference.batching import DEFAULT_MAX_SOURCE, pad
 from transduce.inference.phrases import forbid_texts, word_continuations
 from transduce.inference.retrieval import NeighborIndex, RetrievalScorer
-from transduce.inference.scorers import ContinuingScorer, TransformerScorer
+from transduce.inference.scorers import (
+    MAX_SENTENCES,
+    BatchInvariantScorer,
+    ContinuingScorer,
+    TransformerScorer,
+    batch_invariant_scorer,
+    common_padded_length,
+)
 from transduce.model.backend import (
     BatchSearch,
     FoundHypothesis,
@@ -70,7 +71,7 @@ from transduce.search.selection import BestSelection, DiverseSelection, Selectio
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase
 from transduce.text.vocabulary import Vocabulary
-from transduce.training.out_of_memory import explain_out_of_memory
+from transduce.training.interruption import explain_out_of_memory
 
 # --- out-of-memory errors ---
 

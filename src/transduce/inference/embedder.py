@@ -16,12 +16,12 @@ from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError
 from transduce.inference.batching import batches_by_length, pad
 from transduce.machine import Precision
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
 from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
-from transduce.text.special_tokens import special_tokens_of
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import special_tokens_of
 
 _BATCH_TOKENS = 8_192
 
@@ -32,7 +32,7 @@ class TokenStates(msgspec.Struct, frozen=True):
     tokens: tuple[str, ...]
     """The tokens as the vocabulary spells them."""
     states: Tensor
-    """The output of the encoder's last layer, (L, D), float32 on the CPU."""
+    """The output of the encoder's last layer for each of L tokens, (L, D), float32 on the CPU."""
 
 
 class Embedder:

@@ -34,7 +34,7 @@ class Forecast(NamedTuple):
     columns: tuple[str, ...]
     """Names of the series."""
     values: Numbers
-    """The forecast values, (T, C), or (B, T, C) for several windows."""
+    """The forecast values, (steps, series), or (windows, steps, series) for several windows."""
     low: Numbers | None = None
     """The 10 % quantile of the sampled trajectories, in the shape of `values`; None without samples."""
     high: Numbers | None = None

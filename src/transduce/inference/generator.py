@@ -32,7 +32,7 @@ from transduce.inference.scorers import ContinuingScorer
 from transduce.machine import Precision
 from transduce.model.backend import JoinableSearch, ReservedCapacity
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
+from transduce.model.transformer import Decoder
 from transduce.model_folder.hugging_face import hugging_face_context, is_hugging_face_folder
 from transduce.model_folder.load import load_model_at, precision_of, summary
 from transduce.model_folder.read import read_decoder_folder
@@ -719,7 +719,7 @@ def load_generator(
 
 
 def _read_context(folder: Path, config: ModelConfig) -> int:
-    """Return the context length in tokens that a folder's model was trained with; by default, the model's positions."""
+    """Return the context length in tokens that a folder's model was trained with; else the number of positions."""
     most = config.max_positions if config.positions == "learned" else _LONGEST_CONTEXT
     if not (folder / "settings.toml").is_file():
         context = hugging_face_context(folder) if is_hugging_face_folder(folder) else None

@@ -15,12 +15,12 @@ from transduce.argument_checks import as_integer, as_path, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError
 from transduce.machine import Precision
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import read_task_card
 from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
-from transduce.text.special_tokens import encode_masked, special_tokens_of, text_token_ids
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import encode_masked, special_tokens_of, text_token_ids
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class Filler:
 
     @torch.inference_mode()
     def probabilities(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Return the probability of every ordinary token at each position of a text, (M, V), float32 on the CPU.
+        """Return the probability of every ordinary token at each of M positions of a text, (M, V), float32 on the CPU.
 
         Ordinary tokens are those that stand for text; the special tokens are left out of V.
         """

@@ -270,7 +270,7 @@ class SpanModel(NamedTuple):
     search: Callable[[Sequence[Part]], Mapping[tuple[int, int], Translation]]
     """Translates parts, and returns their translations by key, except for parts that an observer stopped."""
     score: Scoring
-    """Scores pairs, to find the offsets of spans that have no placeholder in a translation."""
+    """Scores pairs of source and translation, to find where spans without a placeholder belong in the translation."""
     can_score: Callable[[str, str], bool]
     """Returns whether a source and its translation are short enough to be scored."""
 
@@ -442,13 +442,13 @@ class _Side(NamedTuple):
     """The neighbors of a protected span on one side, in the source and in the translation."""
 
     target: str
-    """The neighboring character in the translation; empty at an end of it."""
+    """The neighboring character in the translation; empty at the start or end of the translation."""
     source: str
-    """The neighboring character in the source other than a space; empty at an end of it."""
+    """The neighboring character in the source, apart from spaces; empty at the start or end of the source."""
     spaced: bool
     """True if the source has a space on this side."""
     edge: str
-    """The character of the span on this side."""
+    """The first or last character of the protected span, on this side."""
     comes_before: bool
     """True for the side before the span."""
 

@@ -58,13 +58,13 @@ class DatastoreTensors(NamedTuple):
     """The tensors of a datastore: decoder states with their next tokens, and embeddings of the sources."""
 
     states: Tensor
-    """Output of the last decoder layer before each target token, float16, (N, D)."""
+    """Output of the last decoder layer before each of the N target tokens of all pairs, float16, (N, D)."""
     labels: Tensor
-    """The target tokens, including end symbols, int32, (N,)."""
+    """The N target tokens of all pairs, including end symbols, int32, (N,)."""
     starts: Tensor
-    """Offset of each pair's first position, and the total N, int64, (P + 1,)."""
+    """Offset of the first target token of each of P pairs, and the total N, int64, (P + 1,)."""
     sources: Tensor
-    """Normalized embedding of each source, float16, (P, D)."""
+    """Normalized embedding of the source of each of P pairs, float16, (P, D)."""
     rarities: Tensor
     """Weight of each token in a source embedding: its log inverse document frequency, float32, (V,)."""
     first_source: Tensor
@@ -77,11 +77,11 @@ class RetrievalCandidates(NamedTuple):
     """The stored states among which one sentence's neighbors are searched: the target positions of selected pairs."""
 
     states: Tensor
-    """Decoder states, (M, D)."""
+    """Decoder states at the M target positions of the selected pairs, (M, D)."""
     norms: Tensor
-    """Squared norms of the states, (M,)."""
+    """Squared norms of the M decoder states, (M,)."""
     labels: Tensor
-    """Target token ids, int64, (M,)."""
+    """The token at each of the M target positions, int64, (M,)."""
 
 
 class Retriever:

@@ -38,7 +38,7 @@ class Gap(NamedTuple):
     text: str
     """The text to write into the translation."""
     start: int = 0
-    """The offset in the source text."""
+    """The offset of the layout in the source text."""
     is_sentence_space: bool = False
     """True for the space between two sentences of a line, which is left out beside an empty translation."""
 
@@ -86,7 +86,10 @@ class LayoutWriter:
         return gap.text
 
     def write(self, text: str) -> str:
-        """Return further text of the current sentence; the space between two sentences precedes its first text."""
+        """Return `text`, the next text of a translated sentence.
+
+        The first text of a sentence is preceded by the space between it and the sentence before it.
+        """
         if not text:
             return ""
         gap, self._pending, self._line_has_text = self._pending, "", True

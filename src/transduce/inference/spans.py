@@ -123,7 +123,7 @@ class MarkedSentence(NamedTuple):
     source: str
     """The source sentence."""
     text: str
-    """Its translation."""
+    """The translation of the source sentence."""
     spans: Sequence[Span]
     """The marked spans of the source."""
     is_scored: bool = True

@@ -13,18 +13,17 @@ from torch import Tensor
 
 from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_path, as_texts
-from transduce.data.labelled import WordTokens
+from transduce.data.batches import WordTokens
 from transduce.errors import TransduceError
 from transduce.inference.batching import batches_by_length, pad
 from transduce.machine import Precision
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import read_task_card
 from transduce.model_folder.load import load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
-from transduce.text.special_tokens import special_tokens_of
 from transduce.text.tagged import Span, spans_of
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Vocabulary, special_tokens_of
 
 _BATCH_TOKENS = 8_192
 

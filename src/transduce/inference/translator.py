@@ -12,7 +12,6 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_phrases, as_text, as_texts, one_per_sentence
 from transduce.deprecation import renamed_arguments, renamed_attribute
 from transduce.errors import TransduceError
-from transduce.inference.batch_invariance import BatchInvarianceCheck, padded_length
 from transduce.inference.batching import (
     DEFAULT_MAX_SOURCE,
     DocumentContext,
@@ -49,6 +48,7 @@ from transduce.inference.phrases import tokenize_prefix
 from transduce.inference.placeholders import Placeholders, SpanModel, remove_placeholders
 from transduce.inference.quality_estimation import warn_wrong_language
 from transduce.inference.retrieval import NeighborIndex
+from transduce.inference.scorers import BatchInvarianceCheck, padded_length
 from transduce.inference.scoring import MAX_TOKENS, Score, score_translations
 from transduce.inference.segmentation import LayoutWriter, SegmentedText, Segmenter
 from transduce.inference.spans import Scoring, align_spans, as_translations, can_score

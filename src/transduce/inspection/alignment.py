@@ -120,7 +120,7 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             table[word] = linked + bool(is_linked), total + 1
 
     def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
-        """Return linked and all occurrences of each word pair and, in the last row and column, of each word.
+        """Return the numbers of linked and of all occurrences of each word pair; the last row and column are for words.
 
         The shape is (2, target words + 1, source words + 1).
         """
@@ -266,7 +266,7 @@ class _Side(NamedTuple):
     ids: list[int]
     """Token ids with the end symbol and other special tokens."""
     shares: Matrix
-    """Which tokens spell which word, 0 or 1, (words, tokens)."""
+    """Matrix of 1 for the tokens that spell a word, and 0 for others, (words, tokens)."""
 
 
 def word_maps(translator: Translator, pairs: Iterable[WordPair]) -> Iterator[WordMaps]:
@@ -343,7 +343,7 @@ _PAIRS_FOR_HEADS = 1000
 _ROUNDS = 4
 """Number of rounds of expectation maximization; more rounds favor rare words as translations of all words near them."""
 _NOTHING = (0.05, 0.005)
-"""The prior weight, relative to attention, that a target word and that a source word has no counterpart."""
+"""Prior weights, relative to attention, that a target word and that a source word have no counterpart."""
 _SMOOTHING = 0.2
 _LINKED = (0.6, 0.4)
 """Probabilities above which a target word is linked to the source word that it comes from, and vice versa."""
@@ -567,7 +567,7 @@ def _expectation_maximization(
 
 
 def _posterior(table: _Table, givens: Sequence[str], words: Sequence[str], prior: Matrix) -> Matrix:
-    """Return the probability that each word comes from nothing or from each given word, (words, 1 + givens)."""
+    """Return the probability that no given word, or each given word, generated each word, (words, 1 + givens)."""
     chances = np.array([[table.get(given, {}).get(word, 0.0) for given in ("", *givens)] for word in words])
     posterior = (chances.reshape(prior.shape) + _MIN_CHANCE) * prior
     return np.asarray(posterior / posterior.sum(axis=1, keepdims=True))

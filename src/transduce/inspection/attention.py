@@ -107,7 +107,7 @@ class AttentionMaps(msgspec.Struct, frozen=True):
     decoder_tokens: tuple[str, ...] = ()
     """Tokens that the decoder reads, (T,), if they are not the start symbol and the target tokens before the last."""
     source_ended: bool = True
-    """True if the last source token is the end symbol; points in time have none."""
+    """True if the last source token is the end symbol, which a forecaster's points in time lack."""
     target_of_tokens: bool = False
     """True if every target token stands for itself, as the symbols of a parser's tree do, and is not part of a word."""
     marks: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ def word_self_attention(maps: AttentionMaps) -> tuple[tuple[str, ...], Weights]:
 
 
 def _average_heads(memory: Weights) -> Weights:
-    """Average weights over layers and heads, (N, H, T, S) to (T, S); a head counts by its squared mean maximum."""
+    """Average attention over layers and heads to (T, S), weighting a head by the square of its rows' mean maximum."""
     sharpness = memory.max(axis=-1).mean(axis=-1) ** 2  # (N, H)
     mixed = np.einsum("nh,nhts->ts", sharpness, memory) / sharpness.sum()
     return np.asarray(mixed, dtype=np.float32)

@@ -28,7 +28,7 @@ from transduce.model.recurrent import Recurrent
 Method = Literal["value", "occlusion", "integrated", "gradient", "gradient-input", "rollout"]
 
 _INTEGRATION_POINTS = (0.07, 0.33, 0.67)
-"""Factors of the embeddings at which integrated gradients are averaged, chosen by agreement with occlusion."""
+"""Factors of embeddings at which gradients are averaged for `integrated`, chosen by agreement with `occlusion`."""
 _BATCH_TOKENS = 4096
 """Maximum number of source and target tokens in one forward and backward pass."""
 _PREFIXES, _MIN_OPERATIONS_OF_PREFIXES = 4, 1e10
@@ -130,7 +130,7 @@ def attributions(
 def _attribute(
     reader: Reader, source: str, target: str | None, methods: Sequence[Method], *, skip_refused: bool
 ) -> dict[Method, Attribution]:
-    """Return the attributions by these methods; `skip_refused` leaves out those that do not fit the model."""
+    """Return the attributions by several methods; `skip_refused` leaves out methods that do not fit the model."""
     if isinstance(reader, Forecaster):
         raise TransduceError("Attribution explains tokens, classes and tags, but a forecaster predicts numbers.")
     subject = _Subject(read(reader, source, target))
@@ -416,7 +416,7 @@ class _Subject:
 
 
 class _MovedVectors(msgspec.Struct, frozen=True):
-    """The vectors that an attention module moved between positions: values, weights, and what the residual keeps."""
+    """The parts of an attention module's output: values moved between positions, weights, and residual input."""
 
     module: MultiHeadAttention
     is_self_attention: bool
@@ -455,7 +455,7 @@ class _MovedVectors(msgspec.Struct, frozen=True):
 
 
 def _moved_vectors(model: Any, recording: Recording, stack: str) -> Iterator[_MovedVectors]:
-    """Yield the moved vectors of each attention module of a stack, in the order of computation."""
+    """Yield the parts of the output of each attention module of a stack, in the order of computation."""
     layers = getattr(model, f"{stack}_layers", None) or model.layers
     for point in hook_points(model):
         of_stack, number, name, *last = f"{point.name}...".split(".")[:4]

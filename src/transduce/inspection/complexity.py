@@ -133,10 +133,10 @@ def _check_sizes(
 
 
 def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
-    """Return the layer types of Table 1, the attentions by the model's own functions.
+    """Return the layer types of Table 1; this package's functions compute the attentions.
 
-    transduce has no convolutional layer; here it is PyTorch's, over earlier positions as in ByteNet's decoder. Layer i
-    is dilated by k^i, so that a path has log_k(n) layers.
+    PyTorch computes the convolution, over earlier positions as in ByteNet's decoder. Layer i is dilated by k^i, so that
+    a path has log_k(n) layers.
     """
     window = Window(radius, causal=False, present=None, relative=None)
 

@@ -16,8 +16,8 @@ from transduce.inference.generator import Generator
 from transduce.inference.mask_filler import Filler
 from transduce.inference.translator import Translator
 from transduce.inspection.attention import attention_maps
-from transduce.inspection.pronouns import PronounAttention
 from transduce.inspection.sentence import sentence_ids
+from transduce.inspection.sentence_view import PronounAttention
 from transduce.text.word_spans import Span, overlap, split_words, token_spans
 
 # Function words, which name nothing. In other languages every word with letters is a candidate.

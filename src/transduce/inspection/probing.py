@@ -31,7 +31,7 @@ from transduce.text.word_spans import overlap, split_words, token_spans
 _MIN_TEXTS = 10
 _TEST_SHARE = 0.25
 _PENALTY = 1.0
-"""The factor of half the squared weights, beside the sum of the losses of all examples."""
+"""Factor of the L2 penalty, half the squared weights, which is added to the sum of the losses of all examples."""
 _STEPS = 60
 
 

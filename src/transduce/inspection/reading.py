@@ -24,10 +24,9 @@ from transduce.inference.mask_filler import Filler
 from transduce.inference.parser import Parser
 from transduce.inference.tagger import Tagger, encode_words
 from transduce.inference.translator import Translator
-from transduce.model.encoder import Encoder
 from transduce.model.norms import normalize
-from transduce.text.special_tokens import encode_masked, special_tokens_of
-from transduce.text.vocabulary import Vocabulary
+from transduce.model.transformer import Encoder
+from transduce.text.vocabulary import Vocabulary, encode_masked, special_tokens_of
 
 Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster
 """A loaded model of any kind, as `transduce.load` returns it."""

@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layers import Residual
 from transduce.model.recurrent import Recurrent, join_step_weights
 from transduce.model.series import SeriesTransformer
-from transduce.model.transformer import EncoderDecoderLayers
+from transduce.model.transformer import Decoder, Encoder, EncoderDecoderLayers
 
 Edit = Callable[[Tensor], Tensor]
 """A function that returns the replacement of an activation, in the activation's shape."""
@@ -212,7 +210,7 @@ def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Ed
 
 
 def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register a hook on a module's first argument."""
+    """Apply `act` to a module's first argument by a hook; return the function that removes the hook."""
 
     def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (act(args[0]), *args[1:])
@@ -221,7 +219,7 @@ def _at_input(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register a hook on a module's output, or on the first one of several."""
+    """Apply `act` to a module's (first) output by a hook; return the function that removes the hook."""
 
     def hook(_: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         return (act(output[0]), *output[1:]) if isinstance(output, tuple) else act(output)
@@ -266,7 +264,7 @@ _WEIGHTS_ARGUMENT = 4  # the index of `weights_out` in the calls of recurrent at
 
 
 def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Register hooks that ask an attention module for its weights, (batch, heads, queries, keys)."""
+    """Apply `act` to the weights of an attention module by hooks; return the function that removes the hooks."""
 
     def ask(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(args) > _WEIGHTS_ARGUMENT:
@@ -290,7 +288,7 @@ def _at_weights(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_projected_logits(module: nn.Module, act: Edit) -> Callable[[], object]:
-    """Wrap a model's method `project` to reach its logits; no kernel replaces a wrapped method."""
+    """Apply `act` to the logits of a model by wrapping its method `project`, which no kernel replaces then."""
     attributes, project = vars(module), module.project
     before = attributes.get("project")
 

@@ -35,13 +35,12 @@ from transduce.interop.components import (
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.layer_graph import table, unsupported_settings
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions, each_layer
 from transduce.model.positions import RelativePositions
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 

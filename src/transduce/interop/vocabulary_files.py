@@ -40,9 +40,8 @@ from transduce.text.sentencepiece_model import (
     read_pieces,
     with_pieces,
 )
-from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import Symbol, Vocabulary
 
 VocabularySource = str | Path | Sequence[str] | Mapping[str, int]
 """A file, a folder, a list of tokens, or a mapping of tokens to ids."""
@@ -339,7 +338,7 @@ def _special_ids(
 
 
 def _with_start(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer of word lists with the start symbol before each source sentence."""
+    """Return a tokenizer of word lists that puts the start symbol before each source sentence."""
     start = _named(tokenizer.record.source.ids, "bos") if isinstance(tokenizer, ImportedTokenizer) else None
     if start is None or not isinstance(tokenizer, ImportedTokenizer):
         raise TransduceError(

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.known_classes import (
     DECODER_PARTS,
@@ -27,7 +25,7 @@ from transduce.model.known_classes import (
 )
 from transduce.model.layer_graph import Graph, graph_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 
 # --- prepacked models ---
 # Only the linear layers are prepacked; embeddings, norms, softmax and attention stay in float32.

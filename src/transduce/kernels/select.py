@@ -37,11 +37,9 @@ from transduce.kernels.prepacked import (
 from transduce.machine import usable_memory
 from transduce.model.backend import BatchSearch, SearchBounds, TrainingKernels
 from transduce.model.build import EncoderDecoder
-from transduce.model.decoder import Decoder
 from transduce.model.embedding import VocabularyModel
-from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import Unsupported, description_of, graph_of
-from transduce.model.transformer import DecodingState, Transformer
+from transduce.model.transformer import Decoder, DecodingState, Encoder, Transformer
 
 if TYPE_CHECKING:
     from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel

@@ -1,4 +1,4 @@
-"""Build the model that a configuration describes, also with components of the user's own."""
+"""Build the model that a configuration describes, also with components that users register."""
 
 import importlib.util
 import sys
@@ -11,14 +11,12 @@ import torch
 from transduce.errors import TransduceError
 from transduce.model.attention import ATTENTIONS, SCORES, MultiHeadAttention, ScoredAttention
 from transduce.model.config import OWN_NAMES, ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import ACTIVATIONS
 from transduce.model.norms import NORMS
 from transduce.model.positions import BIASES
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 
 Model = Transformer | Encoder | Decoder | Recurrent
 """A model that reads tokens."""
@@ -93,7 +91,7 @@ def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]
         setattr(model.get_submodule(holder), last, computed[name])
 
 
-# --- components of the user's own ---
+# --- registered components ---
 
 
 _REGISTRIES: dict[str, tuple[dict[str, Any], type | None]] = {

@@ -91,7 +91,7 @@ OWN_NAMES |= {"attention_score": set(), "positions": set()}
 
 
 def split_own_names(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split a model's settings into those with built-in values and those that name components of the user's own."""
+    """Split a model's settings into those with built-in values and those that name components users registered."""
     own = {name: content[name] for name, known in OWN_NAMES.items() if content.get(name) in known}
     return {name: value for name, value in content.items() if name not in own}, own
 
@@ -327,10 +327,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     # --- sizes (Table 3) ---
 
     num_encoder_layers: int = 6
-    """Encoder layers: N of Table 3. A decoder alone does not use it."""
+    """Encoder layers: N of Table 3. A decoder-only model does not use it."""
 
     num_decoder_layers: int = 6
-    """Decoder layers: N of Table 3. An encoder alone does not use it."""
+    """Decoder layers: N of Table 3. An encoder-only model does not use it."""
 
     d_model: int = 512
     """Width of the embeddings and of every layer's output; an even number, a multiple of `num_heads`."""
@@ -384,7 +384,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A norm after the last layer of each stack; None: unless `norm_order` is `post`."""
 
     bias: bool = True
-    """Biases in projections and feed-forward layers; the next three settings override it for one kind of layer."""
+    """Biases in projections and feed-forward layers, unless `projection_bias`, `attention_output_bias` or
+    `feed_forward_bias` is set.
+    """
 
     projection_bias: bool | None = None
     """Biases of the projections to queries, keys and values; None: `bias`."""
@@ -420,7 +422,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Number of buckets of distances for the relative bias."""
 
     relative_max_distance: int = 128
-    """Distances from this one on share the last bucket."""
+    """Distances of at least this many positions share the last bucket of the relative bias."""
 
     # --- attention ---
 
@@ -489,7 +491,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
 
     predicts_deviations: bool = msgspec.field(default=False, name="foretells_deviations")
-    """Predict the standard deviation of each number too."""
+    """Predict the standard deviation of each number of a time series too."""
 
     # --- recurrent ---
 
@@ -501,8 +503,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The encoder reads forward and backward, and each direction has half of d_model."""
 
     recurrent_attention: Literal["luong", "bahdanau", "none"] = "luong"
-    """When a decoder state attends to the encoder output: after each step (`luong`), before each step (`bahdanau`), or
-    never (`none`)."""
+    """Attention of the decoder state to the encoder output: after each step (`luong`), before each step (`bahdanau`),
+    or never (`none`).
+    """
 
     input_feeding: bool = False
     """Each step also receives the attentional vector of the step before (Luong et al. 2015, section 3.3)."""

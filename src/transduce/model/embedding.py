@@ -131,7 +131,7 @@ class VocabularyModel(nn.Module):
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
-        """Return the mask (B, T) of positions that BatchNorm's statistics include, or None if there is no BatchNorm."""
+        """Return the mask (B, T) of positions for BatchNorm's statistics; None in evaluation or without BatchNorm."""
         if self.config.norm != "batch" or not self.training:
             return None
         return present_positions(ids, self.config.pad_id)

@@ -76,7 +76,7 @@ class _DropoutAdd(torch.autograd.Function):
 
 
 class Dropout(Component):
-    """A module that sets elements to zero with probability p in training, and changes nothing in evaluation."""
+    """A module that in training drops elements with probability p and scales the others by 1 / (1 - p)."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Dropout(Component):
         return x.device.type == "cpu" and x.dtype in _WORDS
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return dropout(x), or residual + dropout(x), in the shape of x."""
+        """Return dropout(x) or, with a residual, residual + dropout(x), in the shape of x."""
         if self.drops:
             if self._draws_bytes(x):
                 return _DropoutAdd.apply(residual, x, self.drop_of_256)  # type: ignore[no-any-return,no-untyped-call]
@@ -139,7 +139,7 @@ class FeedForward(Component):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the network to each position: (B, T, D) to (B, T, D)."""
+        """Apply the network to each position, (B, T, D) to (B, T, D), with dropout after the activation."""
         hidden = self.activation(self.inner(x))  # (B, T, d_ff)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 

@@ -69,8 +69,8 @@ def initialize(model: VocabularyModel) -> None:
 def initialize_layers(model: nn.Module) -> None:
     """Initialize all weights except the embedding matrices.
 
-    PyTorch's layers inside a component of the user's own keep the weights that its constructor gave them. A component's
-    own `reset_parameters` is called last.
+    PyTorch's layers inside a component that a user registered keep the weights that its constructor gave them. A
+    component's own `reset_parameters` is called last.
     """
     own_layers = set(_own_layers(model, is_own=not _is_of(model, "transduce", "torch")))
     for module in model.modules():
@@ -88,7 +88,7 @@ def initialize_layers(model: nn.Module) -> None:
 
 
 def _own_layers(module: nn.Module, *, is_own: bool) -> Iterator[int]:
-    """Yield the ids of PyTorch's layers inside components of the user's own.
+    """Yield the ids of PyTorch's layers inside components that users registered.
 
     Args:
         module: the module to search.

@@ -13,9 +13,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrize
 
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
-from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
-from transduce.model.encoder import Encoder, MaskedLanguageHead
 from transduce.model.feed_forward import Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, StackPositions
@@ -34,7 +32,7 @@ from transduce.model.recurrent import (
     RecurrentDecoderLayer,
     RecurrentEncoderLayer,
 )
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, MaskedLanguageHead, Transformer
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = tuple(getattr(torch_module, f"_global{name}") for name in HOOKS)

@@ -23,9 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.embedding import Embedding
-from transduce.model.encoder import Encoder
 from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward
 from transduce.model.feed_forward import Linear as LinearModule
 from transduce.model.known_classes import (
@@ -49,7 +47,7 @@ from transduce.model.positions import (
     SinusoidalPositions,
 )
 from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 
 # --- operations -----------------------------------------------------------------------------------------------------
 

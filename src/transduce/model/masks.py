@@ -212,10 +212,10 @@ class PackedBatch(NamedTuple):
     """A batch of sentence pairs without padding: each side's sentences are concatenated into one sequence."""
 
     source: Tensor
-    """Source token ids of all sentences, int64, (1, M)."""
+    """Source token ids of all sentences, M in total, int64, (1, M)."""
     source_packing: Packing
     target_input: Tensor
-    """The decoder's input: the target shifted right by the start symbol, int64, (1, N)."""
+    """The decoder's input: the target shifted right by the start symbol, N tokens in total, int64, (1, N)."""
     target_packing: Packing
     labels: Tensor
     """The token ids to predict, int64, (1, N)."""

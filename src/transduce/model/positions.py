@@ -171,7 +171,7 @@ class PositionEffect(NamedTuple):
     rotation: Rotation | None = None
     """The rotary embedding of queries and keys."""
     first_key: int = 0
-    """Cached keys before this one are too far away from all queries; the mask begins with this key."""
+    """The index of the first cached key that is near enough to any query; the mask begins with this key."""
 
 
 NO_POSITION_EFFECT = PositionEffect()

@@ -125,7 +125,7 @@ class CellState(NamedTuple):
 
     hidden: Tensor
     cell: Tensor | None
-    """The cell of an LSTM; a GRU has none."""
+    """The cell state of an LSTM; None for a GRU."""
     past: Tensor | None = None
     """All hidden states so far, joined with an LSTM's cell states, (N, t, D or 2 D); only for attention to the past."""
     average: Tensor | None = None
@@ -294,10 +294,10 @@ class Recurrent(VocabularyModel):
         initialize(self)
 
     def forward(self, source_ids: Tensor, target_input_ids: Tensor) -> Tensor:
-        """Return the logits of each next token by teacher forcing, (B, S) and (B, T) to (B, T, V).
+        """Return the logits of each next token by teacher forcing, (B, T, V), for source ids (B, S), target ids (B, T).
 
         Raises:
-            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))

@@ -1,4 +1,4 @@
-"""The Transformer (sections 3.1 to 3.5): encoder, decoder, and the state of decoding step by step.
+"""Transformers (sections 3.1 to 3.5) of one stack or two, and the state of decoding step by step.
 
 Legend: B batch, S source length, T target length, D model width, V vocabulary.
 """
@@ -15,10 +15,11 @@ from transduce.errors import TransduceError
 from transduce.model.attention import AttentionTrace, DecoderCache
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding, VocabularyModel
+from transduce.model.feed_forward import ACTIVATIONS, GATES
 from transduce.model.initialization import initialize
 from transduce.model.layers import DecoderLayer, EncoderLayer, StackPositions, build_layers, each_layer
-from transduce.model.masks import AttentionMask, ancestry_mask, padding_mask
-from transduce.model.norms import build_final_norm, normalize
+from transduce.model.masks import AttentionMask, ancestry_mask, padding_mask, present_positions
+from transduce.model.norms import LayerNorm, build_final_norm, normalize
 
 # --- encoder and decoder (section 3.1) ---
 
@@ -231,7 +232,7 @@ class Transformer(VocabularyModel, EncoderDecoderLayers):
             (B, T, V).
 
         Raises:
-            TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
         """
         with checked_ids(self.config, source_ids, target_input_ids):
             return self.project(self.hidden(source_ids, target_input_ids))
@@ -297,7 +298,7 @@ def checked_ids(config: ModelConfig, source_ids: Tensor, target_input_ids: Tenso
     Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
 
     Raises:
-        TransduceError: an id is not in the vocabulary, or there are more rows of one kind than of the other.
+        TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
     """
     for name, ids in (("source_ids", source_ids), ("target_input_ids", target_input_ids)):
         if not isinstance(ids, Tensor) or ids.dim() != 2:
@@ -323,3 +324,212 @@ def _check_range(ids: Tensor, size: int, name: str) -> None:
                 f"`{name}` must hold ids from 0 to {size - 1}, the model's vocabulary, but one is {id}: use the "
                 "tokenizer that the model was trained with."
             )
+
+
+# --- encoder-only models, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states ---
+# Legend: B batch, S length, D model width, V vocabulary, C classes.
+
+
+class MaskedLanguageHead(nn.Module):
+    """BERT's layers before the output projection: a linear layer, the model's activation, and LayerNorm."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        # The activation of a gated network is its gate's.
+        self.activation = (ACTIVATIONS | GATES)[config.activation]
+        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Apply linear layer, activation and LayerNorm to the states of masked positions: (…, D) to (…, D)."""
+        return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
+
+
+class Encoder(VocabularyModel):
+    """The Transformer's encoder with the configured output heads: masked language model, pooler, classifier."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.positions = StackPositions(config, causal=False)
+        self.layers = build_layers(EncoderLayer, config, config.num_encoder_layers)
+        self.norm = build_final_norm(config)
+        self.masked_language_head = MaskedLanguageHead(config) if config.masked_language_head else None
+        has_pooler = config.pooler or (config.num_labels and not config.token_labels)
+        self.pooler = nn.Linear(config.d_model, config.d_model) if has_pooler else None
+        self.classifier = nn.Linear(config.d_model, config.num_labels) if config.num_labels else None
+        initialize(self)
+
+    def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
+        """Return the logits of the token at each position, (B, S) to (B, S, V).
+
+        Args:
+            ids: token ids, padded at the right.
+            token_types: the segment of each token, for models that have token types.
+        """
+        states, _ = self.encode(ids, token_types=token_types)
+        return self.project(self.hidden(states))
+
+    def encode(
+        self, ids: Tensor, *, token_types: Tensor | None = None, trace: AttentionTrace | None = None
+    ) -> tuple[Tensor, AttentionMask]:
+        """Return a state for each token, (B, S, D), and the attention mask that hides padding."""
+        mask = padding_mask(ids, self.config.pad_id)
+        present = self.batch_norm_positions(ids)
+        x = self.embedding(ids, self.source_weight, token_types=token_types, present=present)
+        self_mask, position_effect = self.positions(x, mask)
+        weights_out = None if trace is None else trace.encoder
+        for layer in each_layer(self.layers, self.config.num_encoder_layers):
+            x = layer(x, self_mask, position_effect=position_effect, present=present, weights_out=weights_out)
+        return normalize(self.norm, x, present), mask
+
+    def hidden(self, states: Tensor) -> Tensor:
+        """Return the input of the output projection for any of the encoder's states: (…, D) to (…, D).
+
+        A masked language model needs the states of masked positions only.
+        """
+        return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
+
+    def pool(self, states: Tensor) -> Tensor:
+        """Return one vector for each sequence, tanh of a linear layer over its first state: (B, S, D) to (B, D).
+
+        Raises:
+            TransduceError: the model has no pooler.
+        """
+        if self.pooler is None:
+            raise TransduceError("This encoder has no pooler: set `model.pooler` or `model.num_labels`.")
+        return torch.tanh(self.pooler(states[:, 0]))
+
+    def classify(self, states: Tensor) -> Tensor:
+        """Return the logits of the C classes, computed from the pooled first state: (B, S, D) to (B, C).
+
+        Raises:
+            TransduceError: the model has no classes of texts.
+        """
+        if self.classifier is None or self.config.token_labels:
+            raise TransduceError("This encoder has no classes of texts: set `model.num_labels`.")
+        return self.classifier(self.embedding.dropout(self.pool(states)))  # type: ignore[no-any-return]
+
+    def label_tokens(self, states: Tensor) -> Tensor:
+        """Return the logits of C labels for each token, computed from its state: (B, S, D) to (B, S, C).
+
+        Raises:
+            TransduceError: the model has no labels of tokens.
+        """
+        if self.classifier is None or not self.config.token_labels:
+            raise TransduceError("This encoder has no labels of tokens: set `model.token_labels`.")
+        return self.classifier(self.embedding.dropout(states))  # type: ignore[no-any-return]
+
+
+# --- decoder-only models, such as GPT-2 and Llama, which continue a prompt (Radford et al. 2019) ---
+# Legend: B batch, T length, P tokens of the longest prompt, W hypotheses of each prompt, D model width, V vocabulary.
+
+
+class Decoder(VocabularyModel):
+    """A decoder-only model: a stack of self-attention layers with the look-ahead mask, which continues a prompt."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.embedding = Embedding(config)
+        self.positions = StackPositions(config, causal=True)
+        self.layers = build_layers(EncoderLayer, config, config.num_decoder_layers)
+        self.norm = build_final_norm(config)
+        initialize(self)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the logits of each next token: token ids (B, T), padded at the right, to (B, T, V)."""
+        return self.project(self.hidden(ids))
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return the output of the last layer, (B, T, D), before the projection to the vocabulary."""
+        return self.decode(ids)
+
+    def decode(
+        self,
+        ids: Tensor,
+        *,
+        mask: AttentionMask | None = None,
+        positions: Tensor | None = None,
+        cache: DecoderCache | None = None,
+        trace: AttentionTrace | None = None,
+    ) -> Tensor:
+        """Return the last layer's output (B, T, D) for token ids (B, T); other arguments as in `Transformer.decode`."""
+        present = self.batch_norm_positions(ids)
+        if positions is None and cache is not None and cache.length:
+            positions = cache.next_positions(ids)
+        x = self.embedding(ids, self.source_weight, positions, present=present)
+        self_mask, position_effect = self.positions(x, mask, positions, cache)
+        weights_out = None if trace is None else trace.decoder
+        for number, layer in enumerate(each_layer(self.layers, self.config.num_decoder_layers)):
+            layer_cache = None if cache is None else cache.layers[number]
+            x = layer(
+                x,
+                self_mask,
+                position_effect=position_effect,
+                present=present,
+                cache=layer_cache,
+                weights_out=weights_out,
+            )
+        return self.finish(normalize(self.norm, x, present))
+
+    def new_cache(self) -> DecoderCache:
+        """Return an empty KV cache for the method `decode`."""
+        return DecoderCache(self.config.num_decoder_layers)
+
+    def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
+        """Read prompts (B, P), padded at the right, and return a decoding state that continues them step by step.
+
+        A prompt has at least one token; an empty prompt is the start symbol. In a model whose padding id is the end
+        symbol too, `lengths`, (B,), must give the lengths of the prompts.
+        """
+        return PromptState(self, source_ids, lengths)
+
+
+class PromptState(DecodingState):
+    """A decoding state of a decoder-only model: a cache with prompts of different lengths and their continuations."""
+
+    def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
+        """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass."""
+        self.model = model
+        self.cache = model.new_cache()
+        index = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
+        if lengths is None:
+            # A padding id inside a prompt is a token; at its end it is padding.
+            present = present_positions(prompt_ids, model.config.pad_id)
+            lengths = (present * (index + 1)).amax(dim=1)
+        self.next_position = lengths  # (B,)
+        self.ancestry = Ancestry(index < self.next_position[:, None])
+        hidden = model.decode(prompt_ids, cache=self.cache)  # (B, P, D)
+        last = (self.next_position - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        self._after_prompt: Tensor | None = hidden.gather(1, last)  # (B, 1, D)
+
+    def step(self, tokens: Tensor, *, trace: AttentionTrace | None = None) -> Tensor:
+        """Return the last layer's output for the newest token of W hypotheses per prompt, (B, W) to (B, W, D).
+
+        The first step returns the output after the prompt's last token, and ignores its argument.
+        """
+        if self._after_prompt is not None:
+            hidden, self._after_prompt = self._after_prompt, None
+            return hidden
+        width = tokens.shape[1]
+        hidden = self.model.decode(
+            tokens,
+            mask=self.ancestry.extend(width),
+            positions=self.next_position[:, None].expand(-1, width),
+            cache=self.cache,
+            trace=trace,
+        )
+        self.next_position = self.next_position + 1
+        return hidden
+
+    @override
+    def reorder(self, parents: Tensor) -> None:
+        self.ancestry.reorder(parents)
+
+    @override
+    def keep_sentences(self, rows: Tensor) -> None:
+        if self._after_prompt is not None:
+            self._after_prompt = self._after_prompt.index_select(0, rows)
+        self.next_position = self.next_position.index_select(0, rows)
+        self.ancestry.keep_sentences(rows)
+        self.cache.keep_sentences(rows)

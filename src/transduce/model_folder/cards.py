@@ -34,7 +34,7 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     length: int = 512
     """Maximum number of tokens that an encoder reads from a text, including special tokens."""
     pooling: Pooling | None = None
-    """How an embedding model makes one vector of a text's states; only embedding models have it."""
+    """Way in which an embedding model makes one vector of a text's token states; None for other models."""
     normalizes: bool = False
     """True if an embedding model divides each vector by its norm."""
 
@@ -52,8 +52,8 @@ def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
 def kept_documents(folder: Path) -> dict[str, str]:
     """Return the text files of a model folder, by name, that writing its model and tokenizer anew would lose.
 
-    These are the task card, the text settings measured on the training data, and the profiles of languages. A Hugging
-    Face folder has no card, and the model's heads determine the card.
+    These are the task card, the measurements of training lines, which decide how texts are split into sentences, and
+    the profiles of languages. Without a card in the folder, the card follows from the model's heads.
     """
     card = find_task_card(folder)
     texts = {} if card is None else {TASK_CARD: card.text()}

@@ -12,9 +12,7 @@ from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Machine, Precision, detect_machine
 from transduce.model.build import AnyModel, EncoderDecoder, Model
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.read import ModelFolder
 from transduce.model_folder.tensor_files import MappedTensors
 from transduce.model_folder.weight_cache import PrepackedCache, has_proofs, read_proof

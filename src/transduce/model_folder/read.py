@@ -18,11 +18,9 @@ from transduce.interop.hugging_face.import_weights import LazyTensors, all_finit
 from transduce.interop.hugging_face.imported_tokenizer import IMPORTED_TOKENIZER_FILE, load_tokenizer
 from transduce.model.build import AnyModel, EncoderDecoder, Model, build_model, compute_unstored_buffers
 from transduce.model.config import Kind, ModelConfig, convert_config
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.recurrent import Recurrent
 from transduce.model.series import SeriesTransformer
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.model_folder.hugging_face import (
     check_hugging_face_folder,
     hugging_face_kind,
@@ -82,7 +80,7 @@ class ModelFolder(msgspec.Struct, Generic[M], frozen=True):
     files: tuple[MappedTensors, ...] = ()
     """The files whose tensors the model has mapped."""
     prepacked: MappedTensors | None = None
-    """The file with the prepacked weights of the model, if they come from one."""
+    """The cache file from which the model has its prepacked weights; None if it does not use one."""
 
 
 class _Directions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

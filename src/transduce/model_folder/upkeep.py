@@ -33,7 +33,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     files: int
     """Number of files that have the digests in the manifest."""
     megabytes: float
-    """Size of these files, in 10⁶ bytes."""
+    """Size of the files with digests in the manifest, in 10⁶ bytes."""
     tensors: int
     """Number of tensors, all of whose values are finite."""
     cached: tuple[str, ...]
@@ -127,7 +127,7 @@ class QuantizeReport(msgspec.Struct, frozen=True):
     file: str
     """The file with the quantized weights."""
     megabytes: float
-    """Size of that file, in 10⁶ bytes."""
+    """Size of the file with the quantized weights, in 10⁶ bytes."""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.megabytes:,.1f} MB, which `--precision int8` maps on this kind of processor"

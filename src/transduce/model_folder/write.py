@@ -13,13 +13,11 @@ from torch import Tensor
 from transduce.argument_checks import as_path
 from transduce.atomic_io import file_sha256, replace_file, write_file
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors
+from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors
-from transduce.interop.hugging_face.tokenizer_files import tokenizer_files
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
 from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 from transduce.model_folder.cards import SERIES_CARD, labels_among
 from transduce.model_folder.load import precision_of
 from transduce.model_folder.read import (

@@ -325,9 +325,9 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents the final tokens of each hypothesis open, (B, W).
+    """Return how many constituents each hypothesis opens at its end, (B, W).
 
-    Only tokens after the last one that writes a word or opens no constituent count.
+    This is the sum over its last tokens, up to one that writes a word or opens no constituent.
     """
     is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
     return (opened * is_newest).sum(-1)

@@ -186,9 +186,9 @@ class GenerateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     forbidden_ids: tuple[int, ...] = ()
     """Tokens that are never written."""
     stop: Literal["full", "likely", "never"] = "likely"
-    """When the search for a sentence stops. `full`: once `beam_size` hypotheses have ended. `likely`: once, in
-    addition, no live hypothesis has a better score at its current length. `never`: once, in addition, no live
-    hypothesis could have a better score at the maximum length.
+    """Condition for stopping the search for a sentence. `full`: `beam_size` hypotheses have ended. `likely`: in
+    addition, no live hypothesis has a better score at its current length. `never`: in addition, no live hypothesis
+    could have a better score at the maximum length.
     """
     renormalize: bool = False
     """Renormalize probabilities over the tokens that rules permit: `renormalize_logits`, which OPUS models set."""

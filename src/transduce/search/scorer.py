@@ -35,7 +35,7 @@ class Scorer(Protocol):
 
 
 class AttentiveScorer(Protocol):
-    """A scorer that reports its attention to the source."""
+    """An interface of scorers that report their attention to the source."""
 
     def attention(self) -> Tensor:
         """Return the newest step's attention to each of the S source tokens, float32 (B, W, S).

@@ -17,11 +17,10 @@ from transduce.serving.completions import Completions
 from transduce.serving.deepl import DeepLHandlers
 from transduce.serving.inspection_api import InspectionHandlers, InspectionViews
 from transduce.serving.libretranslate import LibreTranslateHandlers
-from transduce.serving.messages import Health, RequestError
+from transduce.serving.messages import Health, Operation, RequestError, document
 from transduce.serving.metrics import CONTENT_TYPE
 from transduce.serving.ollama import OllamaHandlers
 from transduce.serving.openai import OpenAIHandlers
-from transduce.serving.openapi import Operation, document
 from transduce.serving.responses import ResponseMiddleware, error_response, json_response
 from transduce.serving.service import RequestChecks, Service
 from transduce.serving.uploads import DocumentStore

@@ -181,7 +181,7 @@ class Batcher:
             self._dequeue(job)
 
     def _pick(self, job: Job) -> list[JobSentence]:
-        """Return the sentences of a new batch: a job's longest waiting one and compatible ones of similar length."""
+        """Return the sentences of a new batch: the longest that waits in a job and compatible ones of like length."""
         head = JobSentence(job, job.waiting[0])
         candidates = sorted(self._compatible_sentences(head), key=lambda sentence: abs(sentence.tokens - head.tokens))
         max_tokens, max_sentences = (

@@ -449,7 +449,7 @@ def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice
 
 
 def _tokens_within(tokens: Sequence[TokenProbability], text: str) -> tuple[TokenProbability, ...]:
-    """Return the first tokens of a longer text: those that begin within `text`, the part that is kept."""
+    """Return the tokens that begin within `text`, which is the first part of the text that `tokens` spell."""
     kept, length = [], 0
     for token in tokens:
         if length >= len(text):

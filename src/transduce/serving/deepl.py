@@ -17,8 +17,7 @@ from transduce.documents.markup_tokens import MarkupSettings
 from transduce.errors import TransduceError
 from transduce.serving.glossaries import StoredGlossary, entries_as_tsv, parse_entries
 from transduce.serving.languages import AUTO, base, canonical, language_name
-from transduce.serving.messages import RequestError, UploadedFile, invalid_request
-from transduce.serving.openapi import Operation
+from transduce.serving.messages import Operation, RequestError, UploadedFile, invalid_request
 from transduce.serving.request_bodies import as_list
 from transduce.serving.responses import file_response, json_response
 from transduce.serving.service import (

@@ -17,13 +17,13 @@ from transduce.serving.jobs import FunctionJob
 from transduce.serving.messages import (
     InspectRequest,
     InterveneRequest,
+    Operation,
     PageSettings,
     RequestError,
     SentenceRequest,
     invalid_request,
 )
 from transduce.serving.models import ServedModel
-from transduce.serving.openapi import Operation
 from transduce.serving.service import RequestChecks, watch_disconnect, with_alternatives
 
 _LINE_ENDS = ("\n", "\r")

@@ -22,6 +22,7 @@ from transduce.serving.messages import (
     Language,
     LanguageChoice,
     LanguageChoices,
+    Operation,
     RequestError,
     SuggestRequest,
     SuggestResponse,
@@ -31,9 +32,8 @@ from transduce.serving.messages import (
     TranslateResponse,
     invalid_request,
 )
-from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import file_response, json_response
+from transduce.serving.responses import ProgressBuffer, file_response, json_response, stream_response
 from transduce.serving.service import (
     Answer,
     RequestChecks,
@@ -42,7 +42,6 @@ from transduce.serving.service import (
     warning_header,
     watch_disconnect,
 )
-from transduce.serving.streaming import ProgressBuffer, stream_response
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.text.glossary import Glossary
 

@@ -12,13 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from transduce.serving.completions import Completion, CompletionRequest, Completions, FinishReason
-from transduce.serving.messages import Progress, RequestError, invalid_request
+from transduce.serving.messages import Operation, Progress, RequestError, invalid_request
 from transduce.serving.openai import ChatMessage, Ignored, Refused, conversation_text, last_user_message
-from transduce.serving.openapi import Operation
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import json_response
+from transduce.serving.responses import EventFormatter, ProgressBuffer, json_response, stream_response
 from transduce.serving.service import RequestChecks, watch_disconnect
-from transduce.serving.streaming import EventFormatter, ProgressBuffer, stream_response
 
 # --- messages ---
 

@@ -23,12 +23,10 @@ from transduce.serving.completions import (
     FinishReason,
     token_offsets,
 )
-from transduce.serving.messages import OpenAIError, Progress, RequestError, invalid_request
-from transduce.serving.openapi import Operation
+from transduce.serving.messages import OpenAIError, Operation, Progress, RequestError, invalid_request
 from transduce.serving.request_bodies import as_list
-from transduce.serving.responses import json_response, openai_error
+from transduce.serving.responses import EventFormatter, ProgressBuffer, json_response, openai_error, stream_response
 from transduce.serving.service import RequestChecks, TokenProbability, watch_disconnect
-from transduce.serving.streaming import EventFormatter, ProgressBuffer, stream_response
 
 # --- messages ---
 

@@ -37,7 +37,7 @@ from transduce.tasks.prepared_folder import (
     tokenizer_settings_of,
 )
 from transduce.tasks.settings.structs import DataSettings, Settings
-from transduce.tasks.text_file_states import store_text_file_states
+from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import HEADER, MALFORMED, CorpusFiles, Pair, PairBlock, PairReader, read_pairs
 from transduce.text.files import LineNotes, is_decodable

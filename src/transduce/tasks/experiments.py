@@ -29,7 +29,7 @@ from transduce.tasks.run.resolving import preflight
 from transduce.tasks.run.run_folder import SETTINGS_FILE
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, to_toml
 from transduce.tasks.settings.structs import Settings
-from transduce.tasks.text_file_states import StoredTextFiles
+from transduce.tasks.text_files import StoredTextFiles
 from transduce.text.files import content_sha256
 from transduce.text.tagged import is_tagged_file
 from transduce.training.choices import ChoiceLog

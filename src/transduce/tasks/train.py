@@ -12,13 +12,12 @@ import msgspec
 from transduce.argument_checks import as_path, as_paths
 from transduce.deprecation import renamed_arguments
 from transduce.errors import TransduceError
-from transduce.tasks.conversion import refuse_other_objects, write_objects
 from transduce.tasks.run.run import RunRequest, train_run
 from transduce.tasks.run.run_folder import SETTINGS_FILE, read_stored, refuse_to_overwrite
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings
 from transduce.tasks.settings.structs import DataSettings
 from transduce.tasks.synthetic_data import REVERSE_FOLDER, TEACHER_FOLDER, train_with_monolingual, train_with_teacher
-from transduce.tasks.text_file_states import StoredTextFiles
+from transduce.tasks.text_files import StoredTextFiles, refuse_other_objects, write_objects
 from transduce.training.callbacks import Callback
 from transduce.training.loop import TrainResult
 

@@ -19,9 +19,11 @@ from transduce.errors import TransduceError
 from transduce.model.feed_forward import Dropout
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart
 from transduce.training.checkpoint import (
+    Best,
     Checkpoint,
     Environment,
     RunState,
+    Selection,
     average_weights,
     check_kinds,
     checkpoint_path,
@@ -40,10 +42,15 @@ from transduce.training.events import (
     ValidationEvent,
     format_duration,
 )
-from transduce.training.interruption import AbandonedError, Interruption
+from transduce.training.interruption import (
+    AbandonedError,
+    Interruption,
+    explain_step_out_of_memory,
+    tolerate_full_disk,
+    try_batches,
+)
 from transduce.training.loss import Loss
 from transduce.training.loss_spikes import NO_FINITE_LOSS, LossWindow, MicroBatch, Origin, SkippedStep, find_origin
-from transduce.training.out_of_memory import explain_step_out_of_memory, tolerate_full_disk, try_batches
 from transduce.training.prefetch import Batches
 from transduce.training.schedule import (
     Decision,
@@ -52,7 +59,6 @@ from transduce.training.schedule import (
     provisional_steps,
     validations_until,
 )
-from transduce.training.selection import Best, Selection
 from transduce.training.settings import ResolvedTraining, step_rates
 
 # --- dropout that does harm ---

@@ -132,7 +132,7 @@ def _unrelated_files(lines: int) -> Finding:
 
 
 def _lag_before(stretch: Stretch, stretches: Sequence[Stretch]) -> int:
-    """Return the lag (shift of line numbers) of the last aligned stretch before this one, or 0 if there is none."""
+    """Return the lag (shift of line numbers) of the last aligned stretch before `stretch`, or 0 if there is none."""
     lags = [earlier.lag for earlier in stretches if earlier.first_line < stretch.first_line and earlier.lag is not None]
     return lags[-1] if lags else 0
 

@@ -49,7 +49,7 @@ class SideFeatures(NamedTuple):
     digits: NDArray[np.int64]
     """A hash of the numbers in each line, or 0 if it has none, (lines,)."""
     codes: NDArray[np.int64]
-    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, most words)."""
+    """Hashes of words with digits, such as product codes, addresses and years; padded with 0, (lines, codes)."""
     words: Ints
     """The rarest words of each line as numbers by frequency from 1; padded with 0, (lines, words)."""
 

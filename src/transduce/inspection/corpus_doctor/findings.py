@@ -457,8 +457,8 @@ def language_findings(text: CorpusText) -> list[Finding]:
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
     """Return the lines of each side that are in the other side's main script: swapped or copied lines.
 
-    A line counts if its counterpart is in this side's main script, or is equal to it. Such lines do not make a script
-    this side's own, however many they are.
+    A line counts if its counterpart is in the line's side's main script (swapped) or equals the line (copied). Such
+    lines are not evidence that a side has text in both scripts.
     """
     misplaced: tuple[set[int], set[int]] = (set(), set())
     main_scripts = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]

@@ -49,7 +49,7 @@ class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recognize(subject: Subject) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes of a model, most basic first; the model runs once, and its norms once more each.
+    """Return the known mistakes of a model, most basic first; the model runs once, and each norm once more.
 
     Only operations of PyTorch that Python code calls are seen. A mistake that is not recognized may still be there.
     """

@@ -153,11 +153,11 @@ class RandomTokens:
         return ids
 
     def other_target(self, ids: Tensor) -> Tensor:
-        """Return target tokens that differ from the given ones at every position, (B, T)."""
+        """Return target tokens that differ from `ids` at every position, (B, T)."""
         return _next_ids(ids, self._target.to(ids.device))
 
     def other_source(self, ids: Tensor) -> Tensor:
-        """Return source tokens that differ from the given ones at every position, (B, S)."""
+        """Return source tokens that differ from `ids` at every position, (B, S)."""
         return _next_ids(ids, self._source.to(ids.device))
 
     def _draw(self, ordinary: Tensor, batch: int, length: int) -> Tensor:
@@ -177,7 +177,7 @@ def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
 
 
 def _next_ids(ids: Tensor, ordinary: Tensor) -> Tensor:
-    """Return ordinary ids that differ from the given ones at every position."""
+    """Return ids, all among `ordinary`, that differ from `ids` at every position."""
     index = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
     return ordinary[(index + 1) % len(ordinary)]
 
@@ -188,7 +188,7 @@ def _with_last(ids: Tensor, last: int) -> Tensor:
 
 
 def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
-    """Return token ids with this number of padding columns appended."""
+    """Return token ids, (B, T), with `columns` columns of padding appended."""
     return torch.nn.functional.pad(ids, (0, columns), value=pad_id)
 
 

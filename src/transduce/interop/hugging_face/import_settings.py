@@ -582,7 +582,7 @@ def _optional_id(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def _forced_first_id(values: Mapping[str, Any]) -> int | None:
-    """Return the forced first id; the first BART configurations set `force_bos_token_to_be_generated` instead."""
+    """Return the id that every output begins with, or None; old BART files set `force_bos_token_to_be_generated`."""
     if values.get("forced_bos_token_id") is None and _flag(values, "force_bos_token_to_be_generated"):
         return _integer(values, "bos_token_id", 0)
     return _optional_id(values, "forced_bos_token_id")

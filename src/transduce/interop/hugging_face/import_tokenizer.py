@@ -24,8 +24,7 @@ from transduce.interop.hugging_face.token_pipelines import (
     open_pipeline,
 )
 from transduce.text.sentencepiece_model import read_pieces
-from transduce.text.special_tokens import Symbol
-from transduce.text.vocabulary import SPECIAL_TOKENS
+from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol
 
 # --- import tokenizer files ---
 # Access to the files of a Hugging Face tokenizer.

@@ -17,9 +17,8 @@ from transduce.atomic_io import write_file
 from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.token_pipelines import TokenizationRecord, WordListRecord
-from transduce.text.special_tokens import Symbol
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, replace_lone_surrogates
+from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol, Vocabulary, replace_lone_surrogates
 
 IMPORTED_TOKENIZER_FILE = "foreign_tokenizer.json"
 _FORMAT_VERSION = 1

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced, is_word_character
-from transduce.text.special_tokens import Symbol, SymbolSplitter
+from transduce.text.vocabulary import Symbol, SymbolSplitter
 
 PatternName = Literal["gpt2", "llama3", "qwen2", "none"]
 PATTERNS: dict[PatternName, str] = {

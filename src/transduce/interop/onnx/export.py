@@ -54,12 +54,10 @@ from transduce.interop.onnx.layers import (
 from transduce.interop.onnx.recurrent import build_recurrent_decoder, build_recurrent_encoder
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.encoder import Encoder
 from transduce.model.layer_graph import table, unsupported_settings
 from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Encoder, Transformer
 
 # --- onnx single ---
 # Export of decoder-only and encoder-only models to one ONNX graph each.

@@ -558,7 +558,7 @@ def build_context(
 
 
 def _relative_bias(graph: Graph, relative: RelativePositions, distance: str) -> str:
-    """Look up T5's bias for distances from queries to keys, (batch or 1, 1, queries, keys), for each head (axis 1)."""
+    """Add a lookup of T5's bias by distance: (batch or 1, 1, queries, keys) to (batch or 1, heads, queries, keys)."""
     max_distance = relative.max_distance
     clipped = graph.apply("Clip", distance, graph.integer(-max_distance), graph.integer(max_distance))
     row = graph.apply("Add", clipped, graph.integer(max_distance))

@@ -81,7 +81,7 @@ def build_recurrent_encoder(model: Recurrent) -> Graph:
 
 
 def _build_encoder_layer(graph: Graph, x: str, lengths: str, layer: RecurrentEncoderLayer) -> tuple[str, str]:
-    """Add an encoder layer; return its states, (length, batch, width), and the last states, (batch, width)."""
+    """Add an encoder layer; return its states, (length, batch, width), and its last state, (batch, width)."""
     directions = [_build_cells(graph, x, layer.ahead, lengths=lengths)]
     if layer.back is not None:
         directions.append(_build_cells(graph, x, layer.back, lengths=lengths, direction="reverse"))
@@ -100,7 +100,7 @@ def _build_mean(graph: Graph, memory: str, present: str) -> str:
 
 
 def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
-    """Add the initial state of each decoder layer as outputs, named like the decoder's inputs."""
+    """Add the initial state of each decoder layer as outputs, which have the names of the decoder graph's inputs."""
     config = model.config
     zeros = graph.apply("Sub", context, context)
     start = zeros if config.recurrent_context_to == "steps" else context
@@ -178,7 +178,7 @@ class _MemoryAttention:
 
 
 def _add_state(graph: Graph, layer: RecurrentDecoderLayer, number: int, width: int) -> _State:
-    """Add inputs for the past state of layer `number`."""
+    """Add graph inputs for the past state of layer `number`, and return their names."""
     names = ["hidden", *(["cell"] if isinstance(layer.cells, nn.LSTM) else [])]
     names += ["states", "average"] if layer.past_attention is not None else []
     cell = "cell" if "cell" in names else None

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from transduce.data.batches import Batch
-from transduce.data.labelled import LabeledBatch, LabeledPlan, LabeledTexts
+from transduce.data.batches import Batch, LabeledBatch, LabeledPlan, LabeledTexts
 from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import score_labels
 from transduce.evaluation.significance import standard_error
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import TaskCorpus, TaskText, prepare_corpus
 from transduce.tasks.kinds.kind import (
@@ -50,9 +49,8 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.text.corpus import read_pairs
 from transduce.text.files import count_noun
 from transduce.text.filters import PairFilter
-from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import Vocabulary
+from transduce.text.vocabulary import SPECIAL_TOKENS, Vocabulary, special_tokens_of
 from transduce.training.choices import Choice, ChoiceLog
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from transduce.data.batches import Batch, BatchPlan
 from transduce.data.holdout import HoldOutSettings
+from transduce.data.text_noise import NoiseSettings, add_noise, noise_tokens
 from transduce.model.build import AnyModel
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
@@ -20,7 +21,6 @@ from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import CardTexts, Outcome, RunPlacement, Share, TextKind, model_dtype, text_only
 from transduce.tasks.kinds.texts import write_texts
 from transduce.tasks.kinds.translation import DevSet, TranslationTask, dev_batches
-from transduce.tasks.noise import NoiseSettings, add_noise, noise_tokens
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
 from transduce.text.files import count_noun
 from transduce.text.tokenizer import Tokenizer

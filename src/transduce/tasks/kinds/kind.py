@@ -19,13 +19,11 @@ from transduce.data.batches import Batch, BatchPlan, largest_batches
 from transduce.data.holdout import HoldOutSettings
 from transduce.errors import TransduceError
 from transduce.exchange.exporters import formats_for
-from transduce.interop.hugging_face.export import automatic_class_for, class_for
-from transduce.interop.hugging_face.tokenizer_files import has_tokenizer
+from transduce.interop.hugging_face.export import automatic_class_for, class_for, has_tokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
 from transduce.search.settings import SearchSettings
-from transduce.tasks.conversion import write_pairs
 from transduce.tasks.corpus import (
     RunCorpus,
     TaskCorpus,
@@ -36,6 +34,7 @@ from transduce.tasks.corpus import (
     use_prepared_corpus,
 )
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
+from transduce.tasks.text_files import write_pairs
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings

@@ -21,7 +21,7 @@ from transduce.inference.generator import decode_with_line_feeds, load_generator
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.model.build import AnyModel, build_decoder
 from transduce.model.config import ModelConfig
-from transduce.model.decoder import Decoder
+from transduce.model.transformer import Decoder
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
     DEV_BATCH_TOKENS,

@@ -32,7 +32,7 @@ from transduce.errors import TransduceError
 from transduce.inference.mask_filler import load_filler
 from transduce.model.build import AnyModel, build_model
 from transduce.model.config import ModelConfig
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard
 from transduce.tasks.corpus import TaskCorpus, TaskText
 from transduce.tasks.kinds.kind import (
@@ -50,8 +50,8 @@ from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Set
 from transduce.text.corpus import Format, read_texts
 from transduce.text.filters import FilterSettings
 from transduce.text.sentences import read_documents, sentences_of
-from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of, text_token_ids
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SPECIAL_TOKENS, special_tokens_of, text_token_ids
 from transduce.training.choices import (
     Choice,
     ChoiceLog,

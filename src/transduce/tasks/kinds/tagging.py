@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.atomic_io import file_sha256, write_file
-from transduce.data.batches import Batch
-from transduce.data.labelled import NO_LABEL, LabeledBatch, LabeledPlan, TaggedTexts
+from transduce.data.batches import NO_LABEL, Batch, LabeledBatch, LabeledPlan, TaggedTexts
 from transduce.errors import TransduceError
 from transduce.evaluation.scores import TagCounts, TaggingReport, count_tags, score_tags
 from transduce.evaluation.significance import standard_error
@@ -25,7 +24,7 @@ from transduce.inference.tagger import encode_words, load_tagger
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.model.build import AnyModel
 from transduce.model.config import ModelConfig
-from transduce.model.encoder import Encoder
+from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import TASK_CARD, TaskCard, find_task_card
 from transduce.tasks.corpus import measure_corpus
 from transduce.tasks.kinds.kind import (
@@ -46,15 +45,15 @@ from transduce.tasks.kinds.masked_language_model import (
 )
 from transduce.tasks.prepared_folder import tokenizer_settings_of
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings, TaskSettings
-from transduce.tasks.text_file_states import store_text_file_states
+from transduce.tasks.text_files import store_text_file_states
 from transduce.tasks.vocabularies import extend_base_tokenizer, learn_tokenizer, vocabulary_notices
 from transduce.text.corpus import CorpusFiles
 from transduce.text.files import count_noun
 from transduce.text.filters import FilterSettings
 from transduce.text.sentencepiece_model import TokenizerSettings
-from transduce.text.special_tokens import SPECIAL_TOKENS, special_tokens_of
 from transduce.text.tagged import TaggedSentence, describe_spans, read_tagged
 from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import SPECIAL_TOKENS, special_tokens_of
 from transduce.training.choices import Choice
 from transduce.training.events import ValidationEvent
 from transduce.training.loss import Loss

@@ -15,8 +15,7 @@ from transduce.interop.word_vectors import vector_width
 from transduce.machine import Machine
 from transduce.model.build import Model, build_any_model
 from transduce.model.config import UNUSED_BY_RECURRENT, ModelConfig
-from transduce.model.decoder import Decoder
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Decoder, Transformer
 from transduce.model_folder.read import ModelFolder
 from transduce.search.settings import SearchSettings
 from transduce.tasks.corpus import RunCorpus, languages_of

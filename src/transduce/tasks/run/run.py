@@ -26,7 +26,6 @@ from transduce.model.backend import using_backend
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import write_model_folder
 from transduce.process_environment import keep_freed_memory
-from transduce.tasks.conversion import STANDARD_INPUT
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds.all_kinds import kind_of
 from transduce.tasks.kinds.kind import Preparation, RunPlacement, Validation
@@ -69,7 +68,7 @@ from transduce.tasks.run.run_folder import (
 from transduce.tasks.settings.presets import preset_settings
 from transduce.tasks.settings.reading import make_settings, to_toml
 from transduce.tasks.settings.structs import DataSettings, ResolvedSettings, Settings
-from transduce.tasks.text_file_states import StoredTextFiles
+from transduce.tasks.text_files import STANDARD_INPUT, StoredTextFiles
 from transduce.training.callbacks import Callback
 from transduce.training.checkpoint import Environment, RunState, load_newest, newest_state
 from transduce.training.choices import ChoiceLog
@@ -86,10 +85,9 @@ from transduce.training.forecast import (
     forecast_run,
     with_score,
 )
-from transduce.training.interruption import ignore_hangup
+from transduce.training.interruption import explain_model_out_of_memory, ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
-from transduce.training.out_of_memory import explain_model_out_of_memory
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 from transduce.ui_language import column, localized

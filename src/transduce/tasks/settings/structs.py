@@ -9,7 +9,7 @@ import msgspec
 from transduce.data.mixing import Mixture, Schedule
 from transduce.data.sentence_pairs import MaskingSettings
 from transduce.data.series import SeriesSettings
-from transduce.data.text_noise import TextNoiseSettings
+from transduce.data.text_noise import NoiseSettings, TextNoiseSettings
 from transduce.errors import TransduceError
 from transduce.interop.word_vectors import WordVectorSettings
 from transduce.model.config import (
@@ -26,7 +26,6 @@ from transduce.model.config import (
 )
 from transduce.search.settings import SearchSettings
 from transduce.tasks import TaskName
-from transduce.tasks.noise import NoiseSettings
 from transduce.text.corpus import Format
 from transduce.text.filters import FilterSettings
 from transduce.text.languages import language_of, valid_language

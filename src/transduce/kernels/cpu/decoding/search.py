@@ -13,12 +13,10 @@ from torch import Tensor
 from transduce.kernels.cpu.decoding.search_kernel import RANKINGS, SearchArguments, search_kernel
 from transduce.kernels.cpu.decoding.state import RESERVED_STEPS, NativePromptState, NativeState, Scratch
 from transduce.kernels.cpu.decoding.writer import StepArguments
-from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits
+from transduce.kernels.cpu.jit.compiler import CompiledKernel, float_bits, run_timed
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
-from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
-from transduce.kernels.cpu.sampling import DrawArguments
-from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, select_scratch_size
+from transduce.kernels.cpu.selection import DrawArguments, RuleArguments, SelectArguments, select_scratch_size
 from transduce.model.backend import FoundHypothesis, ReservedCapacity, SearchBounds, SearchRules
 
 _FREE = -1  # where no token is forced

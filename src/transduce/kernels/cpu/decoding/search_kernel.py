@@ -19,8 +19,7 @@ from transduce.kernels.cpu.jit.compiler import (
     raw_kernel,
 )
 from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
-from transduce.kernels.cpu.sampling import emit_draw
-from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_select
+from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_draw, emit_select
 
 _MINUS_INFINITY = float("-inf")
 RANKINGS = ("paper", "full", "likely", "never", "sample")

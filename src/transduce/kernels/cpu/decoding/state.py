@@ -11,8 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.kernels.cpu.decode_rows import PositionTables
-from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, output_projection_of
-from transduce.kernels.cpu.decoding.encoder import TextLayout
+from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel, TextLayout, output_projection_of
 from transduce.kernels.cpu.decoding.writer import FEED_FORWARD_ROWS, StepArguments
 from transduce.kernels.cpu.gemm.amx import READABLE_EXTRA_ROWS
 from transduce.kernels.cpu.jit.compiler import (
@@ -21,10 +20,10 @@ from transduce.kernels.cpu.jit.compiler import (
     kernel,
     new_builder,
     require_integer_tile,
+    run_timed,
 )
 from transduce.kernels.cpu.jit.ir_builder import I64
 from transduce.kernels.cpu.jit.memory import Arena
-from transduce.kernels.cpu.jit.threads import run_timed
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.sequence_attention import sequence_scratch_size
 from transduce.kernels.prepacked import PrepackedDecoder, PrepackedEncoder, PrepackedTransformer

@@ -22,10 +22,10 @@ from transduce.kernels.cpu.jit.compiler import (
     kernel,
     new_builder,
     require_integer_tile,
+    useful_threads,
 )
 from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value
 from transduce.kernels.cpu.jit.memory import file_rows
-from transduce.kernels.cpu.jit.threads import useful_threads
 from transduce.kernels.cpu.jit.tile import (
     HALF_BITS,
     MICRO_KERNEL_TYPES,

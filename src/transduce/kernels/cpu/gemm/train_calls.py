@@ -13,8 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from transduce.kernels.cpu.gemm.packing import Gradient, Matrix
-from transduce.kernels.cpu.gemm.train import Avx2GemmEmitter, Epilogue, Float32GemmEmitter, Gemm, GemmEmitter
-from transduce.kernels.cpu.gemm.train_amx import AmxGemmEmitter
+from transduce.kernels.cpu.gemm.train import (
+    AmxGemmEmitter,
+    Avx2GemmEmitter,
+    Epilogue,
+    Float32GemmEmitter,
+    Gemm,
+    GemmEmitter,
+)
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     address_of,
