@@ -471,7 +471,7 @@ class _Gradients(AmxHead):
                 self.fewer_than(k.mul(k.add(remaining, -start), 2)),
             )
             halves.append(k.load_as_float32(self.start_of_sums(), offset, F32, mask=inside))
-        greatest, inverse = (k.shuffle(*halves, range(which, 2 * k.lanes, 2)) for which in range(2))
+        greatest, inverse = (k.shuffle(halves[0], halves[1], range(which, 2 * k.lanes, 2)) for which in range(2))
         return greatest, inverse
 
     def _store_score_gradients(self, limit: Value, column: Value, mean: Value) -> None:

@@ -73,7 +73,7 @@ class SearchArguments(NamedTuple):
     longest_prompt: Any
     """The number of tokens of the longest prompt; 0 in encoder-decoder models."""
     draw_arguments: Any
-    """The arguments of sampling, `sampling.DrawArguments`."""
+    """The arguments of sampling, `selection.DrawArguments`."""
     ranking: Any
     """The index in `RANKINGS` of the rule that ranks hypotheses and ends a sentence; greedy search has the first."""
     beam_size: Any
