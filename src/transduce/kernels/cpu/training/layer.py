@@ -454,16 +454,15 @@ class _Writer:
 
     def drop(self, x: MemoryOffset, residual: MemoryOffset | None, out: MemoryOffset) -> None:
         """Append a call of the dropout kernel that computes out = residual + dropout(x)."""
-        drops = self.sublayer.shape.drop_of_256
-        self._drop(
-            DropoutArguments(x, residual or 0, out, self._count, self.sublayer.base_offset(SublayerBase.SEED), drops)
-        )
+        seed, drop_of_256 = self.sublayer.base_offset(SublayerBase.SEED), self.sublayer.shape.drop_of_256
+        arguments = DropoutArguments(x, residual or 0, out, self._count, seed, drop_of_256)
+        self.steps.add(self._rows["drop"], arguments)
 
     def drop_inner(self, x: MemoryOffset) -> None:
         """Append a call of the dropout kernel for the activation, or for its gradient, in place."""
         shape, count = self.sublayer.shape, self.sublayer.rows * self.sublayer.shape.inner
         seed = self.sublayer.base_offset(SublayerBase.INNER_SEED)
-        self._drop(DropoutArguments(x, 0, x, count, seed, shape.inner_drop_of_256))
+        self.steps.add(self._rows["drop"], DropoutArguments(x, 0, x, count, seed, shape.inner_drop_of_256))
 
     def activate(self, projected: MemoryOffset, out: MemoryOffset, gradient: MemoryOffset | None = None) -> None:
         """Append a call of the activation kernel; with the activation's gradient, of its backward kernel."""
@@ -475,11 +474,7 @@ class _Writer:
 
     def add(self, x: MemoryOffset, other: MemoryOffset, out: MemoryOffset) -> None:
         """Append a call of the kernel that computes out = other + x."""
-        self._drop(DropoutArguments(x, other, out, self._count, 0, 0))
-
-    def _drop(self, arguments: DropoutArguments) -> None:
-        """Append a call of the dropout kernel with these arguments."""
-        self.steps.add(self._rows["drop"], arguments)
+        self.steps.add(self._rows["drop"], DropoutArguments(x, other, out, self._count, 0, 0))
 
     @property
     def _count(self) -> int:
@@ -525,11 +520,7 @@ class _Writer:
         filled = padded_rows(rows, self.sublayer.layer.tile)
         weight, bias = self._parameters(matrix)
         item_bytes = self.sublayer.item_bytes
-        sizes = (
-            outputs * inputs * item_bytes,
-            inputs * filled * item_bytes,
-            self._thread_bytes,
-        )
+        sizes = outputs * inputs * item_bytes, inputs * filled * item_bytes, self._thread_bytes
         scratch = [self.scratch.allocate(count) for count in sizes]
         arguments = BackwardArguments(
             x=x,
@@ -555,9 +546,8 @@ class _Writer:
         sublayer, (slot, start, _, inputs) = self.sublayer, matrix
         has_bias = sublayer.shape.has_biases[slot == SublayerBase.LAST]
         weight, bias = sublayer.base_offset(slot), sublayer.base_offset(SublayerBase(slot + 2))
-        return weight.advance(start * inputs * sublayer.item_bytes), bias.advance(
-            start * sublayer.item_bytes
-        ) if has_bias else None
+        first, first_bias = start * inputs * sublayer.item_bytes, start * sublayer.item_bytes
+        return weight.advance(first), bias.advance(first_bias) if has_bias else None
 
     def attend(self, context: MemoryOffset) -> None:
         """Append a call of the attention kernel, from projected queries, keys and values to `context`."""
@@ -687,13 +677,8 @@ class _Layer(torch.autograd.Function):
         scratch.free()
         ctx.save_for_backward(x, memory)
         # Keeps the lengths alive, which the backward pass reads by address.
-        ctx.plan, ctx.kept, ctx.own, ctx.sublayers, ctx.count = (
-            plan,
-            saved,
-            sublayer_addresses,
-            sublayers,
-            len(parameters),
-        )
+        ctx.plan, ctx.kept, ctx.own, ctx.sublayers = plan, saved, sublayer_addresses, sublayers
+        ctx.count = len(parameters)
         return out
 
     @staticmethod
